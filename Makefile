@@ -1,0 +1,36 @@
+# `make` lists the actions. Each is one short script in scripts/ or one line here.
+
+VENV := .venv
+PYTHON ?= python3
+SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
+
+.PHONY: help demo test check bench clean
+help:
+	@echo "make demo    train a small network on handwritten digits with 4 processes"
+	@echo "make test    run all tests"
+	@echo "make check   formatting, types, import contracts"
+	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
+	@echo "make clean   remove everything that make made"
+
+# The environment holds the package as users get it: a normal install, renewed when a source changes.
+$(VENV)/.created: pyproject.toml scripts/create_venv
+	@scripts/create_venv $(PYTHON) $(VENV)
+
+$(VENV)/.installed: $(VENV)/.created $(SOURCES) scripts/install
+	@scripts/install $(VENV)
+
+demo: $(VENV)/.installed
+	@scripts/demo $(VENV)
+
+test: $(VENV)/.installed
+	@$(VENV)/bin/python -m pytest $(TESTS)
+
+check: $(VENV)/.installed
+	@scripts/check $(VENV)
+
+bench: $(VENV)/.installed
+	@scripts/bench $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Types of the native core (native/bindings.cc)."""

@@ -1,0 +1,108 @@
+"""Every error that Rallypoint raises, in one tree sorted by whose fault it is.
+
+    RallypointError
+        CallerError    the caller asked for something that cannot be done
+        PeerError      another process died, fell silent or called something else
+        HostError      the machine, the network or a server refused
+
+Each says what happened, to whom, and what to do next, in one sentence, and carries what is known
+as attributes. Each is also the built-in that Python users expect (ValueError, TimeoutError, ...).
+"""
+
+from __future__ import annotations
+
+
+class RallypointError(Exception):
+    """The root of all errors of this package."""
+
+
+# The caller's fault.
+
+
+class CallerError(RallypointError):
+    """The caller asked for something that cannot be done; nothing was changed."""
+
+
+class InvalidArgumentError(CallerError, ValueError):
+    """An argument has an impossible value."""
+
+
+class InvalidTypeError(CallerError, TypeError):
+    """An argument has a type, dtype or memory layout that the operation does not take."""
+
+
+class NotInitializedError(CallerError, ValueError, RuntimeError):
+    """A call needs a process group and there is none."""
+
+
+class AlreadyInitializedError(CallerError, ValueError, RuntimeError):
+    """`init_process_group` was called twice."""
+
+
+# A peer's fault.
+
+
+class PeerError(RallypointError, RuntimeError):
+    """Another rank is the cause. The communicator it happened on is unusable from then on.
+
+    Attributes:
+        rank: the rank at fault in the communicator, or None where it is not known.
+        operation: the operation that was interrupted, e.g. ``"all_reduce"``.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, operation: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.operation = operation
+
+
+class PeerLostError(PeerError):
+    """A peer died or its connection broke."""
+
+
+class MismatchError(PeerError):
+    """Ranks called different operations, or the same one with different sizes, dtypes or roots."""
+
+
+class CollectiveTimeoutError(PeerError, TimeoutError):
+    """A peer did not take part within the group's timeout."""
+
+
+# The environment's fault.
+
+
+class HostError(RallypointError, RuntimeError):
+    """The machine, the network or a server refused what was needed."""
+
+
+class StoreError(HostError):
+    """A key-value store operation failed.
+
+    Attributes:
+        endpoint: ``"host:port"`` of the server, or the path of a file store.
+        operation: the store operation, e.g. ``"get"``.
+        key: the first key concerned, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        endpoint: str | None = None,
+        operation: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
+        self.operation = operation
+        self.key = key
+
+
+class StoreConnectionError(StoreError, ConnectionError):
+    """The store's server cannot be reached, or the connection to it was lost."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """A key did not appear within the timeout."""
