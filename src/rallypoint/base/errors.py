@@ -106,3 +106,7 @@ class StoreConnectionError(StoreError, ConnectionError):
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """A key did not appear within the timeout."""
+
+
+class ControlMessageError(HostError, ValueError):
+    """What came over the socket between agent and worker is not a message of this version."""
