@@ -1,15 +1,6 @@
 #include "engine/channel.h"
 
 namespace rallypoint {
-namespace {
-
-// The progress of a receiver that has taken a message.
-std::uint64_t done(const Occupant& occupant, const Receiver& receiver) {
-  return occupant.iteration << kOperationBits | (receiver.operation + 1);
-}
-
-}  // namespace
-
 std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t needed = (bytes + 63) / 64 * 64;
@@ -82,67 +73,12 @@ Channel Channel::pair(Region& region, std::uint32_t from, std::uint32_t to, Ring
 bool Channel::is_taken(const Occupant& occupant, std::uint32_t& blocker) const {
   for (const Receiver& receiver : *occupant.receivers) {
     const Port& port = ports_[receiver.rank * kLanes + receiver.lane];
-    if (port.progress->value.load(std::memory_order_acquire) < done(occupant, receiver)) {
+    if (port.progress->value.load(std::memory_order_acquire) < progress_of(occupant, receiver)) {
       blocker = members_[receiver.rank];
       return false;
     }
   }
   return true;
-}
-
-// Progress lies in the receiver's cache: look it up only when the last look does not suffice.
-bool Channel::is_taken_cached(const Occupant& occupant, std::uint32_t& blocker) {
-  for (const Receiver& receiver : *occupant.receivers) {
-    const std::size_t port = receiver.rank * kLanes + receiver.lane;
-    const std::uint64_t needed = done(occupant, receiver);
-    if (seen_[port] >= needed) continue;
-    seen_[port] = ports_[port].progress->value.load(std::memory_order_acquire);
-    if (seen_[port] < needed) {
-      blocker = members_[receiver.rank];
-      return false;
-    }
-  }
-  return true;
-}
-
-std::byte* Channel::reserve(const Program& program, std::uint32_t lane, const Operation& send,
-                            std::uint64_t iteration, std::size_t bytes, std::uint32_t& blocker) {
-  const std::uint64_t place = iteration * program.sends + send.ordinal;
-  Occupant& occupant = occupants_[lane * lines_ + (place & (lines_ - 1))];
-  if (occupant.channel != nullptr && !is_taken_cached(occupant, blocker)) return nullptr;
-  const Occupant next{this, iteration, &send.receivers};
-  if (bytes <= kInlineBytes) {
-    reserved_ = nullptr;
-    occupant = next;
-    return line(self_, lane, program, iteration, send.ordinal).payload;
-  }
-  reserved_ = rings_[lane]->take(bytes, next, blocker);
-  if (reserved_ != nullptr) occupant = next;
-  return reserved_;
-}
-
-void Channel::publish(const Program& program, std::uint32_t lane, const Operation& send,
-                      std::uint64_t iteration, std::size_t bytes, std::uint64_t signature) {
-  Line& target = line(self_, lane, program, iteration, send.ordinal);
-  target.signature = signature;
-  target.offset = reserved_ == nullptr ? kInline : rings_[lane]->offset(reserved_);
-  target.bytes = bytes;
-  target.sequence.store(sequence(iteration, send.ordinal), std::memory_order_release);
-  Region::fence();
-  for (const Receiver& receiver : send.receivers) wake(receiver.rank);
-}
-
-const Line* Channel::peek(const Program& program, const Operand& from,
-                          std::uint64_t iteration) const {
-  const Line& source = line(from.peer, from.lane, program, iteration, from.ordinal);
-  const std::uint64_t arrived = source.sequence.load(std::memory_order_acquire);
-  return arrived == sequence(iteration, from.ordinal) ? &source : nullptr;
-}
-
-const std::byte* Channel::payload(const Line& line, const Operand& from) const {
-  if (line.offset == kInline) return line.bytes <= kInlineBytes ? line.payload : nullptr;
-  if (line.bytes > kRingBytes || line.offset > kRingBytes - line.bytes) return nullptr;
-  return ports_[from.peer * kLanes + from.lane].ring + line.offset;
 }
 
 }  // namespace rallypoint

@@ -58,6 +58,12 @@ struct Port {
   Progress* progress = nullptr;
 };
 
+// Where a message goes, between reserve and publish.
+struct Slot {
+  Line* line;
+  std::uint64_t offset;
+};
+
 class Channel {
  public:
   // All ranks.
@@ -73,9 +79,10 @@ class Channel {
 
   // Sender: room for a message, or null and the rank that must get on first.
   std::byte* reserve(const Program& program, std::uint32_t lane, const Operation& send,
-                     std::uint64_t iteration, std::size_t bytes, std::uint32_t& blocker);
-  void publish(const Program& program, std::uint32_t lane, const Operation& send,
-               std::uint64_t iteration, std::size_t bytes, std::uint64_t signature);
+                     std::uint64_t iteration, std::size_t bytes, Slot& slot,
+                     std::uint32_t& blocker);
+  void publish(const Slot& slot, const Operation& send, std::uint64_t iteration, std::size_t bytes,
+               std::uint64_t signature);
 
   // Receiver: the line of a message once it is there, or null.
   const Line* peek(const Program& program, const Operand& from, std::uint64_t iteration) const;
@@ -95,12 +102,10 @@ class Channel {
 
  private:
   Channel() = default;
-  bool is_taken_cached(const Occupant& occupant, std::uint32_t& blocker);
-  Line& line(std::uint32_t member, std::uint32_t lane, const Program& program,
-             std::uint64_t iteration, std::uint32_t ordinal) const {
-    const std::uint64_t place = iteration * program.sends + ordinal;
-    return ports_[member * kLanes + lane].lines[place & (lines_ - 1)];
+  static std::uint64_t progress_of(const Occupant& occupant, const Receiver& receiver) {
+    return occupant.iteration << kOperationBits | (receiver.operation + 1);
   }
+  bool is_taken_cached(const Occupant& occupant, std::uint32_t& blocker);
   static std::uint64_t sequence(std::uint64_t iteration, std::uint32_t ordinal) {
     return iteration << kOperationBits | (ordinal + 1);
   }
@@ -116,5 +121,67 @@ class Channel {
   std::vector<std::uint64_t> seen_;     // progress by member and lane, as last looked up
   std::byte* reserved_ = nullptr;       // the ring piece between reserve and publish
 };
+
+// The path of every message, in the header so that it can be inlined.
+
+// Progress lies in the receiver's cache: look it up only when the last look does not suffice.
+inline bool Channel::is_taken_cached(const Occupant& occupant, std::uint32_t& blocker) {
+  for (const Receiver& receiver : *occupant.receivers) {
+    const std::size_t port = receiver.rank * kLanes + receiver.lane;
+    const std::uint64_t needed = progress_of(occupant, receiver);
+    if (seen_[port] >= needed) continue;
+    seen_[port] = ports_[port].progress->value.load(std::memory_order_acquire);
+    if (seen_[port] < needed) {
+      blocker = members_[receiver.rank];
+      return false;
+    }
+  }
+  return true;
+}
+
+// The peer may be looking at the line all the time: all stores to it come at once, or it would
+// travel back and forth between them.
+inline void Channel::publish(const Slot& slot, const Operation& send, std::uint64_t iteration,
+                             std::size_t bytes, std::uint64_t signature) {
+  Line& line = *slot.line;
+  line.signature = signature;
+  line.offset = slot.offset;
+  line.bytes = bytes;
+  line.sequence.store(sequence(iteration, send.ordinal), std::memory_order_release);
+  Region::fence();
+  for (const Receiver& receiver : send.receivers) wake(receiver.rank);
+}
+
+inline const Line* Channel::peek(const Program& program, const Operand& from,
+                                 std::uint64_t iteration) const {
+  const std::uint64_t place = (iteration * program.sends + from.ordinal) & (lines_ - 1);
+  const Line& source = ports_[from.peer * kLanes + from.lane].lines[place];
+  const std::uint64_t arrived = source.sequence.load(std::memory_order_acquire);
+  return arrived == sequence(iteration, from.ordinal) ? &source : nullptr;
+}
+
+inline const std::byte* Channel::payload(const Line& line, const Operand& from) const {
+  if (line.offset == kInline) return line.bytes <= kInlineBytes ? line.payload : nullptr;
+  if (line.bytes > kRingBytes || line.offset > kRingBytes - line.bytes) return nullptr;
+  return ports_[from.peer * kLanes + from.lane].ring + line.offset;
+}
+
+inline std::byte* Channel::reserve(const Program& program, std::uint32_t lane,
+                                   const Operation& send, std::uint64_t iteration,
+                                   std::size_t bytes, Slot& slot, std::uint32_t& blocker) {
+  const std::uint64_t place = (iteration * program.sends + send.ordinal) & (lines_ - 1);
+  Occupant& occupant = occupants_[lane * lines_ + place];
+  if (occupant.channel != nullptr && !is_taken_cached(occupant, blocker)) return nullptr;
+  const Occupant next{this, iteration, &send.receivers};
+  slot = {ports_[self_ * kLanes + lane].lines + place, kInline};
+  std::byte* target = slot.line->payload;
+  if (bytes > kInlineBytes) {
+    target = rings_[lane]->take(bytes, next, blocker);
+    if (target == nullptr) return nullptr;
+    slot.offset = rings_[lane]->offset(target);
+  }
+  occupant = next;
+  return target;
+}
 
 }  // namespace rallypoint

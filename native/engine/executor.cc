@@ -31,7 +31,9 @@ Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_)
   if (program.chunks > 1 && chunk > 4 * kAlign) chunk = (chunk + kAlign - 1) / kAlign * kAlign;
   piece = chunk;
   pieces = 1;
+  is_whole = program.chunks == 1 && program.scratch_chunks == 0;
   if (chunk * item * program.max_span <= kBlockBytes) return;
+  is_whole = false;
   const std::uint64_t most = std::max<std::uint64_t>(kBlockBytes / (item * program.max_span), 1);
   pieces = (chunk + most - 1) / most;
   piece = (chunk + pieces - 1) / pieces;
@@ -40,17 +42,13 @@ Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_)
 }
 
 void Executor::begin(const Call& call) {
-  call_ = &call;
-  program_ = call.program;
-  cut_ = Cut(*program_, call.count, item_bytes(call.dtype));
-  reducer_ = reducer(call.dtype, call.op);
-  signature_ = signature_of(call);
+  const bool is_like_last = program_ == call.program && call_.count == call.count &&
+                            call_.op == call.op && call_.dtype == call.dtype &&
+                            call_.root == call.root && call_.collective == call.collective;
+  call_ = call;
+  if (!is_like_last) prepare();  // training repeats its calls
   finished_ = 0;
-  blocker_is_gone_ = false;
-  trouble_ = Trouble::none;
-  std::fill(std::begin(lanes_), std::end(lanes_), LanePosition{});
-  const std::size_t scratch = program_->scratch_chunks * cut_.piece * cut_.item;
-  if (scratch_.size() < scratch) scratch_.resize(scratch);
+  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) lanes_[lane] = {};
 
   CallRecord& record = channel_.call(channel_.self(), channel_.calls);
   record.number.store(0, std::memory_order_relaxed);
@@ -64,141 +62,28 @@ void Executor::begin(const Call& call) {
   record.number.store(channel_.calls + 1, std::memory_order_release);
 }
 
-Trouble Executor::run(const Call& call, Host& host) {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) {
-    host.before_wait();
-    lock.lock();
-  }
-  if (region_.poisoned()) return Trouble::aborted;
-  begin(call);
-  Waiter waiter(region_, policy_, host);
-  const std::uint32_t lanes = static_cast<std::uint32_t>(program_->lanes.size());
-  for (;;) {
-    bool finished = true;
-    bool moved = false;
-    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-      const LanePosition before = lanes_[lane];
-      finished &= advance(lane) == Step::finished;
-      moved |= before.operation != lanes_[lane].operation || before.piece != lanes_[lane].piece;
-    }
-    if (trouble_ != Trouble::none) return trouble_;
-    if (call.op == ReduceOp::avg && moved) finish_pieces();
-    if (finished) break;
-    if (moved) {
-      waiter.reset();
-      blocker_is_gone_ = false;
-    } else if (waiter.pause()) {
-      const Trouble trouble = look_for_trouble(waiter.waited_s(), host);
-      if (trouble != Trouble::none) return trouble;
-    }
-  }
-  channel_.iterations += cut_.pieces;
-  ++channel_.calls;
-  return Trouble::none;
+// What follows from the kind and size of a call alone.
+void Executor::prepare() {
+  program_ = call_.program;
+  lane_count_ = static_cast<std::uint32_t>(program_->lanes.size());
+  cut_ = Cut(*program_, call_.count, item_bytes(call_.dtype));
+  block_bytes_ = cut_.count * cut_.item;
+  reducer_ = reducer(call_.dtype, call_.op);
+  signature_ = signature_of(call_);
+  spins_ = lane_count_ == 1 ? policy_.spins : 0;
+  const std::size_t scratch = program_->scratch_chunks * cut_.piece * cut_.item;
+  if (scratch_.size() < scratch) scratch_.resize(scratch);
+  incoming_.resize(program_->max_operands);
+  operands_.resize(program_->max_operands);
 }
 
-Executor::Step Executor::advance(std::uint32_t lane) {
-  const auto& operations = program_->lanes[lane];
-  LanePosition& position = lanes_[lane];
-  while (position.piece < cut_.pieces) {
-    for (; position.operation < operations.size(); ++position.operation) {
-      const Operation& operation = operations[position.operation];
-      const bool done = operation.is_send ? send(lane, operation, position.piece)
-                                          : reduce(lane, operation, position.piece);
-      if (!done) return Step::blocked;
-    }
-    position.operation = 0;
-    ++position.piece;
-    channel_.set_progress(lane, channel_.iterations + position.piece, 0);
-  }
-  return Step::finished;
-}
-
-bool Executor::send(std::uint32_t lane, const Operation& send, std::uint64_t piece) {
-  const std::uint64_t iteration = channel_.iterations + piece;
-  const std::uint64_t bytes = bytes_of(send.source.index, send.count, piece);
-  std::byte* target = channel_.reserve(*program_, lane, send, iteration, bytes, blocker_);
-  if (target == nullptr) return false;
-  for (std::uint32_t offset = 0; offset < send.count; ++offset) {
-    const Piece source = piece_of(send.source, offset, piece);
-    const std::uint64_t length = source.items * cut_.item;
-    if (length > 0) std::memcpy(target, source.at, length);
-    target += length;
-  }
-  channel_.publish(*program_, lane, send, iteration, bytes, signature_);
-  return true;
-}
-
-bool Executor::reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece) {
-  if (!gather(reduce, piece)) return false;
-  if (trouble_ != Trouble::none) return false;
-  combine(reduce, piece);
-  if (reduce.takes_messages) {
-    const std::uint32_t done = static_cast<std::uint32_t>(lanes_[lane].operation) + 1;
-    channel_.set_progress(lane, channel_.iterations + piece, done);
-    Region::fence();
-    for (const Operand& operand : reduce.operands) {
-      if (operand.remote) channel_.wake(operand.peer);
-    }
-  }
-  return true;
-}
-
-// Look whether every message that the operation needs is there.
-bool Executor::gather(const Operation& reduce, std::uint64_t piece) {
-  incoming_.clear();
-  for (const Operand& operand : reduce.operands) {
-    if (!operand.remote) {
-      incoming_.push_back(nullptr);
-      continue;
-    }
-    const Line* line = channel_.peek(*program_, operand, channel_.iterations + piece);
-    if (line == nullptr) {
-      blocker_ = channel_.rank_of(operand.peer);
-      return false;
-    }
-    const std::uint32_t first = reduce.targets.empty() ? 0 : reduce.targets[0].index;
-    if (line->signature != signature_) {
-      trouble_ = fail_against(Trouble::mismatch, operand.peer);
-      return false;
-    }
-    const std::byte* payload = channel_.payload(*line, operand);
-    if (payload == nullptr || line->bytes != bytes_of(first, reduce.count, piece)) {
-      trouble_ = fail_against(Trouble::corrupt, operand.peer);
-      return false;
-    }
-    incoming_.push_back(payload);
-  }
-  return true;
-}
-
-void Executor::combine(const Operation& reduce, std::uint64_t piece) {
-  operands_.resize(reduce.operands.size());
-  for (std::uint32_t offset = 0; offset < reduce.count; ++offset) {
-    const Piece target = piece_of(reduce.targets[0], offset, piece);
-    const std::uint64_t length = target.items * cut_.item;
-    for (std::size_t i = 0; i < operands_.size(); ++i) {
-      if (incoming_[i] == nullptr) {
-        operands_[i] = piece_of(reduce.operands[i].chunks, offset, piece).at;
-      } else {
-        operands_[i] = incoming_[i];
-        incoming_[i] += length;
-      }
-    }
-    if (length == 0) continue;
-    reducer_(target.at, operands_.data(), operands_.size(), target.items);
-    for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
-      std::memcpy(piece_of(reduce.targets[i], offset, piece).at, target.at, length);
-    }
-  }
-}
-
-Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t offset,
-                                   std::uint64_t piece) const {
+template <bool kWhole>
+inline Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t offset,
+                                          std::uint64_t piece) const {
   const std::uint64_t index = chunks.index + offset;
-  const std::uint64_t block = program_->chunks == 1 ? index : index / program_->chunks;
-  const std::uint64_t chunk = program_->chunks == 1 ? 0 : index % program_->chunks;
+  if constexpr (kWhole) return {buffer(chunks.buffer) + index * block_bytes_, cut_.count};
+  const std::uint64_t block = index / program_->chunks;
+  const std::uint64_t chunk = index % program_->chunks;
   const std::uint64_t start = std::min(chunk * cut_.chunk, cut_.count);
   const std::uint64_t end = std::min(start + cut_.chunk, cut_.count);
   const std::uint64_t first = std::min(start + piece * cut_.piece, end);
@@ -206,18 +91,180 @@ Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t offset,
   if (chunks.buffer == Buffer::scratch) {
     return {const_cast<std::byte*>(scratch_.data()) + index * cut_.piece * cut_.item, items};
   }
-  std::byte* const base =
-      chunks.buffer == Buffer::output ? call_->output : const_cast<std::byte*>(call_->input);
-  return {base + (block * cut_.count + first) * cut_.item, items};
+  return {buffer(chunks.buffer) + (block * cut_.count + first) * cut_.item, items};
 }
 
-std::uint64_t Executor::bytes_of(std::uint32_t first, std::uint32_t count,
-                                 std::uint64_t piece) const {
+template <bool kWhole>
+inline std::uint64_t Executor::bytes_of(std::uint32_t first, std::uint32_t count,
+                                        std::uint64_t piece) const {
+  if constexpr (kWhole) return count * block_bytes_;
   std::uint64_t items = 0;
   for (std::uint32_t offset = 0; offset < count; ++offset) {
-    items += piece_of({Buffer::scratch, first}, offset, piece).items;
+    items += piece_of<false>({Buffer::scratch, first}, offset, piece).items;
   }
   return items * cut_.item;
+}
+
+// Look whether every message that the operation needs is there.
+inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
+                             std::uint64_t bytes) {
+  for (std::size_t i = 0; i < reduce.operands.size(); ++i) {
+    const Operand& operand = reduce.operands[i];
+    if (!operand.remote) continue;
+    const Line* line = channel_.peek(*program_, operand, iteration);
+    for (unsigned spin = 0; line == nullptr && spin < spins_; ++spin) {
+      relax();
+      line = channel_.peek(*program_, operand, iteration);
+    }
+    if (line == nullptr) {
+      blocker_ = channel_.rank_of(operand.peer);
+      return false;
+    }
+    incoming_[i] = channel_.payload(*line, operand);
+    if (line->signature != signature_) {
+      trouble_ = fail_against(Trouble::mismatch, operand.peer);
+      return false;
+    }
+    if (incoming_[i] == nullptr || line->bytes != bytes) {
+      trouble_ = fail_against(Trouble::corrupt, operand.peer);
+      return false;
+    }
+  }
+  return true;
+}
+
+template <bool kWhole>
+inline void Executor::combine(const Operation& reduce, std::uint64_t piece) {
+  const std::size_t operands = reduce.operands.size();
+  for (std::uint32_t offset = 0; offset < reduce.count; ++offset) {
+    const Piece target = piece_of<kWhole>(reduce.targets[0], offset, piece);
+    const std::uint64_t length = target.items * cut_.item;
+    for (std::size_t i = 0; i < operands; ++i) {
+      const Operand& operand = reduce.operands[i];
+      if (operand.remote) {
+        operands_[i] = incoming_[i];
+        incoming_[i] += length;
+      } else {
+        operands_[i] = piece_of<kWhole>(operand.chunks, offset, piece).at;
+      }
+    }
+    if (length == 0) continue;
+    reducer_(target.at, operands_.data(), operands, target.items);
+    for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
+      std::memcpy(piece_of<kWhole>(reduce.targets[i], offset, piece).at, target.at, length);
+    }
+  }
+}
+
+// A full ring stops its sender, so it must not oversleep; lines are many, and it looks for
+// itself now and then.
+void Executor::wake_senders(const Operation& reduce) {
+  Region::fence();
+  for (const Operand& operand : reduce.operands) {
+    if (operand.remote) channel_.wake(operand.peer);
+  }
+}
+
+template <bool kWhole>
+inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint64_t piece) {
+  const std::uint64_t iteration = channel_.iterations + piece;
+  const std::uint64_t bytes = bytes_of<kWhole>(send.source.index, send.count, piece);
+  Slot slot;
+  std::byte* target = channel_.reserve(*program_, lane, send, iteration, bytes, slot, blocker_);
+  if (target == nullptr) return false;
+  for (std::uint32_t offset = 0; offset < send.count; ++offset) {
+    const Piece source = piece_of<kWhole>(send.source, offset, piece);
+    const std::uint64_t length = source.items * cut_.item;
+    if (length > 0) std::memcpy(target, source.at, length);
+    target += length;
+  }
+  channel_.publish(slot, send, iteration, bytes, signature_);
+  return true;
+}
+
+template <bool kWhole>
+inline bool Executor::reduce(std::uint32_t lane, std::size_t at, const Operation& reduce,
+                             std::uint64_t piece) {
+  if (!reduce.takes_messages) {
+    combine<kWhole>(reduce, piece);
+    return true;
+  }
+  const std::uint32_t first = reduce.targets.empty() ? 0 : reduce.targets[0].index;
+  const std::uint64_t bytes = bytes_of<kWhole>(first, reduce.count, piece);
+  if (!gather(reduce, channel_.iterations + piece, bytes)) return false;
+  combine<kWhole>(reduce, piece);
+  // After a lane's last operation, the end of the piece says it all.
+  if (at + 1 < program_->lanes[lane].size()) {
+    channel_.set_progress(lane, channel_.iterations + piece, static_cast<std::uint32_t>(at) + 1);
+  }
+  if (bytes > kInlineBytes) wake_senders(reduce);
+  return true;
+}
+
+template <bool kWhole>
+Executor::Step Executor::advance(std::uint32_t lane) {
+  const auto& operations = program_->lanes[lane];
+  const LanePosition start = lanes_[lane];
+  const std::uint64_t pieces = kWhole ? 1 : cut_.pieces;
+  std::size_t at = start.operation;
+  for (std::uint64_t piece = start.piece; piece < pieces; ++piece) {
+    for (; at < operations.size(); ++at) {
+      const Operation& operation = operations[at];
+      const bool done = operation.is_send ? send<kWhole>(lane, operation, piece)
+                                          : reduce<kWhole>(lane, at, operation, piece);
+      if (done) continue;
+      lanes_[lane] = {at, piece};
+      return at == start.operation && piece == start.piece ? Step::blocked : Step::moved;
+    }
+    at = 0;
+    channel_.set_progress(lane, channel_.iterations + piece + 1, 0);
+  }
+  lanes_[lane] = {0, pieces};
+  return Step::finished;
+}
+
+// Run every lane as far as it goes.
+Executor::Step Executor::advance() {
+  bool finished = true;
+  bool moved = false;
+  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
+    const Step step = cut_.is_whole ? advance<true>(lane) : advance<false>(lane);
+    finished &= step == Step::finished;
+    moved |= step != Step::blocked;
+  }
+  if (call_.op == ReduceOp::avg && moved) finish_pieces();
+  return finished ? Step::finished : moved ? Step::moved : Step::blocked;
+}
+
+Trouble Executor::run(const Call& call, Host& host) {
+  if (region_.poisoned()) return Trouble::aborted;
+  begin(call);
+  if (advance() != Step::finished) {
+    const Trouble trouble = wait(host);
+    if (trouble != Trouble::none) return trouble;
+  }
+  channel_.iterations += cut_.pieces;
+  ++channel_.calls;
+  return Trouble::none;
+}
+
+// The rest of a call that could not be run in one go.
+Trouble Executor::wait(Host& host) {
+  Waiter waiter(region_, policy_, host);
+  blocker_is_gone_ = false;
+  trouble_ = Trouble::none;
+  for (;;) {
+    const Step step = advance();
+    if (step == Step::finished) return Trouble::none;
+    if (trouble_ != Trouble::none) return trouble_;
+    if (step == Step::moved) {
+      waiter.reset();
+      blocker_is_gone_ = false;
+    } else if (waiter.pause()) {
+      const Trouble trouble = look_for_trouble(waiter.waited_s(), host);
+      if (trouble != Trouble::none) return trouble;
+    }
+  }
 }
 
 // AVG: divide each piece of the output once all lanes are past it, while it is in the cache.
@@ -229,8 +276,8 @@ void Executor::finish_pieces() {
   const std::uint32_t chunks = program_->output_blocks * program_->chunks;
   for (; finished_ < complete; ++finished_) {
     for (std::uint32_t index = 0; index < chunks; ++index) {
-      const Piece piece = piece_of({Buffer::output, index}, 0, finished_);
-      divide(call_->dtype, piece.at, piece.items, program_->ranks);
+      const Piece piece = piece_of<false>({Buffer::output, index}, 0, finished_);
+      divide(call_.dtype, piece.at, piece.items, program_->ranks);
     }
   }
 }
@@ -249,7 +296,7 @@ Trouble Executor::look_for_trouble(double waited_s, Host& host) {
     return was_gone ? fail(Trouble::peer_left, blocker_) : Trouble::none;
   }
   blocker_is_gone_ = false;
-  if (waited_s > call_->timeout_s) return fail(Trouble::timeout, blocker_);
+  if (waited_s > call_.timeout_s) return fail(Trouble::timeout, blocker_);
   if (host.is_interrupted()) return fail(Trouble::interrupted, region_.rank());
   return Trouble::none;
 }

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -37,6 +36,7 @@ struct Cut {
   std::uint64_t chunk = 0;   // items of all chunks but the last ones, which may be shorter
   std::uint64_t piece = 0;   // items
   std::uint64_t pieces = 0;  // iterations of the program
+  bool is_whole = false;     // one chunk, one piece: nothing is cut
 
   Cut() = default;
   Cut(const Program& program, std::uint64_t count, std::uint64_t item);
@@ -48,11 +48,11 @@ class Executor {
       : region_(region), channel_(std::move(channel)), policy_(policy) {}
 
   // Returns `none` or what went wrong; after trouble the region is poisoned, and says whose fault.
-  // One call at a time; a second thread waits for the first.
+  // One call at a time: the caller sees to that.
   Trouble run(const Call& call, Host& host);
 
  private:
-  enum class Step { finished, blocked };
+  enum class Step { finished, moved, blocked };
   struct LanePosition {
     std::size_t operation = 0;
     std::uint64_t piece = 0;
@@ -63,12 +63,27 @@ class Executor {
   };
 
   void begin(const Call& call);
+  void prepare();
+  Step advance();
+  Trouble wait(Host& host);
+
+  // kWhole: nothing is cut, which is so for all small calls and saves the arithmetic.
+  template <bool kWhole>
   Step advance(std::uint32_t lane);
+  template <bool kWhole>
   bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
-  bool reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece);
-  bool gather(const Operation& reduce, std::uint64_t piece);
+  template <bool kWhole>
+  bool reduce(std::uint32_t lane, std::size_t at, const Operation& reduce, std::uint64_t piece);
+  bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
+  template <bool kWhole>
   void combine(const Operation& reduce, std::uint64_t piece);
+  void wake_senders(const Operation& reduce);
+  std::byte* buffer(Buffer buffer) const {
+    return buffer == Buffer::output ? call_.output : const_cast<std::byte*>(call_.input);
+  }
+  template <bool kWhole>
   Piece piece_of(const Chunks& chunks, std::uint32_t offset, std::uint64_t piece) const;
+  template <bool kWhole>
   std::uint64_t bytes_of(std::uint32_t first, std::uint32_t count, std::uint64_t piece) const;
   void finish_pieces();
   Trouble look_for_trouble(double waited_s, Host& host);
@@ -79,20 +94,22 @@ class Executor {
   Region& region_;
   Channel channel_;
   WaitPolicy policy_;
-  std::mutex mutex_;
   std::vector<std::byte> scratch_;
 
-  const Call* call_ = nullptr;
+  Call call_{};
   const Program* program_ = nullptr;
+  std::uint32_t lane_count_ = 0;
   Cut cut_;
+  std::uint64_t block_bytes_ = 0;
   Reducer reducer_ = nullptr;
   std::uint64_t signature_ = 0;
   std::uint32_t blocker_ = 0;  // the rank that a blocked lane depends on
   bool blocker_is_gone_ = false;
+  unsigned spins_ = 0;          // looks at a line before a lane counts as blocked
   std::uint64_t finished_ = 0;  // pieces of the output that are complete
   Trouble trouble_ = Trouble::none;
   LanePosition lanes_[kLanes];
-  std::vector<const std::byte*> incoming_;  // payloads of the current reduce, null for local ones
+  std::vector<const std::byte*> incoming_;  // payloads of the current reduce, of remote operands
   std::vector<const std::byte*> operands_;
 };
 

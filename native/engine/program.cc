@@ -126,6 +126,7 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
   std::vector<std::uint32_t> lengths;
   for (std::uint32_t lane = 0; lane < lanes; ++lane) lengths.push_back(reader.next(kMaxOperations));
   program.max_span = 1;
+  program.max_operands = 0;
   for (std::uint32_t lane = 0; lane < lanes && reader.ok(); ++lane) {
     std::uint32_t sends = 0;
     auto& operations = program.lanes.emplace_back();
@@ -138,6 +139,8 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
         return broken + " at operation " + std::to_string(i) + " of lane " + std::to_string(lane);
       }
       program.max_span = std::max(program.max_span, operation.count);
+      program.max_operands =
+          std::max(program.max_operands, static_cast<std::uint32_t>(operation.operands.size()));
       operations.push_back(std::move(operation));
     }
   }

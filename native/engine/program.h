@@ -56,6 +56,7 @@ struct Program {
   std::uint32_t scratch_chunks;
   std::uint32_t sends;     // the most sends in any lane of any rank
   std::uint32_t max_span;  // the most chunks in one operation
+  std::uint32_t max_operands;
   std::vector<std::vector<Operation>> lanes;
 };
 

@@ -14,14 +14,6 @@ namespace {
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  asm volatile("yield" ::: "memory");
-#endif
-}
-
 double now_s() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -11,6 +11,15 @@
 
 namespace rallypoint {
 
+// Between two looks at a word that another core will change.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
 struct WaitPolicy {
   unsigned spins;
   unsigned yields;
