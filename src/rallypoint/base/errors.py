@@ -106,3 +106,11 @@ class StoreConnectionError(StoreError, ConnectionError):
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """A key did not appear within the timeout."""
+
+
+class StoreFencedError(StoreError):
+    """The round that the client belongs to has ended."""
+
+
+class QueueEmptyError(StoreError, LookupError):
+    """A queue of the store holds nothing and the caller did not want to wait."""
