@@ -169,7 +169,7 @@ void run_rank(std::uint32_t rank, int program_fd, int hand_fd, std::uint64_t byt
       communicator.find(0), 0, 0, DType::float32, ReduceOp::sum, values.size(), data, data, 60};
   const std::uint64_t calls = std::clamp<std::uint64_t>((64u << 20) / (bytes + 256), 5, 100000);
   const auto by_program = [&] {
-    if (communicator.run(call, host) != Trouble::none) std::exit(1);
+    if (communicator.collective().run(call, host) != Trouble::none) std::exit(1);
   };
   const auto by_hand = [&] { hand.all_reduce(values.data(), values.size()); };
 

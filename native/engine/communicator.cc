@@ -47,18 +47,14 @@ std::string Communicator::teach(std::uint64_t kind, std::span<const std::int32_t
   return {};
 }
 
-Trouble Communicator::run_pair(const Call& call, std::uint32_t from, std::uint32_t to, Host& host) {
-  Executor* executor = nullptr;
-  {
-    const std::lock_guard lock(pairs_mutex_);
-    auto& entry = pairs_[std::uint64_t{from} << 32 | to];
-    if (entry == nullptr) {
-      entry = std::make_unique<Executor>(region_, Channel::pair(region_, from, to, rings_.back()),
-                                         policy_);
-    }
-    executor = entry.get();
+Executor& Communicator::pair(std::uint32_t from, std::uint32_t to) {
+  const std::lock_guard lock(pairs_mutex_);
+  auto& executor = pairs_[std::uint64_t{from} << 32 | to];
+  if (executor == nullptr) {
+    executor = std::make_unique<Executor>(region_, Channel::pair(region_, from, to, rings_.back()),
+                                          policy_);
   }
-  return executor->run(call, host);
+  return *executor;
 }
 
 }  // namespace rallypoint

@@ -30,9 +30,10 @@ class Communicator {
   std::string teach(std::uint64_t kind, std::span<const std::int32_t> words, std::uint32_t rank,
                     std::uint32_t ranks);
 
-  Trouble run(const Call& call, Host& host) { return collective_.run(call, host); }
-  // A send or receive: this rank is `from` or `to`.
-  Trouble run_pair(const Call& call, std::uint32_t from, std::uint32_t to, Host& host);
+  // Runs the collectives of all ranks.
+  Executor& collective() { return collective_; }
+  // Runs sends and receives from one rank to another; this rank is one of the two.
+  Executor& pair(std::uint32_t from, std::uint32_t to);
 
  private:
   Region region_;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -48,8 +49,9 @@ class Executor {
       : region_(region), channel_(std::move(channel)), policy_(policy) {}
 
   // Returns `none` or what went wrong; after trouble the region is poisoned, and says whose fault.
-  // One call at a time: the caller sees to that.
+  // One call at a time: threads take `mutex` first.
   Trouble run(const Call& call, Host& host);
+  std::mutex mutex;
 
  private:
   enum class Step { finished, moved, blocked };
