@@ -69,7 +69,7 @@ class Agent:
     def start(self) -> None:
         """Start the store, the guardian and all workers."""
         self._store = StoreHost()
-        self._guardian = Guardian()
+        self._guardian = Guardian(temporary_directory=self._scratch.path)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         if self._job.log_prefix is not None:
             self._outlets = open_outlets(self.selector)
@@ -110,7 +110,6 @@ class Agent:
             outlet.flush()
         if self._store is not None:
             self._store.close()
-        self._scratch.remove()
         self.selector.close()
 
     def report(self) -> None:
