@@ -30,6 +30,7 @@ from rallypoint.launch.scratch import Scratch
 from rallypoint.launch.store_host import StoreHost
 from rallypoint.launch.worker import Worker
 
+_PATIENCE_WHEN_STOPPED_S = 1.0
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -41,12 +42,16 @@ def run(job: Job) -> int:
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
     agent = Agent(job)
-    with _Signals(agent.selector, agent.signal_received):
-        try:
-            agent.start()
-            status = agent.wait()
-        finally:
-            agent.close()
+    try:
+        with _Signals(agent.selector, agent.signal_received):
+            try:
+                agent.start()
+                status = agent.wait()
+            finally:
+                agent.end()
+    finally:
+        # Signals work as ever again: nothing runs any more, and the reader may be slow.
+        agent.close()
     agent.report()
     return status
 
@@ -60,7 +65,7 @@ class Agent:
         self._state = JobState(job.local_world_size, shutdown_timeout_s=job.shutdown_timeout_s)
         self._store: StoreHost | None = None
         self._guardian: Guardian | None = None
-        self._scratch = Scratch(job.run_id, job.environ)
+        self._scratch: Scratch | None = None
         self._workers: list[Worker] = []
         self._outlets: tuple[Outlet, Outlet] | None = None
         self._unkillable: list[int] = []
@@ -69,6 +74,7 @@ class Agent:
     def start(self) -> None:
         """Start the store, the guardian and all workers."""
         self._store = StoreHost()
+        self._scratch = Scratch(self._job.run_id, self._job.environ)
         self._guardian = Guardian(temporary_directory=self._scratch.path)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         if self._job.log_prefix is not None:
@@ -97,19 +103,23 @@ class Agent:
             self._perform(self._state.tick(time.monotonic()))
         return self._state.status
 
-    def close(self) -> None:
-        """Leave nothing behind."""
+    def end(self) -> None:
+        """Leave no process behind."""
         if self._guardian is not None:
             self._guardian.close()
-        if self._state.guardian_was_lost:
+        if self._state.guardian_was_lost and self._scratch is not None:
             self._scratch.kill_marked()
-        for worker in self._workers:
-            worker.drain_output()
-            worker.control.close()
-        for outlet in self._outlets or ():
-            outlet.flush()
         if self._store is not None:
             self._store.close()
+
+    def close(self) -> None:
+        """Pass on the last output, and close everything."""
+        patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        for worker in self._workers:
+            worker.drain_output(patience_s)
+            worker.control.close()
+        for outlet in self._outlets or ():
+            outlet.flush(patience_s)
         self.selector.close()
 
     def report(self) -> None:
