@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 
@@ -111,6 +112,23 @@ def test_workers_get_torchruns_variables_and_their_arguments(launch: Launch) -> 
         assert environ["TORCHELASTIC_ERROR_FILE"].endswith(f"/attempt_0/{rank}/error.json")
     for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         assert dumps[0]["environ"][name] == dumps[1]["environ"][name] != ""
+
+
+@pytest.mark.needs_torch
+def test_the_variables_are_those_of_torchrun(launch: Launch) -> None:
+    def names_of(*command: str) -> set[str]:
+        done = subprocess.run(
+            [*command, "--standalone", "--nproc-per-node", "2", "--no-python", "env", "-0"],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        return {entry.partition("=")[0] for entry in done.stdout.split("\0") if entry}
+
+    theirs = names_of(sys.executable, "-m", "torch.distributed.run")
+    ours = names_of(sys.executable, "-m", "rallypoint", "run")
+    assert ours - theirs == {"RALLYPOINT_CONTROL_FD"}
+    assert theirs <= ours
 
 
 def test_module_run_path_and_other_programs(launch: Launch) -> None:

@@ -123,3 +123,10 @@ def test_nobody_reads_the_launchers_own_words(launch: Launch) -> None:
     )
     os.close(writing)
     assert process.wait(30) == 1
+
+
+def test_closed_standard_streams(launch: Launch) -> None:
+    script = launch.script("import os; open('seen', 'w').write(os.readlink('/proc/self/fd/1'))")
+    shell = f"exec {' '.join(RUN)} {script} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], cwd=launch.directory, check=False).returncode == 0
+    assert (launch.directory / "seen").read_text() == "/dev/null"

@@ -41,6 +41,7 @@ def run(job: Job) -> int:
         HostError: the store or the guardian could not be started; nothing is left running.
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
+    _fill_standard_descriptors()
     agent = Agent(job)
     try:
         with _Signals(agent.selector, agent.signal_received):
@@ -253,6 +254,15 @@ class _Signals:
             self._callback(number)
 
 
+def _fill_standard_descriptors() -> None:
+    """Were one of 0, 1 and 2 closed, workers would get a descriptor of ours in its place."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+
+
 def _note(_number: int, _frame: FrameType | None) -> None:
     """Nothing: but without a handler Python would not write to the wakeup descriptor."""
 
@@ -260,7 +270,9 @@ def _note(_number: int, _frame: FrameType | None) -> None:
 def say(text: str) -> None:
     """One message of the launcher on stderr."""
     try:
-        sys.stderr.write(f"rallypoint: {text}\n")
+        # A carriage return at a terminal: the message replaces the "^C" that may stand there.
+        start = "\r" if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{start}rallypoint: {text}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # closed, or None
         return  # nobody listens; the exit status still tells
