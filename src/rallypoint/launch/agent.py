@@ -92,6 +92,7 @@ class Agent:
             self.selector.register(
                 worker.control, selectors.EVENT_READ, lambda worker=worker: self._read(worker)
             )
+        self._store.serve()
 
     def wait(self) -> int:
         """Perform decisions until the job is over; the exit status."""
