@@ -23,6 +23,7 @@ namespace {
 constexpr int kPatienceMs =
     5000;  // a killed process that stays longer sits in the kernel (state D)
 constexpr int kRetryMs = 20;
+constexpr int kNoHopeMs = 100;  // once it was so, the agent knows, and is not kept waiting again
 constexpr size_t kSlotsPerPage = 4096 / sizeof(ExecFailure);
 
 int64_t now_ns(clockid_t clock) {
@@ -74,7 +75,7 @@ std::vector<pid_t> children() {
 }  // namespace
 
 Family::Family(Channel& channel, int epoll, int child_signal)
-    : channel_(channel), epoll_(epoll), child_signal_(child_signal) {}
+    : channel_(channel), epoll_(epoll), child_signal_(child_signal), patience_ms_(kPatienceMs) {}
 
 void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
   if (free_slots_.empty()) {
@@ -159,7 +160,7 @@ void Family::reap(const Worker& worker) {
 }
 
 void Family::end() {
-  const int64_t deadline = now_ns(CLOCK_MONOTONIC) + kPatienceMs * 1'000'000ll;
+  const int64_t deadline = now_ns(CLOCK_MONOTONIC) + patience_ms_ * 1'000'000ll;
   std::vector<pid_t> left;
   for (;;) {
     reap_all();
@@ -177,6 +178,7 @@ void Family::end() {
     while (read(child_signal_, &ignored, sizeof ignored) > 0) {
     }
   }
+  patience_ms_ = left.empty() ? kPatienceMs : kNoHopeMs;
   for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, pid});
   channel_.report(
       {ReportKind::kEnded, 0, 0, 0, static_cast<int64_t>(left.size()), now_ns(CLOCK_REALTIME)});

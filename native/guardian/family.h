@@ -24,7 +24,7 @@ class Family {
   void worker_ended(uint32_t id);
   // Reaps orphans that have ended. False: a worker has ended too, and its pidfd must speak first.
   bool reap_orphans();
-  // SIGKILL to all, again and again until none is left or kPatienceMs is over.
+  // SIGKILL to all, again and again until none is left, or for as long as there is hope.
   void end();
 
   static constexpr uint64_t kWorkerEvent = 1ull << 32;  // epoll data: this bit | worker id
@@ -38,6 +38,7 @@ class Family {
   Channel& channel_;
   int epoll_;
   int child_signal_;
+  int patience_ms_;
   std::vector<Worker> workers_;
   std::vector<ExecFailure*> free_slots_;
 };

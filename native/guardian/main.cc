@@ -7,14 +7,17 @@
 // It decides nothing: it starts, signals, reaps, reports and ends what it is asked to. It knows
 // that the agent is gone by the end of file on their socket, or by the parent-death signal.
 //
-// Usage (by the agent only): guardian FD AGENT_PID, where FD is its end of the socket.
+// Usage (by the agent only): guardian FD AGENT_PID DIRECTORY, where FD is its end of the socket,
+// and DIRECTORY the job's temporary files, removed at the end.
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 #include "channel.h"
@@ -38,6 +41,7 @@ void watch(int epoll, int operation, int fd, uint64_t data, uint32_t events) {
 // Away from the terminal, its signals and the agent's files; children are adopted from now on.
 int prepare(int socket) {
   setsid();
+  prctl(PR_SET_NAME, "rally-guardian");
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);  // workers inherit this
@@ -122,10 +126,12 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
   }
 }
 
+int remove_entry(const char* path, const struct stat*, int, FTW*) { return remove(path); }
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   const int socket = atoi(argv[1]);
   const pid_t agent = atoi(argv[2]);
   const int signals = prepare(socket);
@@ -136,5 +142,6 @@ int main(int argc, char** argv) {
   watch(epoll, EPOLL_CTL_ADD, signals, kSignalEvent, EPOLLIN);
   run(channel, family, epoll, signals, agent);
   family.end();
+  if (argv[3][0] == '/') nftw(argv[3], remove_entry, 8, FTW_DEPTH | FTW_PHYS);
   return 0;
 }

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from rallypoint.base.errors import ControlMessageError
 
 VERSION = 1
+# What every healthy worker sends is read without the 6 ms that importing json takes.
+_HELLO = b'{"v": 1, "kind": "hello", "pid": '
 MAX_MESSAGE_BYTES = 64 << 10
 _MAX_TYPE_CHARS = 256
 _MAX_TIME_S = 253_402_300_800.0  # the year 10000, the first that datetime cannot print
@@ -78,10 +80,12 @@ def decode(packet: bytes) -> Message:
     Raises:
         ControlMessageError: it is not a message, or one of another version.
     """
-    import json
-
     if len(packet) > MAX_MESSAGE_BYTES:
         raise ControlMessageError(f"a control message has {len(packet)} bytes; refused.")
+    if packet.startswith(_HELLO) and packet[len(_HELLO) : -1].isdigit() and len(packet) < 64:
+        return Hello(int(packet[len(_HELLO) : -1]))
+    import json
+
     try:
         fields = json.loads(packet)
     except (ValueError, RecursionError):

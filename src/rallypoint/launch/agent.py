@@ -30,6 +30,7 @@ from rallypoint.launch.scratch import Scratch
 from rallypoint.launch.store_host import StoreHost
 from rallypoint.launch.worker import Worker
 
+_PATIENCE_WHEN_STOPPED_S = 1.0
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -40,13 +41,18 @@ def run(job: Job) -> int:
         HostError: the store or the guardian could not be started; nothing is left running.
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
+    _fill_standard_descriptors()
     agent = Agent(job)
-    with _Signals(agent.selector, agent.signal_received):
-        try:
-            agent.start()
-            status = agent.wait()
-        finally:
-            agent.close()
+    try:
+        with _Signals(agent.selector, agent.signal_received):
+            try:
+                agent.start()
+                status = agent.wait()
+            finally:
+                agent.end()
+    finally:
+        # Signals work as ever again: nothing runs any more, and the reader may be slow.
+        agent.close()
     agent.report()
     return status
 
@@ -60,7 +66,7 @@ class Agent:
         self._state = JobState(job.local_world_size, shutdown_timeout_s=job.shutdown_timeout_s)
         self._store: StoreHost | None = None
         self._guardian: Guardian | None = None
-        self._scratch = Scratch(job.run_id, job.environ)
+        self._scratch: Scratch | None = None
         self._workers: list[Worker] = []
         self._outlets: tuple[Outlet, Outlet] | None = None
         self._unkillable: list[int] = []
@@ -69,7 +75,8 @@ class Agent:
     def start(self) -> None:
         """Start the store, the guardian and all workers."""
         self._store = StoreHost()
-        self._guardian = Guardian()
+        self._scratch = Scratch(self._job.run_id, self._job.environ)
+        self._guardian = Guardian(temporary_directory=self._scratch.path)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         if self._job.log_prefix is not None:
             self._outlets = open_outlets(self.selector)
@@ -85,6 +92,7 @@ class Agent:
             self.selector.register(
                 worker.control, selectors.EVENT_READ, lambda worker=worker: self._read(worker)
             )
+        self._store.serve()
 
     def wait(self) -> int:
         """Perform decisions until the job is over; the exit status."""
@@ -97,20 +105,23 @@ class Agent:
             self._perform(self._state.tick(time.monotonic()))
         return self._state.status
 
-    def close(self) -> None:
-        """Leave nothing behind."""
+    def end(self) -> None:
+        """Leave no process behind."""
         if self._guardian is not None:
             self._guardian.close()
-        if self._state.guardian_was_lost:
+        if self._state.guardian_was_lost and self._scratch is not None:
             self._scratch.kill_marked()
-        for worker in self._workers:
-            worker.drain_output()
-            worker.control.close()
-        for outlet in self._outlets or ():
-            outlet.flush()
         if self._store is not None:
             self._store.close()
-        self._scratch.remove()
+
+    def close(self) -> None:
+        """Pass on the last output, and close everything."""
+        patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        for worker in self._workers:
+            worker.drain_output(patience_s)
+            worker.control.close()
+        for outlet in self._outlets or ():
+            outlet.flush(patience_s)
         self.selector.close()
 
     def report(self) -> None:
@@ -244,6 +255,15 @@ class _Signals:
             self._callback(number)
 
 
+def _fill_standard_descriptors() -> None:
+    """Were one of 0, 1 and 2 closed, workers would get a descriptor of ours in its place."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+
+
 def _note(_number: int, _frame: FrameType | None) -> None:
     """Nothing: but without a handler Python would not write to the wakeup descriptor."""
 
@@ -251,7 +271,9 @@ def _note(_number: int, _frame: FrameType | None) -> None:
 def say(text: str) -> None:
     """One message of the launcher on stderr."""
     try:
-        sys.stderr.write(f"rallypoint: {text}\n")
+        # A carriage return at a terminal: the message replaces the "^C" that may stand there.
+        start = "\r" if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{start}rallypoint: {text}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # closed, or None
         return  # nobody listens; the exit status still tells

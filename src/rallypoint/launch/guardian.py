@@ -55,11 +55,13 @@ class Report:
 class Guardian:
     """A running guardian. Register `fileno()` for reading; then `read()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, temporary_directory: str = "") -> None:
+        """Start it; at its end, it removes the temporary directory (an absolute path) too."""
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.set_inheritable(True)
             argv = ["rallypoint-guardian", str(theirs.fileno()), str(os.getpid())]
+            argv.append(temporary_directory)
             try:
                 self.pid = os.posix_spawn(_PROGRAM, argv, {})
             except OSError as error:

@@ -41,36 +41,42 @@ class Outlet:
         self._pending += data
         self._write_some()
 
-    def flush(self) -> None:
-        """Write everything, waiting as long as it takes."""
+    def flush(self, patience_s: float | None) -> None:
+        """Write everything; drop it if the reader takes nothing for `patience_s` (None: never)."""
         while self._pending and not self._is_broken:
-            self._write_chunk(len(self._pending))
+            if self._can_wait and not self._is_writable(patience_s):
+                self._break()
+            else:
+                self._write_chunk(_PIPE_BUF if self._can_wait else len(self._pending))
         self._update()
 
     def _write_some(self) -> None:
-        while self._pending and not self._is_broken and self._is_writable():
+        while self._pending and not self._is_broken and self._is_writable(0):
             # Files never block, and cannot be waited for.
             self._write_chunk(_PIPE_BUF if self._can_wait else len(self._pending))
         self._update()
 
-    def _is_writable(self) -> bool:
+    def _is_writable(self, timeout_s: float | None) -> bool:
         if not self._can_wait:
             return True
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(0))
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def _write_chunk(self, size: int) -> None:
         try:
             written = os.write(self._fd, memoryview(self._pending)[:size])
-        except BlockingIOError:
-            select.select([], [self._fd], [], 1.0)
+        except BlockingIOError:  # the stream is set so by someone who shares it
+            self._is_writable(1.0)
             return
         except OSError:
-            self._is_broken = True
-            self._pending.clear()
+            self._break()
             return
         del self._pending[:written]
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._pending.clear()
 
     def _update(self) -> None:
         if bool(self._pending) != self._is_registered:
@@ -114,8 +120,8 @@ class LineReader:
         else:
             self.close()
 
-    def finish(self) -> None:
-        """All writers are dead: take all that is left."""
+    def finish(self, patience_s: float | None) -> None:
+        """All writers are dead: take all that is left, and wait for the outlet as `flush` does."""
         while self._is_open:
             try:
                 data = os.read(self._fd, _READ_BYTES)
@@ -123,7 +129,7 @@ class LineReader:
                 data = b""  # someone who cannot be killed holds the other end
             if data:
                 self._take(data)
-                self._outlet.flush()
+                self._outlet.flush(patience_s)
             else:
                 self.close()
 

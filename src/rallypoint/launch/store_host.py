@@ -8,12 +8,18 @@ from rallypoint.launch.job import Endpoint
 
 
 class StoreHost:
-    """A running store server, on loopback because all workers are local."""
+    """A store server, on loopback because all workers are local.
+
+    From construction on workers can connect, and from `serve` on they are served. In between the
+    agent starts them, so that the server's own start costs no time.
+    """
 
     def __init__(self) -> None:
-        # Until the server of rallypoint.store is here, only the port is taken.
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = Endpoint(host="127.0.0.1", port=self._listener.getsockname()[1])
+
+    def serve(self) -> None:
+        """Begin to answer. Until the server of rallypoint.store is here, nobody does."""
 
     def close(self) -> None:
         """Stop listening; connections end."""

@@ -86,7 +86,7 @@ class Worker:
         except OSError:
             return None
 
-    def drain_output(self) -> None:
-        """After the end of everything: take what is left in the pipes."""
+    def drain_output(self, patience_s: float | None) -> None:
+        """After the end of everything: pass on what is left in the pipes (see Outlet.flush)."""
         for reader in self._readers:
-            reader.finish()
+            reader.finish(patience_s)
