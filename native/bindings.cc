@@ -6,8 +6,11 @@
 
 #include <cstring>
 #include <optional>
+#include <system_error>
 
 #include "engine/communicator.h"
+#include "store/machine.h"
+#include "store/server.h"
 
 namespace nb = nanobind;
 
@@ -197,9 +200,69 @@ void bind_engine(nb::module_& module) {
       .def("pid", &PythonCommunicator::pid);
 }
 
+namespace store = rallypoint::store;
+
+// The machine as the tests drive it: bytes in; (connection, bytes) and reasons out.
+class StoreMachine {
+ public:
+  uint32_t open(double now) { return machine_.open(now); }
+  nb::object receive(uint32_t id, nb::bytes bytes) {
+    const char* reason = machine_.receive(id, {bytes.c_str(), bytes.size()});
+    return reason ? nb::cast(reason) : nb::none();
+  }
+  void close(uint32_t id) { machine_.close(id); }
+  bool paused(uint32_t id) const { return machine_.paused(id); }
+  nb::list late(double now) const {
+    nb::list ids;
+    for (uint32_t id : machine_.late(now)) ids.append(id);
+    return ids;
+  }
+  nb::list take_output() {
+    nb::list messages;
+    for (uint32_t id : machine_.take_touched()) {
+      store::Output& output = machine_.pending_output(id);
+      std::string whole;
+      while (output.pending() > 0) {
+        iovec piece[2];
+        const int count = output.pieces(piece, 2);
+        size_t size = 0;
+        for (int i = 0; i < count; ++i) {
+          whole.append(static_cast<const char*>(piece[i].iov_base), piece[i].iov_len);
+          size += piece[i].iov_len;
+        }
+        output.consume(size);
+      }
+      messages.append(nb::make_tuple(id, nb::bytes(whole.data(), whole.size())));
+    }
+    return messages;
+  }
+
+ private:
+  store::Machine machine_;
+};
+
+void bind_store(nb::module_& module) {
+  nb::class_<store::Server>(module, "StoreServer")
+      .def(nb::init<int, int>(), nb::arg("listener"), nb::arg("log"))
+      .def("close", &store::Server::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("counters", [](const store::Server& server) {
+        const store::Counters counters = server.counters();
+        return nb::make_tuple(counters.connections, counters.keys, counters.requests);
+      });
+  nb::class_<StoreMachine>(module, "StoreMachine")
+      .def(nb::init<>())
+      .def("open", &StoreMachine::open, nb::arg("now"))
+      .def("receive", &StoreMachine::receive, nb::arg("connection"), nb::arg("data"))
+      .def("close", &StoreMachine::close, nb::arg("connection"))
+      .def("paused", &StoreMachine::paused, nb::arg("connection"))
+      .def("late", &StoreMachine::late, nb::arg("now"))
+      .def("take_output", &StoreMachine::take_output);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
   module.doc() = "Rallypoint's native core.";
   bind_engine(module);
+  bind_store(module);
 }

@@ -110,3 +110,11 @@ class StoreTimeoutError(StoreError, TimeoutError):
 
 class ControlMessageError(HostError, ValueError):
     """What came over the socket between agent and worker is not a message of this version."""
+
+
+class StoreFencedError(StoreError):
+    """The round that the client belongs to has ended."""
+
+
+class QueueEmptyError(StoreError, LookupError):
+    """A queue of the store holds nothing and the caller did not want to wait."""

@@ -1,0 +1,276 @@
+"""The client of a key-value server, ours or torch's, under torch's name and with its signature.
+
+Against our server each operation is at most one round trip; against torch's it uses the stock
+sequences. Every operation ends within its timeout, with an error that names server, operation and
+key. One connection, one operation at a time: threads that wait long want a `clone` each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    QueueEmptyError,
+    StoreConnectionError,
+    StoreTimeoutError,
+)
+from rallypoint.store import wire
+from rallypoint.store.connection import Connection, connect, endpoint_of
+from rallypoint.store.packing import pack_count, pack_key, pack_keys, pack_number, pack_value
+from rallypoint.store.server import StoreServer
+from rallypoint.store.session import Session
+from rallypoint.store.store import DEFAULT_TIMEOUT, Store, seconds_of
+
+_WORKERS = b"init/"  # no slash before it: users' keys cannot collide
+
+
+class TCPStore(Store):
+    """A store behind a TCP server.
+
+    Args:
+        host_name: the server's address or name.
+        port: the server's port; with `is_master`, 0 takes a free one.
+        world_size: how many clients there will be, if that is known.
+        is_master: also run the server, in this process.
+        timeout: how long each operation may take unless told otherwise.
+        wait_for_workers: with `world_size`, the master waits until so many clients have come.
+        multi_tenant: accepted for torch's sake.
+        master_listen_fd: a bound socket for the server to take over.
+        use_libuv: accepted for torch's sake; there is one kind of server.
+
+    Raises:
+        StoreConnectionError: the server cannot be reached, or started.
+        StoreTimeoutError: not all workers came in time.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        super().__init__(timeout)
+        timeout_s = seconds_of(timeout)
+        self._server: StoreServer | None = None
+        if is_master:
+            self._server = _start_server(host_name, port, master_listen_fd)
+            port = self._server.port if self._server else port
+        self.host: str = host_name
+        self.port: int = port
+        self._endpoint = endpoint_of(host_name, port)
+        self._session = Session(connect(host_name, port, timeout_s), timeout_s)
+        if world_size is not None and wait_for_workers:
+            self._count_in(world_size, wait=is_master)
+
+    def _count_in(self, world_size: int, *, wait: bool) -> None:
+        joined = self._add(_WORKERS, 1)
+        deadline = time.monotonic() + self._session.timeout_s
+        pause_s = 0.001
+        while wait and joined < world_size:
+            if time.monotonic() >= deadline:
+                raise StoreTimeoutError(
+                    f"{joined} of {world_size} clients joined the store at {self._endpoint} "
+                    f"within {self._session.timeout_s:g} s; look for the others' first error",
+                    endpoint=self._endpoint,
+                    operation="wait_for_workers",
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+            joined = self._add(_WORKERS, 0)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is Rallypoint's, which can do more than torch's."""
+        return self._session.ours
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change how long operations wait."""
+        super().set_timeout(timeout)
+        self._session.timeout_s = seconds_of(timeout)
+
+    # Keys.
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """See Store. There is no reply: a failure shows in the next operation."""
+        request = b"\x01" + pack_key(key) + pack_value(key, value)
+        self._session.post("set", key, request)
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """See Store."""
+        request = b"\x04" + pack_key(key) + pack_number("add", amount)
+        return self._session.exchange("add", key, request, Connection.receive_i64)
+
+    def _add(self, raw_key: bytes, amount: int) -> int:
+        request = b"\x04" + wire.blob(raw_key) + wire.i64(amount)
+        return self._session.exchange("add", raw_key.decode(), request, Connection.receive_i64)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """See Store. There is no reply: a failure shows in the next operation."""
+        self._session.post("append", key, b"\x09" + pack_key(key) + pack_value(key, value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """See Store."""
+        request = b"\x02" + pack_key(key) + pack_value(key, expected) + pack_value(key, desired)
+        return self._session.exchange("compare_set", key, request, Connection.receive_blob)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See Store."""
+        request = b"\x05" + pack_keys(keys)
+        return (
+            self._session.exchange("check", _first(keys), request, Connection.receive_u8)
+            == wire.READY
+        )
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """See Store."""
+        timeout_s = seconds_of(timeout) if timeout is not None else self._session.timeout_s
+        self._session.wait(
+            "wait", keys, b"\x06" + pack_keys(keys), Connection.receive_u8, timeout_s
+        )
+
+    def delete_key(self, key: str) -> bool:
+        """See Store."""
+        return (
+            self._session.exchange(
+                "delete_key", key, b"\x08" + pack_key(key), Connection.receive_i64
+            )
+            > 0
+        )
+
+    def num_keys(self) -> int:
+        """See Store. The key that counts the workers is one of them."""
+        return self._session.exchange("num_keys", None, b"\x07", Connection.receive_i64)
+
+    def list_keys(self) -> list[str]:
+        """See Store."""
+        raw = self._session.exchange("list_keys", None, b"\x11", _receive_list)
+        return [key[1:].decode(errors="surrogateescape") for key in raw if key.startswith(b"/")]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """See Store."""
+        count, packed = len(keys), pack_keys(keys)
+        operation = "get" if count == 1 else "multi_get"
+
+        def read(connection: Connection) -> list[bytes]:
+            return [connection.receive_blob() for _ in range(count)]
+
+        if self.is_ours:
+            return self._session.wait(
+                operation, keys, b"\x40" + packed, read, self._session.timeout_s
+            )
+        self._session.wait(
+            operation, keys, b"\x06" + packed, Connection.receive_u8, self._session.timeout_s
+        )
+        return self._session.exchange(operation, _first(keys), b"\x0a" + packed, read)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """See Store. There is no reply: a failure shows in the next operation."""
+        if len(keys) != len(values):
+            raise InvalidArgumentError(
+                f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
+            )
+        parts = [pack_key(k) + pack_value(k, v) for k, v in zip(keys, values, strict=True)]
+        request = b"\x0b" + pack_count(parts) + b"".join(parts)
+        self._session.post("multi_set", _first(keys), request)
+
+    # Queues and barriers.
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """See Store. There is no reply: a failure shows in the next operation."""
+        self._session.post("queue_push", key, b"\x0e" + pack_key(key) + pack_value(key, value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """See Store."""
+        packed = pack_key(key)
+        if block and self.is_ours:
+            request = b"\x41" + packed
+            return self._session.wait(
+                "queue_pop", [key], request, Connection.receive_blob, self._session.timeout_s
+            )
+        deadline = time.monotonic() + self._session.timeout_s
+        while True:
+            if block:
+                left_s = max(deadline - time.monotonic(), 0.001)
+                request = b"\x06" + pack_keys([key])
+                self._session.wait("queue_pop", [key], request, Connection.receive_u8, left_s)
+            value = self._session.exchange("queue_pop", key, b"\x0f" + packed, _receive_popped)
+            if value is not None:
+                return value
+            # torch's server: between the two requests another client may have taken it.
+            if not block:
+                raise QueueEmptyError(
+                    f"the queue {key!r} at {self._endpoint} is empty; "
+                    "pass block=True to wait for a value",
+                    endpoint=self._endpoint,
+                    operation="queue_pop",
+                    key=key,
+                )
+
+    def queue_len(self, key: str) -> int:
+        """See Store."""
+        return self._session.exchange(
+            "queue_len", key, b"\x10" + pack_key(key), Connection.receive_i64
+        )
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """See Store."""
+        timeout_s = seconds_of(timeout) if timeout is not None else self._session.timeout_s
+        request = b"\x12" + pack_key(key) + pack_number("barrier", world_size)
+        self._session.wait("barrier", [key], request, Connection.receive_u8, timeout_s)
+
+    # The handle.
+
+    def clone(self) -> TCPStore:
+        """See Store. A new connection, which does not count as a worker."""
+        return TCPStore(self.host, self.port, timeout=self._timeout, wait_for_workers=False)
+
+    def close(self) -> None:
+        """Close the connection, and the server if it runs here."""
+        self._session.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def _start_server(host: str, port: int, listen_fd: int | None) -> StoreServer | None:
+    """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
+    try:
+        return StoreServer(_listen_host(host), port, listen_fd=listen_fd)
+    except StoreConnectionError:
+        agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") in {"1", "True"}
+        if agent_has_it and os.environ.get("MASTER_PORT") == str(port):
+            return None
+        raise
+
+
+def _listen_host(host: str) -> str:
+    """Listen on loopback only if that is where clients will look, else on every interface."""
+    if host == "localhost" or host.startswith("127."):
+        return "127.0.0.1"
+    return host if host == "::1" else "::"
+
+
+def _first(keys: Sequence[str]) -> str | None:
+    return keys[0] if keys else None
+
+
+def _receive_list(connection: Connection) -> list[bytes]:
+    return [connection.receive_blob() for _ in range(connection.receive_i64())]
+
+
+def _receive_popped(connection: Connection) -> bytes | None:
+    return connection.receive_blob() if connection.receive_i64() > 0 else None

@@ -1,0 +1,251 @@
+"""One client connection: bytes out, bytes in, never longer than a deadline.
+
+It finds the server, introduces itself and learns whether the server is ours. The timeout is set in
+the kernel (SO_RCVTIMEO), which saves a poll per reply. A forked child must not share the parent's
+connections: they are closed in it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import socket
+import struct
+import time
+import weakref
+
+from rallypoint.base.errors import StoreConnectionError
+from rallypoint.store import wire
+
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 1.0
+_CHUNK = 65536
+
+Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
+
+
+class Connection:
+    """A connection that has introduced itself. `ours` tells whether replies carry a status."""
+
+    def __init__(self, sock: socket.socket, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.ours = False
+        self._socket = sock
+        self._buffer = b""
+        self._timeout_s = 0.0
+        self._deadline = 0.0
+        _open_connections.add(self)
+
+    def start(self, timeout_s: float) -> None:
+        """Give the exchange that begins now `timeout_s` seconds."""
+        self._deadline = time.monotonic() + timeout_s
+        if timeout_s != self._timeout_s:
+            self._limit(timeout_s)
+
+    def _limit(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        microseconds = max(1000, min(int(timeout_s * 1e6), 10**15))
+        limit = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def send(self, data: bytes) -> None:
+        """Send all of `data`.
+
+        Raises:
+            TimeoutError: the server did not take it in time.
+            OSError: the connection is lost.
+        """
+        sent = self._send_some(data)
+        if sent == len(data):
+            return
+        rest = memoryview(data)[sent:]
+        while rest:
+            self._check_deadline()
+            rest = rest[self._send_some(rest) :]
+
+    def _send_some(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def receive(self, size: int) -> bytes:
+        """Return the next `size` bytes.
+
+        Raises:
+            TimeoutError: they did not come in time; what came is kept.
+            OSError: the connection is lost.
+        """
+        while len(self._buffer) < size:
+            missing = size - len(self._buffer)
+            if missing > _CHUNK:
+                self._receive_long(size)
+            else:
+                self._buffer += self._receive_some(_CHUNK)
+                if len(self._buffer) < size:
+                    self._check_deadline()
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    def _receive_long(self, size: int) -> None:
+        parts = [self._buffer]
+        got = len(self._buffer)
+        try:
+            while got < size:
+                parts.append(self._receive_some(min(size - got, 16 * _CHUNK)))
+                got += len(parts[-1])
+                self._check_deadline()
+        finally:
+            self._buffer = b"".join(parts)
+
+    def _receive_some(self, limit: int) -> bytes:
+        try:
+            data = self._socket.recv(limit)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return data
+
+    def _check_deadline(self) -> None:
+        # Each piece that comes starts the kernel's clock again; a slow drip must end too.
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if left < self._timeout_s / 2:
+            self._limit(left)
+
+    def await_byte(self) -> None:
+        """Wait until there is a byte to receive."""
+        if not self._buffer:
+            self._buffer = self._receive_some(_CHUNK)
+
+    def peek(self) -> int:
+        """Return the next byte and leave it there."""
+        self.await_byte()
+        return self._buffer[0]
+
+    def receive_u8(self) -> int:
+        """Return the next byte."""
+        return self.receive(1)[0]
+
+    def receive_i64(self) -> int:
+        """Return the next signed 64-bit integer."""
+        return int.from_bytes(self.receive(8), "little", signed=True)
+
+    def receive_blob(self) -> bytes:
+        """Return the next blob."""
+        size = self.receive_i64()
+        if not 0 <= size <= wire.MAX_APPENDED:
+            raise ConnectionError(f"the server announced {size} bytes, which is no store's reply")
+        return self.receive(size)
+
+    def fileno(self) -> int:
+        """Return the descriptor, to wait for what the server pushes."""
+        return self._socket.fileno()
+
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes have been received that nobody has asked for yet."""
+        return bool(self._buffer)
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing."""
+        self._socket.close()
+
+    def __del__(self) -> None:
+        # As with torch's stores, letting go of one is enough.
+        self._socket.close()
+
+
+def connect(host: str, port: int, timeout_s: float) -> Connection:
+    """Connect and introduce ourselves, trying again until the time is up.
+
+    Raises:
+        StoreConnectionError: there is no store at that address.
+    """
+    endpoint = endpoint_of(host, port)
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return _connect_once(host, port, endpoint, deadline)
+        except OSError as error:
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
+            if time.monotonic() + pause_s >= deadline:
+                raise StoreConnectionError(
+                    f"no store answered at {endpoint} within {timeout_s:g} s ({_words(error)}); "
+                    "check that its server runs and that address and port are right",
+                    endpoint=endpoint,
+                    operation="connect",
+                ) from error
+            time.sleep(pause_s)
+
+
+def endpoint_of(host: str, port: int) -> str:
+    """Return how messages name the server."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _connect_once(host: str, port: int, endpoint: str, deadline: float) -> Connection:
+    failure: OSError = ConnectionRefusedError("the name has no address")
+    for family, address in _addresses(host, port):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():
+                # A free local port can connect to itself; nobody serves there.
+                raise ConnectionRefusedError("nobody listens there")
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(sock, endpoint)
+            connection.start(max(deadline - time.monotonic(), 0.001))
+            _introduce(connection)
+            return connection
+        except OSError as error:
+            failure = error
+            sock.close()
+    raise failure
+
+
+def _introduce(connection: Connection) -> None:
+    """Say VALIDATE and PING. A stock server echoes the number of the PING, ours answers it."""
+    connection.send(
+        wire.u8(wire.Opcode.VALIDATE)
+        + wire.u32(wire.MAGIC)
+        + wire.u8(wire.Opcode.PING)
+        + wire.u32(wire.PROBE)
+    )
+    answer = int.from_bytes(connection.receive(4), "little")
+    if answer not in {wire.PROBE, wire.PROBE_ANSWER}:
+        raise ConnectionError(f"what listens there is no store: it answered {answer:#x}")
+    connection.ours = answer == wire.PROBE_ANSWER
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    try:
+        numeric = ipaddress.ip_address(host)
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
+    if numeric.version == 6:
+        return [(socket.AF_INET6, (host, port))]
+    return [(socket.AF_INET, (host, port))]
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error) or "no answer in time"
+
+
+_open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for connection in list(_open_connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

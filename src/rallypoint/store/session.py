@@ -1,0 +1,206 @@
+"""One request, one reply, one at a time, over one connection, with errors that name everything.
+
+Whatever breaks off in the middle of an exchange costs the connection: what the server would still
+send could not be told from the answer to the next request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rallypoint.base.errors import (
+    StoreConnectionError,
+    StoreError,
+    StoreFencedError,
+    StoreTimeoutError,
+)
+from rallypoint.store import wire
+from rallypoint.store.connection import Connection
+from rallypoint.store.wire import ErrorCode, Status
+
+T = TypeVar("T")
+
+_CANCEL_S = 10.0  # how long an answer to CANCEL_WAIT may take
+
+
+class _WaitCanceledError(Exception):
+    """The wait ended because its time was up; the connection is fine."""
+
+
+class Session:
+    """The exchanges of one client. `timeout_s` bounds each of them."""
+
+    def __init__(self, connection: Connection, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.ours = connection.ours
+        self._endpoint = connection.endpoint
+        self._connection: Connection | None = connection
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def exchange(
+        self, operation: str, key: str | None, request: bytes, read: Callable[[Connection], T]
+    ) -> T:
+        """Send `request` and return what `read` makes of the reply."""
+        with self._lock:
+            connection = self._usable(operation, key)
+            try:
+                connection.start(self.timeout_s)
+                connection.send(request)
+                if connection.ours:
+                    self._check_status(connection, connection.receive_u8(), operation, key)
+                return read(connection)
+            except OSError as error:
+                raise self._lost(operation, key, error, self.timeout_s) from error
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    def post(self, operation: str, key: str | None, request: bytes) -> None:
+        """Send `request`, which has no reply."""
+        with self._lock:
+            connection = self._usable(operation, key)
+            try:
+                connection.start(self.timeout_s)
+                connection.send(request)
+            except OSError as error:
+                raise self._lost(operation, key, error, self.timeout_s) from error
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    def wait(
+        self,
+        operation: str,
+        keys: Sequence[str],
+        request: bytes,
+        read: Callable[[Connection], T],
+        timeout_s: float,
+    ) -> T:
+        """As `exchange`, for a reply that the server owes only once something has happened."""
+        key = _first(keys)
+        with self._lock:
+            connection = self._usable(operation, key)
+            try:
+                connection.start(timeout_s)
+                connection.send(request)
+                try:
+                    connection.await_byte()
+                except TimeoutError:
+                    return self._cancel(connection, operation, key, read)
+                if connection.ours:
+                    self._check_status(connection, connection.receive_u8(), operation, key)
+                return read(connection)
+            except _WaitCanceledError:
+                raise self._timed_out(operation, keys, timeout_s) from None
+            except OSError as error:
+                raise self._lost(operation, key, error, timeout_s) from error
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    def _cancel(
+        self,
+        connection: Connection,
+        operation: str,
+        key: str | None,
+        read: Callable[[Connection], T],
+    ) -> T:
+        """End a wait whose time is up, or return its result if that was on its way already."""
+        connection.start(_CANCEL_S)
+        connection.send(b"\x0c")
+        if not connection.ours:
+            if connection.peek() == wire.WAIT_CANCELED:
+                connection.receive_u8()
+                raise _WaitCanceledError
+            result = read(connection)
+            connection.receive_u8()
+            return result
+        status = connection.receive_u8()
+        if status == Status.CANCELED:
+            raise _WaitCanceledError
+        try:
+            self._check_status(connection, status, operation, key)
+            return read(connection)
+        finally:
+            connection.receive_u8()
+
+    def _check_status(
+        self, connection: Connection, status: int, operation: str, key: str | None
+    ) -> None:
+        if status == Status.REPLY:
+            return
+        if status != Status.ERROR:
+            raise ConnectionError(f"the server sent status {status} where a reply was due")
+        code, text = connection.receive_u8(), connection.receive_blob().decode(errors="replace")
+        if code == ErrorCode.FENCED:
+            raise StoreFencedError(
+                f"{self._where(operation, key)} was refused: {text}; join the new round first",
+                endpoint=self._endpoint,
+                operation=operation,
+                key=key,
+            )
+        raise StoreError(
+            f"{self._where(operation, key)} was refused: {text}",
+            endpoint=self._endpoint,
+            operation=operation,
+            key=key,
+        )
+
+    def _usable(self, operation: str, key: str | None) -> Connection:
+        if self._connection is None:
+            raise StoreConnectionError(
+                f"{self._where(operation, key)} is impossible: the connection was closed or lost "
+                "before; open the store again",
+                endpoint=self._endpoint,
+                operation=operation,
+                key=key,
+            )
+        return self._connection
+
+    def _give_up(self, error: BaseException) -> None:
+        """Drop the connection where an exchange broke off in the middle."""
+        if not isinstance(error, StoreError) and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _lost(
+        self, operation: str, key: str | None, error: OSError, timeout_s: float
+    ) -> StoreConnectionError:
+        self._give_up(error)
+        late = isinstance(error, TimeoutError)
+        what = f"no answer within {timeout_s:g} s" if late else error.strerror or str(error)
+        return StoreConnectionError(
+            f"{self._where(operation, key)} failed: {what}; check that the server still runs",
+            endpoint=self._endpoint,
+            operation=operation,
+            key=key,
+        )
+
+    def _timed_out(
+        self, operation: str, keys: Sequence[str], timeout_s: float
+    ) -> StoreTimeoutError:
+        names = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
+        return StoreTimeoutError(
+            f"{operation} of {names} at {self._endpoint} timed out after {timeout_s:g} s; "
+            "look at the process that should have provided it",
+            endpoint=self._endpoint,
+            operation=operation,
+            key=_first(keys),
+        )
+
+    def _where(self, operation: str, key: str | None) -> str:
+        name = "" if key is None else f" of {key!r}"
+        return f"{operation}{name} at the store {self._endpoint}"
+
+
+def _first(keys: Sequence[str]) -> str | None:
+    return keys[0] if keys else None
