@@ -193,3 +193,16 @@ def test_many_workers(launch: Launch) -> None:
 def test_without_a_temporary_directory_the_job_runs(launch: Launch) -> None:
     script = launch.script("import os; assert 'TORCHELASTIC_ERROR_FILE' not in os.environ")
     assert launch.run(script, environ={"TMPDIR": "/proc"}) == 0
+
+
+@pytest.mark.needs_torch
+def test_torchs_own_process_group_meets_at_the_agents_store(launch: Launch) -> None:
+    script = launch.script("""
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+assert total.item() == 3
+dist.destroy_process_group()
+""")
+    assert launch.run("--nproc-per-node", "2", script) == 0

@@ -6,6 +6,10 @@ import socket
 
 from rallypoint.launch.job import Endpoint
 
+TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.store.server import StoreServer
+
 
 class StoreHost:
     """A store server, on loopback because all workers are local.
@@ -16,11 +20,17 @@ class StoreHost:
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._server: StoreServer | None = None
         self.endpoint = Endpoint(host="127.0.0.1", port=self._listener.getsockname()[1])
 
     def serve(self) -> None:
-        """Begin to answer. Until the server of rallypoint.store is here, nobody does."""
+        """Begin to answer."""
+        from rallypoint.store.server import StoreServer
+
+        self._server = StoreServer(listen_fd=self._listener.detach())
 
     def close(self) -> None:
         """Stop listening; connections end."""
         self._listener.close()
+        if self._server is not None:
+            self._server.close()
