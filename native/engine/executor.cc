@@ -1,5 +1,7 @@
 #include "engine/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -8,6 +10,8 @@
 namespace rallypoint {
 namespace {
 
+constexpr int kRecordLooks = 1000;
+constexpr unsigned kRecordLookUs = 100;
 constexpr std::uint64_t kAlign = 16;  // items; chunks of long arrays begin at cache lines
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -120,12 +124,9 @@ inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
       return false;
     }
     payload = channel_.payload(*line, operand);
-    if (line->signature != signature_) {
-      trouble_ = fail_against(Trouble::mismatch, operand.peer);
-      return false;
-    }
-    if (payload == nullptr || line->bytes != bytes) {
-      trouble_ = fail_against(Trouble::corrupt, operand.peer);
+    if (line->signature != signature_ || payload == nullptr || line->bytes != bytes) {
+      trouble_ = line->signature != signature_ ? Trouble::mismatch : Trouble::corrupt;
+      culprit_ = operand.peer;
       return false;
     }
   }
@@ -227,6 +228,7 @@ Executor::Step Executor::advance() {
   bool finished = true;
   bool moved = false;
   for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
+    if (lanes_[lane].piece == cut_.pieces) continue;
     const Step step = advance<false>(lane);
     finished &= step == Step::finished;
     moved |= step != Step::blocked;
@@ -268,7 +270,7 @@ Trouble Executor::wait(Host& host) {
   for (;;) {
     const Step step = advance();
     if (step == Step::finished) return Trouble::none;
-    if (trouble_ != Trouble::none) return trouble_;
+    if (trouble_ != Trouble::none) return fail_against(trouble_, culprit_, host);
     if (step == Step::moved) {
       waiter.reset();
       blocker_is_gone_ = false;
@@ -298,7 +300,7 @@ void Executor::finish_pieces() {
 Trouble Executor::look_for_trouble(double waited_s, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
   for (std::uint32_t member = 0; member < program_->ranks; ++member) {
-    if (is_blocked_by_mismatch(member)) return fail_against(Trouble::mismatch, member);
+    if (is_blocked_by_mismatch(member)) return fail_against(Trouble::mismatch, member, host);
   }
   const bool was_gone = std::exchange(blocker_is_gone_, true);
   if (const int lost = region_.first_lost(); lost >= 0) {
@@ -329,9 +331,15 @@ Trouble Executor::fail(Trouble trouble, std::uint32_t rank) {
   return trouble;
 }
 
-Trouble Executor::fail_against(Trouble trouble, std::uint32_t member) {
-  region_.spread(trouble, static_cast<std::int32_t>(channel_.rank_of(member)),
-                 &channel_.call(member, channel_.calls),
+// The culprit's message may have come before its record, which it writes when it waits or ends.
+Trouble Executor::fail_against(Trouble trouble, std::uint32_t member, Host& host) {
+  const CallRecord& theirs = channel_.call(member, channel_.calls);
+  host.before_wait();
+  for (int look = 0; look < kRecordLooks; ++look) {
+    if (theirs.number.load(std::memory_order_acquire) == channel_.calls + 1) break;
+    usleep(kRecordLookUs);
+  }
+  region_.spread(trouble, static_cast<std::int32_t>(channel_.rank_of(member)), &theirs,
                  &channel_.call(channel_.self(), channel_.calls));
   return trouble;
 }

@@ -101,7 +101,7 @@ class Executor {
   Trouble look_for_trouble(double waited_s, Host& host);
   bool is_blocked_by_mismatch(std::uint32_t member) const;
   Trouble fail(Trouble trouble, std::uint32_t rank);
-  Trouble fail_against(Trouble trouble, std::uint32_t member);
+  Trouble fail_against(Trouble trouble, std::uint32_t member, Host& host);
 
   Region& region_;
   Channel channel_;
@@ -118,9 +118,10 @@ class Executor {
   std::uint64_t signature_ = 0;
   std::uint32_t blocker_ = 0;  // the rank that a blocked lane depends on
   bool blocker_is_gone_ = false;
-  unsigned spins_ = 0;          // looks at a line before a lane counts as blocked
-  std::uint64_t finished_ = 0;  // pieces of the output that are complete
-  Trouble trouble_ = Trouble::none;
+  unsigned spins_ = 0;               // looks at a line before a lane counts as blocked
+  std::uint64_t finished_ = 0;       // pieces of the output that are complete
+  Trouble trouble_ = Trouble::none;  // what a message showed, and whose it was
+  std::uint32_t culprit_ = 0;
   Lane lanes_[kLanes];
   std::vector<const std::byte*> sources_;  // of the current reduce, by operand
 };
