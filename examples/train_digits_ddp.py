@@ -55,6 +55,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         accuracy = (model(test[0]).argmax(dim=1) == test[1]).double().mean().item()
         print(f"test accuracy {accuracy:.4f}")
+    dist.barrier()  # gloo's threads must be done with the last tensors before the interpreter ends
     dist.destroy_process_group()
 
 
