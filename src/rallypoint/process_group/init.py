@@ -31,7 +31,7 @@ from rallypoint.store.client import TCPStore
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 BACKENDS = ("rallypoint", "shm")
 
-# Measured (facts in docs/decisions/003-waiting.md): with a core for each rank, a peer answers
+# docs/decisions/003-waiting.md: with a core for each rank, a peer answers
 # within a short spin; without, the core must be given away at once.
 SPINS_WITH_CORES = 50
 YIELDS = 1000
