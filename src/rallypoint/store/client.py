@@ -12,10 +12,12 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import (
     InvalidArgumentError,
     QueueEmptyError,
     StoreConnectionError,
+    StoreError,
     StoreTimeoutError,
 )
 from rallypoint.store import wire
@@ -24,6 +26,7 @@ from rallypoint.store.packing import pack_count, pack_key, pack_keys, pack_numbe
 from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store, seconds_of
+from rallypoint.store.watch import Watch
 
 _WORKERS = b"init/"  # no slash before it: users' keys cannot collide
 
@@ -41,6 +44,7 @@ class TCPStore(Store):
         multi_tenant: accepted for torch's sake.
         master_listen_fd: a bound socket for the server to take over.
         use_libuv: accepted for torch's sake; there is one kind of server.
+        token: what the server, and whoever else is to reach it, must know.
 
     Raises:
         StoreConnectionError: the server cannot be reached, or started.
@@ -58,17 +62,21 @@ class TCPStore(Store):
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
+        *,
+        token: bytes | None = None,
     ) -> None:
         super().__init__(timeout)
         timeout_s = seconds_of(timeout)
         self._server: StoreServer | None = None
+        self._token = token
+        self._round: tuple[str, int] | None = None
         if is_master:
-            self._server = _start_server(host_name, port, master_listen_fd)
+            self._server = _start_server(host_name, port, master_listen_fd, token)
             port = self._server.port if self._server else port
         self.host: str = host_name
         self.port: int = port
         self._endpoint = endpoint_of(host_name, port)
-        self._session = Session(connect(host_name, port, timeout_s), timeout_s)
+        self._session = Session(connect(host_name, port, timeout_s, token), timeout_s)
         if world_size is not None and wait_for_workers:
             self._count_in(world_size, wait=is_master)
 
@@ -232,11 +240,68 @@ class TCPStore(Store):
         request = b"\x12" + pack_key(key) + pack_number("barrier", world_size)
         self._session.wait("barrier", [key], request, Connection.receive_u8, timeout_s)
 
+    # What only our server can do.
+
+    def set_ephemeral(self, key: str, value: str | bytes) -> None:
+        """Store `value` under `key` until this connection ends, however it ends.
+
+        Whoever sets the key later makes it last.
+
+        Raises:
+            StoreError: the server is not ours.
+        """
+        self._require_ours("set_ephemeral", key)
+        self._session.post("set_ephemeral", key, b"\x42" + pack_key(key) + pack_value(key, value))
+
+    def enter(self, namespace: str, number: int) -> None:
+        """Join a round: from now on this store holds that round's keys and no others.
+
+        The first who enters a round with a higher number ends the one before: its keys go, and
+        whoever uses it from then on gets a StoreFencedError.
+
+        Raises:
+            StoreFencedError: the round is over already.
+            StoreError: the server is not ours.
+        """
+        self._require_ours("enter", namespace)
+        request = b"\x44" + pack_key(namespace) + pack_number("enter", number)
+        self._session.exchange("enter", namespace, request, Connection.receive_i64)
+        self._round = (namespace, number)
+
+    def watch(self, prefix: str) -> Watch:
+        """Watch all keys that begin with `prefix`, over a connection of its own.
+
+        Raises:
+            StoreError: the server is not ours.
+        """
+        self._require_ours("watch", prefix)
+        connection = connect(self.host, self.port, self._session.timeout_s, self._token)
+        session = Session(connection, self._session.timeout_s)
+        if self._round is not None:
+            request = b"\x44" + pack_key(self._round[0]) + pack_number("enter", self._round[1])
+            session.exchange("enter", self._round[0], request, Connection.receive_i64)
+        return Watch(connection, prefix)
+
+    def _require_ours(self, operation: str, key: str) -> None:
+        if not self.is_ours:
+            raise StoreError(
+                f"{operation} of {key!r} needs a Rallypoint server and the one at "
+                f"{self._endpoint} is PyTorch's; start one with `rallypoint store`",
+                endpoint=self._endpoint,
+                operation=operation,
+                key=key,
+            )
+
     # The handle.
 
     def clone(self) -> TCPStore:
         """See Store. A new connection, which does not count as a worker."""
-        return TCPStore(self.host, self.port, timeout=self._timeout, wait_for_workers=False)
+        other = TCPStore(
+            self.host, self.port, timeout=self._timeout, wait_for_workers=False, token=self._token
+        )
+        if self._round is not None:
+            other.enter(*self._round)
+        return other
 
     def close(self) -> None:
         """Close the connection, and the server if it runs here."""
@@ -246,10 +311,12 @@ class TCPStore(Store):
             self._server = None
 
 
-def _start_server(host: str, port: int, listen_fd: int | None) -> StoreServer | None:
+def _start_server(
+    host: str, port: int, listen_fd: int | None, token: bytes | None
+) -> StoreServer | None:
     """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
     try:
-        return StoreServer(_listen_host(host), port, listen_fd=listen_fd)
+        return StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
     except StoreConnectionError:
         agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") in {"1", "True"}
         if agent_has_it and os.environ.get("MASTER_PORT") == str(port):
@@ -259,9 +326,9 @@ def _start_server(host: str, port: int, listen_fd: int | None) -> StoreServer | 
 
 def _listen_host(host: str) -> str:
     """Listen on loopback only if that is where clients will look, else on every interface."""
-    if host == "localhost" or host.startswith("127."):
-        return "127.0.0.1"
-    return host if host == "::1" else "::"
+    if is_loopback(host):
+        return "::1" if host == "::1" else "127.0.0.1"
+    return "::"
 
 
 def _first(keys: Sequence[str]) -> str | None:
