@@ -1,5 +1,44 @@
 """Types of the native core (native/bindings.cc)."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+# number of the call, collective, reduce op, dtype, root or tag, items of a block
+Record: TypeAlias = tuple[int, int, int, int, int, int]
+
+def region_bytes(ranks: int) -> int:
+    """Size in bytes of the shared region of a communicator."""
+
+class Communicator:
+    """One rank's end of a communicator; see rallypoint.engine.communicator."""
+
+    def __init__(
+        self,
+        fd: int,
+        rank: int,
+        ranks: int,
+        spins: int,
+        yields: int,
+        plan: Callable[[int, int, int], bytes],
+        timeout_s: float,
+    ) -> None: ...
+    def watch_peers(self) -> int:
+        """Watch the peers' processes; return the first rank that is not there, or -1."""
+    def run(self, collective: int, op: int, root: int, source: object, target: object, /) -> int:
+        """Run a collective: 0, a trouble's number, or -1 if a buffer cannot be used."""
+    def run_pair(
+        self, collective: int, source: int, target: int, tag: int, buffer: object, /
+    ) -> int:
+        """Send to or receive from one rank: 0, a trouble's number, or -1."""
+    def trouble(self) -> tuple[int, int, int, Record | None, Record | None] | None:
+        """Trouble, culprit, reporter, what the culprit called, what the reporter called."""
+    def leave(self) -> None:
+        """Tell the peers that this rank takes part no more."""
+    def abort(self) -> None:
+        """End the waits of all ranks."""
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+
 class StoreServer:
     """The store's server loop in a thread of its own, serving from construction."""
 

@@ -108,6 +108,10 @@ class StoreTimeoutError(StoreError, TimeoutError):
     """A key did not appear within the timeout."""
 
 
+class ControlMessageError(HostError, ValueError):
+    """What came over the socket between agent and worker is not a message of this version."""
+
+
 class StoreFencedError(StoreError):
     """The round that the client belongs to has ended."""
 

@@ -15,7 +15,6 @@ from datetime import timedelta
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import (
     InvalidArgumentError,
-    QueueEmptyError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
@@ -25,7 +24,7 @@ from rallypoint.store.connection import Connection, connect, endpoint_of
 from rallypoint.store.packing import pack_count, pack_key, pack_keys, pack_number, pack_value
 from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session
-from rallypoint.store.store import DEFAULT_TIMEOUT, Store, seconds_of
+from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, seconds_of
 from rallypoint.store.watch import Watch
 
 _WORKERS = b"init/"  # no slash before it: users' keys cannot collide
@@ -220,13 +219,7 @@ class TCPStore(Store):
                 return value
             # torch's server: between the two requests another client may have taken it.
             if not block:
-                raise QueueEmptyError(
-                    f"the queue {key!r} at {self._endpoint} is empty; "
-                    "pass block=True to wait for a value",
-                    endpoint=self._endpoint,
-                    operation="queue_pop",
-                    key=key,
-                )
+                raise empty_queue(key, self._endpoint)
 
     def queue_len(self, key: str) -> int:
         """See Store."""

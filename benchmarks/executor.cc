@@ -1,0 +1,224 @@
+// Two processes run all_reduce: by the engine from an encoded program, and by a loop written by
+// hand of the same steps, with the same memory layout, waiting and reduction. See executor.py.
+//
+//   executor BYTES REPEATS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1
+//
+// prints, for each of REPEATS alternating rounds, nanoseconds per call: "program hand".
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "engine/communicator.h"
+
+namespace {
+
+using namespace rallypoint;
+
+constexpr std::uint32_t kRanks = 2;
+constexpr WaitPolicy kPolicy{50, 1000};
+
+class NoHost final : public Host {
+ public:
+  void before_wait() override {}
+  bool is_interrupted() override { return false; }
+};
+
+int make_region() {
+  const int fd = memfd_create("executor", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(Layout(kRanks).bytes())) != 0) std::exit(1);
+  return fd;
+}
+
+double now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return 1e9 * static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec);
+}
+
+std::vector<std::int32_t> read_words(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
+  std::vector<std::int32_t> words(bytes.size() / sizeof(std::int32_t));
+  std::memcpy(words.data(), bytes.data(), words.size() * sizeof(std::int32_t));
+  return words;
+}
+
+// One-shot all_reduce of two ranks, with the engine's contract: a poisoned region is refused, the
+// call is recorded, and every message carries and is checked for its signature and size. A rank is
+// never more than one piece ahead of the other, so that a ring of four blocks needs no
+// acknowledgement.
+class HandWritten {
+ public:
+  HandWritten(int fd, std::uint32_t rank)
+      : region_(fd, rank, kRanks),
+        peer_(1 - rank),
+        ours_(region_.at<Line>(region_.layout().lines(rank))),
+        theirs_(region_.at<Line>(region_.layout().lines(peer_))),
+        our_ring_(region_.at<std::byte>(region_.layout().rings(rank))),
+        their_ring_(region_.at<std::byte>(region_.layout().rings(peer_))) {}
+
+  void all_reduce(float* values, std::uint64_t count) {
+    const std::uint64_t most = kBlockBytes / sizeof(float);
+    if (region_.poisoned()) std::exit(1);
+    record(count);
+    Waiter waiter(region_, kPolicy, host_);
+    std::uint64_t at = 0;
+    do {
+      const std::uint64_t items = std::min(most, count - at);
+      piece(values + at, items, waiter);
+      at += items;
+    } while (at < count);
+  }
+
+ private:
+  void record(std::uint64_t count) {
+    CallRecord& record = region_.at<CallRecord>(region_.layout().calls(1 - peer_))[calls_ % kCalls];
+    record.number.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    record.signature.store(signature_, std::memory_order_relaxed);
+    record.count = count;
+    record.collective = 0;
+    record.reduce_op = 0;
+    record.dtype = 0;
+    record.root = 0;
+    record.number.store(++calls_, std::memory_order_release);
+  }
+
+  void piece(float* values, std::uint64_t items, Waiter& waiter) {
+    const std::uint64_t bytes = items * sizeof(float);
+    const std::uint64_t place = piece_++;
+    const std::uint64_t slot = place % 4 * kBlockBytes;
+    const bool is_inline = bytes <= kInlineBytes;
+    Line& ours = ours_[place % kLines];
+    const Line& theirs = theirs_[place % kLines];
+    std::memcpy(is_inline ? ours.payload : our_ring_ + slot, values, bytes);
+    ours.signature = signature_;
+    ours.bytes = bytes;
+    ours.sequence.store(place + 1, std::memory_order_release);
+    Region::fence();
+    region_.wake(peer_);
+    while (theirs.sequence.load(std::memory_order_acquire) != place + 1) waiter.pause();
+    waiter.reset();
+    if (theirs.signature != signature_ || theirs.bytes != bytes) std::exit(1);
+    const std::byte* const mine = reinterpret_cast<const std::byte*>(values);
+    const std::byte* const other = is_inline ? theirs.payload : their_ring_ + slot;
+    const std::byte* const operands[2] = {peer_ == 1 ? mine : other, peer_ == 1 ? other : mine};
+    reducer_(reinterpret_cast<std::byte*>(values), operands, 2, items);
+  }
+
+  Region region_;
+  std::uint32_t peer_;
+  Line* ours_;
+  const Line* theirs_;
+  std::byte* our_ring_;
+  const std::byte* their_ring_;
+  std::uint64_t piece_ = 0;
+  std::uint64_t calls_ = 0;
+  std::uint64_t signature_ = 42;
+  NoHost host_;
+  Reducer reducer_ = reducer(DType::float32, ReduceOp::sum);
+};
+
+// One core each, where there are enough: what is compared must not depend on where ranks run.
+void pin(std::uint32_t rank) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  std::uint32_t nth = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || nth++ != rank) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof(one), &one);
+  }
+}
+
+template <typename Operation>
+double time_ns(std::uint64_t calls, const Operation& operation) {
+  operation();  // both ranks are here, and the buffers in the cache
+  const double start = now_ns();
+  for (std::uint64_t i = 0; i < calls; ++i) operation();
+  return (now_ns() - start) / static_cast<double>(calls);
+}
+
+void run_rank(std::uint32_t rank, int program_fd, int hand_fd, std::uint64_t bytes, int repeats,
+              const char* program_path) {
+  pin(rank);
+  Communicator communicator(program_fd, rank, kRanks, kPolicy);
+  HandWritten hand(hand_fd, rank);
+  NoHost host;
+  const std::string error = communicator.teach(0, read_words(program_path), rank, kRanks);
+  if (!error.empty()) {
+    std::fprintf(stderr, "%s\n", error.c_str());
+    std::exit(1);
+  }
+  std::vector<float> values(bytes / sizeof(float));
+  auto* const data = reinterpret_cast<std::byte*>(values.data());
+  const Call call{
+      communicator.find(0), 0, 0, DType::float32, ReduceOp::sum, values.size(), data, data, 60};
+  const std::uint64_t calls = std::clamp<std::uint64_t>((64u << 20) / (bytes + 256), 5, 100000);
+  const auto by_program = [&] {
+    if (communicator.collective().run(call, host) != Trouble::none) std::exit(1);
+  };
+  const auto by_hand = [&] { hand.all_reduce(values.data(), values.size()); };
+
+  // Both must give the same: rank 0 puts in 1, rank 1 puts in 2, the sum is 3 everywhere.
+  for (const bool use_program : {true, false}) {
+    std::fill(values.begin(), values.end(), static_cast<float>(rank + 1));
+    use_program ? by_program() : by_hand();
+    if (std::any_of(values.begin(), values.end(), [](float value) { return value != 3; })) {
+      std::fprintf(stderr, "rank %u: wrong sum\n", rank);
+      std::exit(1);
+    }
+  }
+  std::fill(values.begin(), values.end(), 0.0F);
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    double program_ns = 0;
+    double hand_ns = 0;
+    if (repeat % 2 == 0) program_ns = time_ns(calls, by_program);
+    hand_ns = time_ns(calls, by_hand);
+    if (repeat % 2 == 1) program_ns = time_ns(calls, by_program);
+    if (rank == 0) std::printf("%.1f %.1f\n", program_ns, hand_ns);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  const std::uint64_t bytes = std::strtoull(argv[1], nullptr, 10);
+  const int repeats = std::atoi(argv[2]);
+  const int program_fd = make_region();
+  const int hand_fd = make_region();
+  // Rank 0 writes the header of a region, so it must be first to map it.
+  int ready[2];
+  if (pipe(ready) != 0) return 1;
+  const pid_t child = fork();
+  if (child < 0) return 1;
+  char byte = 0;
+  if (child == 0) {
+    if (read(ready[0], &byte, 1) != 1) return 1;
+    run_rank(1, program_fd, hand_fd, bytes, repeats, argv[4]);
+    return 0;
+  }
+  {
+    const Region first(program_fd, 0, kRanks);
+    const Region second(hand_fd, 0, kRanks);
+    if (write(ready[1], &byte, 1) != 1) return 1;
+  }
+  run_rank(0, program_fd, hand_fd, bytes, repeats, argv[3]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}

@@ -1,0 +1,84 @@
+#include "engine/channel.h"
+
+namespace rallypoint {
+std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t needed = (bytes + 63) / 64 * 64;
+  std::uint64_t start = tail_;
+  if (start % kRingBytes + needed > kRingBytes) start += kRingBytes - start % kRingBytes;
+  while (start + needed - head_ > kRingBytes) {
+    if (pieces_.empty()) {
+      head_ = start;
+      break;
+    }
+    const Piece& oldest = pieces_.front();
+    if (!oldest.occupant.channel->is_taken(oldest.occupant, blocker)) return nullptr;
+    head_ = oldest.end;
+    pieces_.pop_front();
+  }
+  tail_ = start + needed;
+  pieces_.push_back({tail_, occupant});
+  return base_ + start % kRingBytes;
+}
+
+Channel Channel::collective(Region& region, std::deque<Ring>& rings) {
+  Channel channel;
+  channel.region_ = &region;
+  channel.self_ = region.rank();
+  channel.lines_ = kLines;
+  const Layout& layout = region.layout();
+  for (std::uint32_t rank = 0; rank < region.ranks(); ++rank) {
+    channel.members_.push_back(rank);
+    channel.calls_.push_back(region.at<CallRecord>(layout.calls(rank)));
+    for (unsigned lane = 0; lane < kLanes; ++lane) {
+      channel.ports_.push_back({region.at<Line>(layout.lines(rank)) + lane * kLines,
+                                region.at<std::byte>(layout.rings(rank)) + lane * kRingBytes,
+                                region.at<Progress>(layout.progress(rank)) + lane});
+    }
+  }
+  for (unsigned lane = 0; lane < kLanes; ++lane) channel.rings_.push_back(&rings[lane]);
+  channel.occupants_.resize(kLanes * kLines);
+  channel.seen_.resize(region.ranks() * kLanes);
+  return channel;
+}
+
+Channel Channel::pair(Region& region, std::uint32_t from, std::uint32_t to, Ring& ring) {
+  Channel channel;
+  channel.region_ = &region;
+  channel.self_ = region.rank() == from ? 0 : 1;
+  channel.lines_ = kPairLines;
+  channel.members_ = {from, to};
+  const Layout& layout = region.layout();
+  const std::size_t ranks = region.ranks();
+  // Each side writes its own area only: the sender lines and calls, the receiver progress and
+  // calls.
+  channel.calls_ = {region.at<CallRecord>(layout.pair_calls(from)) + to * kCalls,
+                    region.at<CallRecord>(layout.pair_calls(to)) + (ranks + from) * kCalls};
+  Port sender;
+  sender.lines = region.at<Line>(layout.pair_lines(from)) + to * kPairLines;
+  sender.ring = region.at<std::byte>(layout.rings(from)) + kLanes * kRingBytes;
+  // Nobody waits for a sender's progress: it goes to the place of the pair that cannot be.
+  sender.progress = region.at<Progress>(layout.pair_progress(from)) + from;
+  Port receiver;
+  receiver.progress = region.at<Progress>(layout.pair_progress(to)) + from;
+  channel.ports_.resize(2 * kLanes);
+  channel.ports_[0] = sender;
+  channel.ports_[kLanes] = receiver;
+  channel.rings_ = {&ring};
+  channel.occupants_.resize(kPairLines);
+  channel.seen_.resize(2 * kLanes);
+  return channel;
+}
+
+bool Channel::is_taken(const Occupant& occupant, std::uint32_t& blocker) const {
+  for (const Receiver& receiver : *occupant.receivers) {
+    const Port& port = ports_[receiver.rank * kLanes + receiver.lane];
+    if (port.progress->value.load(std::memory_order_acquire) < progress_of(occupant, receiver)) {
+      blocker = members_[receiver.rank];
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace rallypoint

@@ -1,0 +1,187 @@
+// Messages through shared memory: numbered lines, and rings for what does not fit into a line.
+//
+// A channel connects an ordered list of members that run the same programs in the same order: all
+// ranks of the communicator, or a sender and a receiver. Every message has a place that both ends
+// compute from the iteration and its ordinal, so nothing is negotiated. A line or a piece of ring
+// is used again only when each of its receivers has said, by its progress, that it is done.
+//
+// It never waits: what cannot be done now names the member it depends on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/program.h"
+#include "engine/region.h"
+
+namespace rallypoint {
+
+class Channel;
+
+// What was put somewhere, and who must take it before that place is free.
+struct Occupant {
+  Channel* channel = nullptr;  // null: free
+  std::uint64_t iteration = 0;
+  const std::vector<Receiver>* receivers = nullptr;
+};
+
+// The sender's ring of payloads: taken at the tail, given back at the head, oldest first.
+class Ring {
+ public:
+  explicit Ring(std::byte* base) : base_(base) {}
+
+  // Returns null while full; `blocker` is then the rank that must get on.
+  std::byte* take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker);
+  std::uint64_t offset(const std::byte* at) const { return static_cast<std::uint64_t>(at - base_); }
+
+ private:
+  struct Piece {
+    std::uint64_t end;
+    Occupant occupant;
+  };
+
+  std::byte* base_;
+  std::mutex mutex_;  // pairs share a ring, and may be served by several threads
+  std::uint64_t head_ = 0;
+  std::uint64_t tail_ = 0;
+  std::deque<Piece> pieces_;
+};
+
+// Where a member's lane lies in the region.
+struct Port {
+  Line* lines = nullptr;
+  const std::byte* ring = nullptr;
+  Progress* progress = nullptr;
+};
+
+// Where a message goes, between reserve and publish.
+struct Slot {
+  Line* line;
+  std::uint64_t offset;
+};
+
+class Channel {
+ public:
+  // All ranks.
+  static Channel collective(Region& region, std::deque<Ring>& rings);
+  // From one rank to another; this rank is one of the two.
+  static Channel pair(Region& region, std::uint32_t from, std::uint32_t to, Ring& ring);
+
+  std::uint32_t self() const { return self_; }
+  std::uint32_t rank_of(std::uint32_t member) const { return members_[member]; }
+  CallRecord& call(std::uint32_t member, std::uint64_t number) const {
+    return calls_[member][number % kCalls];
+  }
+
+  // Sender: room for a message, or null and the rank that must get on first.
+  std::byte* reserve(const Program& program, std::uint32_t lane, const Operation& send,
+                     std::uint64_t iteration, std::size_t bytes, Slot& slot,
+                     std::uint32_t& blocker);
+  void publish(const Slot& slot, const Operation& send, std::uint64_t iteration, std::size_t bytes,
+               std::uint64_t signature);
+
+  // Receiver: the line of a message once it is there, or null.
+  const Line* peek(const Program& program, const Operand& from, std::uint64_t iteration) const;
+  // Its payload, or null if the line makes no sense.
+  const std::byte* payload(const Line& line, const Operand& from) const;
+  void set_progress(std::uint32_t lane, std::uint64_t iteration, std::uint32_t operations) {
+    ports_[self_ * kLanes + lane].progress->value.store(iteration << kOperationBits | operations,
+                                                        std::memory_order_release);
+  }
+  void wake(std::uint32_t member) const { region_->wake(members_[member]); }
+
+  // Whether all receivers are done with what was put somewhere; if not, one that is not.
+  bool is_taken(const Occupant& occupant, std::uint32_t& blocker) const;
+
+  std::uint64_t iterations = 0;  // run so far, the same on all members
+  std::uint64_t calls = 0;
+
+ private:
+  Channel() = default;
+  static std::uint64_t progress_of(const Occupant& occupant, const Receiver& receiver) {
+    return occupant.iteration << kOperationBits | (receiver.operation + 1);
+  }
+  bool is_taken_cached(const Occupant& occupant, std::uint32_t& blocker);
+  static std::uint64_t sequence(std::uint64_t iteration, std::uint32_t ordinal) {
+    return iteration << kOperationBits | (ordinal + 1);
+  }
+
+  Region* region_ = nullptr;
+  std::uint32_t self_ = 0;
+  unsigned lines_ = 0;                  // per lane, a power of two
+  std::vector<std::uint32_t> members_;  // their ranks
+  std::vector<Port> ports_;             // by member and lane
+  std::vector<CallRecord*> calls_;      // by member
+  std::vector<Ring*> rings_;            // by lane, of this rank
+  std::vector<Occupant> occupants_;     // by lane and line, of this rank
+  std::vector<std::uint64_t> seen_;     // progress by member and lane, as last looked up
+  std::byte* reserved_ = nullptr;       // the ring piece between reserve and publish
+};
+
+// The path of every message, in the header so that it can be inlined.
+
+// Progress lies in the receiver's cache: look it up only when the last look does not suffice.
+inline bool Channel::is_taken_cached(const Occupant& occupant, std::uint32_t& blocker) {
+  for (const Receiver& receiver : *occupant.receivers) {
+    const std::size_t port = receiver.rank * kLanes + receiver.lane;
+    const std::uint64_t needed = progress_of(occupant, receiver);
+    if (seen_[port] >= needed) continue;
+    seen_[port] = ports_[port].progress->value.load(std::memory_order_acquire);
+    if (seen_[port] < needed) {
+      blocker = members_[receiver.rank];
+      return false;
+    }
+  }
+  return true;
+}
+
+// The peer may be looking at the line all the time: all stores to it come at once, or it would
+// travel back and forth between them.
+inline void Channel::publish(const Slot& slot, const Operation& send, std::uint64_t iteration,
+                             std::size_t bytes, std::uint64_t signature) {
+  Line& line = *slot.line;
+  line.signature = signature;
+  line.offset = slot.offset;
+  line.bytes = bytes;
+  line.sequence.store(sequence(iteration, send.ordinal), std::memory_order_release);
+  Region::fence();
+  for (const Receiver& receiver : send.receivers) wake(receiver.rank);
+}
+
+inline const Line* Channel::peek(const Program& program, const Operand& from,
+                                 std::uint64_t iteration) const {
+  const std::uint64_t place = (iteration * program.sends + from.ordinal) & (lines_ - 1);
+  const Line& source = ports_[from.peer * kLanes + from.lane].lines[place];
+  const std::uint64_t arrived = source.sequence.load(std::memory_order_acquire);
+  return arrived == sequence(iteration, from.ordinal) ? &source : nullptr;
+}
+
+inline const std::byte* Channel::payload(const Line& line, const Operand& from) const {
+  if (line.offset == kInline) return line.bytes <= kInlineBytes ? line.payload : nullptr;
+  if (line.bytes > kRingBytes || line.offset > kRingBytes - line.bytes) return nullptr;
+  return ports_[from.peer * kLanes + from.lane].ring + line.offset;
+}
+
+inline std::byte* Channel::reserve(const Program& program, std::uint32_t lane,
+                                   const Operation& send, std::uint64_t iteration,
+                                   std::size_t bytes, Slot& slot, std::uint32_t& blocker) {
+  const std::uint64_t place = (iteration * program.sends + send.ordinal) & (lines_ - 1);
+  Occupant& occupant = occupants_[lane * lines_ + place];
+  if (occupant.channel != nullptr && !is_taken_cached(occupant, blocker)) return nullptr;
+  const Occupant next{this, iteration, &send.receivers};
+  slot = {ports_[self_ * kLanes + lane].lines + place, kInline};
+  std::byte* target = slot.line->payload;
+  if (bytes > kInlineBytes) {
+    target = rings_[lane]->take(bytes, next, blocker);
+    if (target == nullptr) return nullptr;
+    slot.offset = rings_[lane]->offset(target);
+  }
+  occupant = next;
+  return target;
+}
+
+}  // namespace rallypoint

@@ -1,0 +1,118 @@
+// Runs programs: takes the operations of each lane in order, piece by piece, until all are done.
+//
+// It names no algorithm and knows no transport beyond what Channel offers. A lane that cannot go on
+// is left and tried again, so that one thread runs all lanes; how to wait in between is Waiter's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "engine/channel.h"
+#include "engine/program.h"
+#include "engine/reduce.h"
+#include "engine/waiting.h"
+
+namespace rallypoint {
+
+// One call of a collective.
+struct Call {
+  const Program* program;
+  std::int32_t collective;
+  std::int32_t root;  // of a send or recv: the tag
+  DType dtype;
+  ReduceOp op;
+  std::uint64_t count;  // items of one block
+  const std::byte* input;
+  std::byte* output;
+  double timeout_s;
+};
+
+// How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
+struct Cut {
+  std::uint64_t item = 0;    // bytes
+  std::uint64_t count = 0;   // items of a block
+  std::uint64_t chunk = 0;   // items of all chunks but the last ones, which may be shorter
+  std::uint64_t piece = 0;   // items
+  std::uint64_t pieces = 0;  // iterations of the program
+  bool is_whole = false;     // one chunk, one piece: nothing is cut
+
+  Cut() = default;
+  Cut(const Program& program, std::uint64_t count, std::uint64_t item);
+};
+
+class Executor {
+ public:
+  Executor(Region& region, Channel channel, WaitPolicy policy)
+      : region_(region), channel_(std::move(channel)), policy_(policy) {}
+
+  // Returns `none` or what went wrong; after trouble the region is poisoned, and says whose fault.
+  // One call at a time: threads take `mutex` first.
+  Trouble run(const Call& call, Host& host);
+  std::mutex mutex;
+
+ private:
+  enum class Step { finished, moved, blocked };
+  struct LanePosition {
+    std::size_t operation = 0;
+    std::uint64_t piece = 0;
+  };
+  struct Piece {
+    std::byte* at;
+    std::uint64_t items;
+  };
+
+  void begin(const Call& call);
+  void prepare();
+  Step advance();
+  Trouble wait(Host& host);
+
+  // kWhole: nothing is cut, which is so for all small calls and saves the arithmetic.
+  template <bool kWhole>
+  Step advance(std::uint32_t lane);
+  template <bool kWhole>
+  bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
+  template <bool kWhole>
+  bool reduce(std::uint32_t lane, std::size_t at, const Operation& reduce, std::uint64_t piece);
+  bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
+  template <bool kWhole>
+  void combine(const Operation& reduce, std::uint64_t piece);
+  void wake_senders(const Operation& reduce);
+  std::byte* buffer(Buffer buffer) const {
+    return buffer == Buffer::output ? call_.output : const_cast<std::byte*>(call_.input);
+  }
+  template <bool kWhole>
+  Piece piece_of(const Chunks& chunks, std::uint32_t offset, std::uint64_t piece) const;
+  template <bool kWhole>
+  std::uint64_t bytes_of(std::uint32_t first, std::uint32_t count, std::uint64_t piece) const;
+  void finish_pieces();
+  Trouble look_for_trouble(double waited_s, Host& host);
+  bool is_blocked_by_mismatch(std::uint32_t member) const;
+  Trouble fail(Trouble trouble, std::uint32_t rank);
+  Trouble fail_against(Trouble trouble, std::uint32_t member);
+
+  Region& region_;
+  Channel channel_;
+  WaitPolicy policy_;
+  std::vector<std::byte> scratch_;
+
+  Call call_{};
+  const Program* program_ = nullptr;
+  std::uint32_t lane_count_ = 0;
+  Cut cut_;
+  std::uint64_t block_bytes_ = 0;
+  Reducer reducer_ = nullptr;
+  std::uint64_t signature_ = 0;
+  std::uint32_t blocker_ = 0;  // the rank that a blocked lane depends on
+  bool blocker_is_gone_ = false;
+  unsigned spins_ = 0;          // looks at a line before a lane counts as blocked
+  std::uint64_t finished_ = 0;  // pieces of the output that are complete
+  Trouble trouble_ = Trouble::none;
+  LanePosition lanes_[kLanes];
+  std::vector<const std::byte*> incoming_;  // payloads of the current reduce, of remote operands
+  std::vector<const std::byte*> operands_;
+};
+
+}  // namespace rallypoint

@@ -1,0 +1,145 @@
+// The shared region of one communicator: what every rank maps, and where each word lies.
+//
+//   | header | rank 0 | rank 1 | ...          each rank writes only its own area, but for the
+//                                             header's poison and the peers' bells
+// Area of a rank:
+//   state      presence, pid, and the bell that peers ring when it sleeps
+//   calls      what it called last, for peers that wait for something else
+//   progress   per lane: which messages it has taken
+//   lines      per lane: its last 64 messages; small ones travel in the line itself
+//   pairs      the same per peer, for send and recv
+//   rings      per lane, and one for all pairs: the payload of larger messages
+//
+// Counters only grow and are never reset. The pages of unused lanes and pairs are never touched, so
+// that they take no memory. This file decides layout only.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace rallypoint {
+
+inline constexpr std::uint32_t kMagic = 0x52504C31;
+inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::size_t kLineBytes =
+    128;  // two cache lines: adjacent-line prefetch couples them
+inline constexpr std::size_t kInlineBytes = kLineBytes - 32;
+inline constexpr unsigned kLanes = 4;
+inline constexpr unsigned kLines = 64;
+inline constexpr unsigned kPairLines = 4;
+inline constexpr unsigned kCalls = 16;
+inline constexpr std::size_t kRingBytes = 1 << 20;
+inline constexpr std::size_t kBlockBytes = 256 << 10;  // the largest message; a ring holds four
+inline constexpr std::uint64_t kInline = ~std::uint64_t{0};
+inline constexpr unsigned kOperationBits = 16;  // of a sequence or progress number
+
+// One message. `sequence` is written last and read first.
+struct alignas(kLineBytes) Line {
+  std::atomic<std::uint64_t> sequence;
+  std::uint64_t signature;
+  std::uint64_t offset;  // into the sender's ring, or kInline
+  std::uint64_t bytes;
+  std::byte payload[kInlineBytes];
+};
+static_assert(sizeof(Line) == kLineBytes);
+
+struct alignas(kLineBytes) Progress {
+  std::atomic<std::uint64_t> value;
+};
+
+// What a rank called: enough to tell a mismatch in words. `number` is the call's plus one, and zero
+// while the record changes.
+struct alignas(64) CallRecord {
+  std::atomic<std::uint64_t> number;
+  std::atomic<std::uint64_t> signature;
+  std::uint64_t count;
+  std::int32_t collective;
+  std::int32_t reduce_op;
+  std::int32_t dtype;
+  std::int32_t root;  // of a send or recv: the tag
+};
+
+enum class Presence : std::uint32_t { absent, here, left };
+
+struct alignas(kLineBytes) RankState {
+  std::atomic<std::uint32_t> presence;
+  std::atomic<std::int32_t> pid;
+  alignas(64) std::atomic<std::uint32_t> bell;
+  std::atomic<std::uint32_t> sleeping;
+};
+
+enum class Trouble : std::uint32_t {
+  none,
+  peer_lost,
+  peer_left,
+  mismatch,
+  timeout,
+  interrupted,
+  aborted,
+  corrupt,
+};
+
+// The first rank in trouble writes it; from then on every rank refuses to work.
+struct alignas(kLineBytes) Poison {
+  std::atomic<std::uint32_t> state;  // 0 none, 1 being written, 2 readable
+  Trouble trouble;
+  std::int32_t culprit;
+  std::int32_t reporter;
+  CallRecord theirs;  // what the culprit called
+  CallRecord ours;    // what the reporter called
+};
+
+struct Header {
+  std::uint32_t magic;
+  std::uint32_t version;
+  std::uint32_t ranks;
+  Poison poison;
+};
+
+// Where everything lies, from the number of ranks alone.
+class Layout {
+ public:
+  explicit constexpr Layout(std::size_t ranks) : ranks_(ranks) {}
+
+  constexpr std::size_t bytes() const { return area(ranks_); }
+  constexpr std::size_t state(std::size_t rank) const { return area(rank); }
+  constexpr std::size_t calls(std::size_t rank) const { return state(rank) + sizeof(RankState); }
+  constexpr std::size_t progress(std::size_t rank) const {
+    return up(calls(rank) + kCalls * sizeof(CallRecord), kLineBytes);
+  }
+  constexpr std::size_t lines(std::size_t rank) const {
+    return progress(rank) + kLanes * sizeof(Progress);
+  }
+  constexpr std::size_t pair_progress(std::size_t rank) const {
+    return lines(rank) + kLanes * kLines * sizeof(Line);
+  }
+  constexpr std::size_t pair_lines(std::size_t rank) const {
+    return pair_progress(rank) + ranks_ * sizeof(Progress);
+  }
+  constexpr std::size_t pair_calls(std::size_t rank) const {
+    return pair_lines(rank) + ranks_ * kPairLines * sizeof(Line);
+  }
+  constexpr std::size_t rings(std::size_t rank) const {
+    return up(pair_calls(rank) + 2 * ranks_ * kCalls * sizeof(CallRecord), kPage);
+  }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+  }
+  constexpr std::size_t area(std::size_t rank) const {
+    const std::size_t fixed = sizeof(RankState) + kCalls * sizeof(CallRecord) + kLineBytes +
+                              kLanes * (sizeof(Progress) + kLines * sizeof(Line));
+    const std::size_t per_peer =
+        sizeof(Progress) + kPairLines * sizeof(Line) + 2 * kCalls * sizeof(CallRecord);
+    const std::size_t stride =
+        up(fixed + ranks_ * per_peer, kPage) + kPage + (kLanes + 1) * kRingBytes;
+    return up(sizeof(Header), kPage) + rank * stride;
+  }
+
+  std::size_t ranks_;
+};
+
+}  // namespace rallypoint

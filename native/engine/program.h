@@ -1,0 +1,66 @@
+// One rank's part of a program, decoded from the words of schedule/encode.py.
+//
+// The engine trusts a decoded program: every index has been checked here, once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace rallypoint {
+
+enum class Buffer : std::uint8_t { input, output, scratch };
+
+struct Chunks {
+  Buffer buffer;
+  std::uint32_t index;
+};
+
+// A rank that takes a message, and the operation of its lane that does so.
+struct Receiver {
+  std::uint32_t rank;
+  std::uint32_t lane;
+  std::uint32_t operation;
+};
+
+struct Operand {
+  bool remote;
+  Chunks chunks;          // local
+  std::uint32_t peer;     // remote: who sends it,
+  std::uint32_t lane;     // in which of its lanes,
+  std::uint32_t ordinal;  // as which of that lane's sends
+};
+
+struct Operation {
+  bool is_send;
+  bool takes_messages;
+  std::uint32_t count;  // chunks
+
+  Chunks source;  // send
+  std::uint32_t ordinal;
+  std::vector<Receiver> receivers;
+
+  std::vector<Operand> operands;  // reduce
+  std::vector<Chunks> targets;
+};
+
+struct Program {
+  std::uint32_t ranks;
+  std::uint32_t rank;
+  std::uint32_t identity;  // the same on every rank
+  std::uint32_t chunks;
+  std::uint32_t input_blocks;
+  std::uint32_t output_blocks;
+  std::uint32_t scratch_chunks;
+  std::uint32_t sends;     // the most sends in any lane of any rank
+  std::uint32_t max_span;  // the most chunks in one operation
+  std::uint32_t max_operands;
+  std::vector<std::vector<Operation>> lanes;
+};
+
+// Returns an empty string, or what is wrong with the words.
+std::string decode(std::span<const std::int32_t> words, Program& program);
+
+}  // namespace rallypoint

@@ -1,0 +1,109 @@
+#include "engine/region.h"
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <stdexcept>
+#include <system_error>
+
+namespace rallypoint {
+
+Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
+    : rank_(rank), ranks_(ranks), layout_(ranks) {
+  struct stat status{};
+  if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
+  if (static_cast<std::size_t>(status.st_size) != layout_.bytes()) {
+    throw std::runtime_error("the shared region has the wrong size");
+  }
+  void* const base = mmap(nullptr, layout_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  base_ = static_cast<std::byte*>(base);
+
+  auto& header = *at<Header>(0);
+  if (rank == 0) {
+    header.magic = kMagic;
+    header.version = kLayoutVersion;
+    header.ranks = ranks;
+  } else if (header.magic != kMagic || header.version != kLayoutVersion || header.ranks != ranks) {
+    munmap(base_, layout_.bytes());
+    throw std::runtime_error(
+        "the shared region was made by another version of Rallypoint or for another group");
+  }
+  state(rank).pid.store(getpid());
+  state(rank).presence.store(static_cast<std::uint32_t>(Presence::here), std::memory_order_release);
+}
+
+Region::~Region() {
+  leave();
+  for (const pollfd& entry : pidfds_) close(entry.fd);
+  munmap(base_, layout_.bytes());
+}
+
+int Region::watch_peers() {
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_) continue;
+    const std::int32_t pid = state(rank).pid.load();
+    if (pid == 0) return static_cast<int>(rank);
+    if (pid == getpid()) continue;  // ranks may be threads of one process
+    const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    if (fd < 0) return static_cast<int>(rank);
+    pidfds_.push_back({fd, POLLIN, 0});
+    watched_.push_back(rank);
+  }
+  return -1;
+}
+
+int Region::first_lost() {
+  if (poll(pidfds_.data(), pidfds_.size(), 0) <= 0) return -1;
+  for (std::size_t i = 0; i < pidfds_.size(); ++i) {
+    if (pidfds_[i].revents != 0 && presence(watched_[i]) == Presence::here) {
+      return static_cast<int>(watched_[i]);
+    }
+  }
+  return -1;
+}
+
+void Region::leave() {
+  state(rank_).presence.store(static_cast<std::uint32_t>(Presence::left),
+                              std::memory_order_release);
+  fence();
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) wake(rank);
+}
+
+void Region::ring(std::uint32_t rank) const {
+  auto& bell = state(rank).bell;
+  bell.fetch_add(1, std::memory_order_release);
+  syscall(SYS_futex, &bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void copy_record(CallRecord& to, const CallRecord& from) {
+  to.number.store(from.number.load(std::memory_order_acquire), std::memory_order_relaxed);
+  to.signature.store(from.signature.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  to.count = from.count;
+  to.collective = from.collective;
+  to.reduce_op = from.reduce_op;
+  to.dtype = from.dtype;
+  to.root = from.root;
+}
+
+void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
+                    const CallRecord* ours) {
+  Poison& shared = poison();
+  std::uint32_t none = 0;
+  if (!shared.state.compare_exchange_strong(none, 1)) return;
+  shared.trouble = trouble;
+  shared.culprit = culprit;
+  shared.reporter = static_cast<std::int32_t>(rank_);
+  if (theirs != nullptr) copy_record(shared.theirs, *theirs);
+  if (ours != nullptr) copy_record(shared.ours, *ours);
+  shared.state.store(2, std::memory_order_release);
+  fence();
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) wake(rank);
+}
+
+}  // namespace rallypoint

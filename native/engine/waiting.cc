@@ -1,0 +1,62 @@
+#include "engine/waiting.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace rallypoint {
+namespace {
+
+constexpr long kFirstSleepUs = 1000;
+constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
+
+double now_s() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+double Waiter::waited_s() const { return waiting_ ? now_s() - since_s_ : 0; }
+
+bool Waiter::pause() {
+  ++count_;
+  if (count_ <= policy_.spins) {
+    relax();
+    return false;
+  }
+  if (!waiting_) {
+    waiting_ = true;
+    since_s_ = now_s();
+    host_.before_wait();
+  }
+  if (count_ <= policy_.spins + policy_.yields) {
+    sched_yield();
+    return false;
+  }
+  return sleep();
+}
+
+// Say that we sleep and let the caller look once more; only then sleep.
+bool Waiter::sleep() {
+  auto& state = region_.state(region_.rank());
+  if (!armed_) {
+    armed_ = true;
+    bell_ = state.bell.load(std::memory_order_acquire);
+    state.sleeping.fetch_add(1, std::memory_order_seq_cst);
+    Region::fence();
+    return true;
+  }
+  sleep_us_ = std::clamp(2 * sleep_us_, kFirstSleepUs, kLongestSleepUs);
+  const timespec limit{sleep_us_ / 1000000, sleep_us_ % 1000000 * 1000};
+  syscall(SYS_futex, &state.bell, FUTEX_WAIT, bell_, &limit, nullptr, 0);
+  bell_ = state.bell.load(std::memory_order_acquire);
+  return true;
+}
+
+}  // namespace rallypoint

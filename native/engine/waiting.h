@@ -1,0 +1,70 @@
+// How a rank waits: spin, then yield the core, then sleep until a bell rings.
+//
+// Short spins catch a peer that is about to answer; yielding lets it run when there are more ranks
+// than cores; sleeping costs nothing. What is waited for is the caller's business: it looks again
+// after each `pause` and calls `reset` when it has got on.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/region.h"
+
+namespace rallypoint {
+
+// Between two looks at a word that another core will change.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+struct WaitPolicy {
+  unsigned spins;
+  unsigned yields;
+};
+
+// What the embedding language must do around a long wait.
+class Host {
+ public:
+  virtual ~Host() = default;
+  virtual void before_wait() = 0;     // once per call, before the first yield or sleep
+  virtual bool is_interrupted() = 0;  // now and then; true ends the call
+};
+
+class Waiter {
+ public:
+  Waiter(const Region& region, WaitPolicy policy, Host& host)
+      : region_(region), policy_(policy), host_(host) {}
+  ~Waiter() { disarm(); }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  // Returns true when it has slept, that is, when the caller should also look for trouble.
+  bool pause();
+  void reset() {
+    count_ = 0;
+    disarm();
+  }
+  double waited_s() const;  // since the first pause of the call, 0 if there was none
+
+ private:
+  bool sleep();
+  void disarm() {
+    if (armed_) region_.state(region_.rank()).sleeping.fetch_sub(1);
+    armed_ = false;
+  }
+
+  const Region& region_;
+  WaitPolicy policy_;
+  Host& host_;
+  unsigned count_ = 0;
+  bool waiting_ = false;
+  bool armed_ = false;
+  std::uint32_t bell_ = 0;
+  long sleep_us_ = 0;
+  double since_s_ = 0;
+};
+
+}  // namespace rallypoint

@@ -1,0 +1,199 @@
+#include "family.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace guardian {
+namespace {
+
+constexpr int kPatienceMs =
+    5000;  // a killed process that stays longer sits in the kernel (state D)
+constexpr int kRetryMs = 20;
+constexpr int kNoHopeMs = 100;  // once it was so, the agent knows, and is not kept waiting again
+constexpr size_t kSlotsPerPage = 4096 / sizeof(ExecFailure);
+
+int64_t now_ns(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
+}
+
+int open_pidfd(pid_t pid) {
+#ifdef SYS_pidfd_open
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#else
+  (void)pid;
+  return -1;
+#endif
+}
+
+pid_t parent_of(const char* pid) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  char text[512];
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (got <= 0) return 0;
+  text[got] = '\0';
+  const char* name_end = strrchr(text, ')');  // the name may hold spaces and brackets itself
+  int parent = 0;
+  if (name_end == nullptr || sscanf(name_end + 1, " %*c %d", &parent) != 1) return 0;
+  return parent;
+}
+
+// Our direct children. Only these may be killed without a race: until we reap one, its number
+// cannot belong to anyone else. Killing a child hands us its children, so repeating reaches all.
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
+  DIR* proc = opendir("/proc");
+  if (proc == nullptr) return found;
+  const pid_t self = getpid();
+  while (const dirent* entry = readdir(proc)) {
+    if (isdigit(static_cast<unsigned char>(entry->d_name[0])) && parent_of(entry->d_name) == self)
+      found.push_back(atoi(entry->d_name));
+  }
+  closedir(proc);
+  return found;
+}
+
+}  // namespace
+
+Family::Family(Channel& channel, int epoll, int child_signal)
+    : channel_(channel), epoll_(epoll), child_signal_(child_signal), patience_ms_(kPatienceMs) {}
+
+void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
+  if (free_slots_.empty()) {
+    void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page != MAP_FAILED) {
+      for (size_t i = 0; i < kSlotsPerPage; ++i)
+        free_slots_.push_back(static_cast<ExecFailure*>(page) + i);
+    }
+  }
+  ExecFailure* slot = free_slots_.empty() ? nullptr : free_slots_.back();
+  const pid_t pid = slot == nullptr ? -1 : guardian::spawn(request, fds, slot);
+  if (pid < 0) {
+    channel_.report({ReportKind::kSpawnFailed, request.worker, 0,
+                     static_cast<int64_t>(SpawnStage::kFork), errno, now_ns(CLOCK_REALTIME)});
+    return;
+  }
+  free_slots_.pop_back();
+  const int pidfd = open_pidfd(pid);
+  if (pidfd >= 0) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = kWorkerEvent | request.worker;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, pidfd, &event);
+  }
+  workers_.push_back({request.worker, pid, pidfd, slot});
+  channel_.report({ReportKind::kStarted, request.worker, pid, 0, 0, now_ns(CLOCK_REALTIME)});
+}
+
+void Family::signal(const SignalRequest& request) {
+  const Worker* worker = find(request.worker);
+  if (worker == nullptr) return;
+  const int number = static_cast<int>(request.signal);
+  // Just after the fork the child may not have its own session yet: then it is alone.
+  if (kill(-worker->pid, number) != 0 && errno == ESRCH) kill(worker->pid, number);
+}
+
+void Family::worker_ended(uint32_t id) {
+  if (const Worker* worker = find(id)) reap(*worker);
+}
+
+bool Family::reap_orphans() {
+  for (;;) {
+    siginfo_t info{};
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return true;
+    const Worker* worker = find_pid(info.si_pid);
+    if (worker == nullptr) {
+      waitid(P_PID, static_cast<id_t>(info.si_pid), &info, WEXITED | WNOHANG);
+    } else if (worker->pidfd < 0) {
+      reap(*worker);
+    } else {
+      return false;
+    }
+  }
+}
+
+// In END the order no longer matters: all that end now were killed by us.
+void Family::reap_all() {
+  while (!reap_orphans()) {
+    siginfo_t info{};
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
+      if (const Worker* worker = find_pid(info.si_pid)) reap(*worker);
+    }
+  }
+}
+
+void Family::reap(const Worker& worker) {
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(worker.pid), &info, WEXITED | WNOHANG) != 0 ||
+      info.si_pid == 0)
+    return;
+  const int64_t now = now_ns(CLOCK_REALTIME);
+  if (worker.failure->stage != SpawnStage::kNone) {
+    channel_.report({ReportKind::kSpawnFailed, worker.id, worker.pid,
+                     static_cast<int64_t>(worker.failure->stage), worker.failure->error, now});
+  } else {
+    channel_.report(
+        {ReportKind::kExited, worker.id, worker.pid, info.si_code, info.si_status, now});
+  }
+  if (worker.pidfd >= 0) close(worker.pidfd);
+  free_slots_.push_back(worker.failure);
+  workers_.erase(workers_.begin() + (&worker - workers_.data()));
+}
+
+void Family::end() {
+  const int64_t deadline = now_ns(CLOCK_MONOTONIC) + patience_ms_ * 1'000'000ll;
+  std::vector<pid_t> left;
+  for (;;) {
+    reap_all();
+    siginfo_t info{};
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD) {
+      left.clear();
+      break;
+    }
+    left = children();
+    if (now_ns(CLOCK_MONOTONIC) > deadline) break;
+    for (const pid_t pid : left) kill(pid, SIGKILL);
+    pollfd wake{child_signal_, POLLIN, 0};
+    poll(&wake, 1, kRetryMs);
+    signalfd_siginfo ignored{};
+    while (read(child_signal_, &ignored, sizeof ignored) > 0) {
+    }
+  }
+  patience_ms_ = left.empty() ? kPatienceMs : kNoHopeMs;
+  for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, pid});
+  channel_.report(
+      {ReportKind::kEnded, 0, 0, 0, static_cast<int64_t>(left.size()), now_ns(CLOCK_REALTIME)});
+}
+
+Worker* Family::find(uint32_t id) {
+  for (Worker& worker : workers_)
+    if (worker.id == id) return &worker;
+  return nullptr;
+}
+
+Worker* Family::find_pid(pid_t pid) {
+  for (Worker& worker : workers_)
+    if (worker.pid == pid) return &worker;
+  return nullptr;
+}
+
+}  // namespace guardian

@@ -1,0 +1,51 @@
+#include "protocol.h"
+
+#include <cstring>
+
+namespace guardian {
+namespace {
+
+// Takes one NUL-terminated string off [cursor, end), or returns nullptr.
+char* take_string(char*& cursor, const char* end) {
+  auto* stop = static_cast<char*>(memchr(cursor, '\0', static_cast<size_t>(end - cursor)));
+  if (stop == nullptr) return nullptr;
+  char* start = cursor;
+  cursor = stop + 1;
+  return start;
+}
+
+bool take_strings(char*& cursor, const char* end, uint32_t count, std::vector<char*>& out) {
+  // Each string takes at least its NUL: this bounds `count` before memory is taken for it.
+  if (count > static_cast<size_t>(end - cursor)) return false;
+  out.reserve(count + 1);
+  for (uint32_t i = 0; i < count; ++i) {
+    char* text = take_string(cursor, end);
+    if (text == nullptr) return false;
+    out.push_back(text);
+  }
+  out.push_back(nullptr);
+  return true;
+}
+
+}  // namespace
+
+bool parse_spawn(char* payload, size_t size, SpawnRequest& request) {
+  uint32_t head[3];
+  if (size < sizeof head) return false;
+  memcpy(head, payload, sizeof head);
+  request.worker = head[0];
+  char* cursor = payload + sizeof head;
+  const char* end = payload + size;
+  request.directory = take_string(cursor, end);
+  return request.directory != nullptr && head[1] > 0 &&
+         take_strings(cursor, end, head[1], request.argv) &&
+         take_strings(cursor, end, head[2], request.environment) && cursor == end;
+}
+
+bool parse_signal(const char* payload, size_t size, SignalRequest& request) {
+  if (size != sizeof request) return false;
+  memcpy(&request, payload, sizeof request);
+  return true;
+}
+
+}  // namespace guardian

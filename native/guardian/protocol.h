@@ -1,0 +1,63 @@
+// What agent and guardian say to each other over their socket, as bytes and nothing else.
+//
+// Requests (agent -> guardian): a Header, then `size` payload bytes; Spawn carries kWorkerFds
+// descriptors by SCM_RIGHTS on its first byte. Strings are NUL-terminated, so a parsed request
+// points into the receive buffer. Reports (guardian -> agent): fixed-size Report records.
+// Both ends are the same build on the same machine: native byte order, no version.
+// The agent's end is src/rallypoint/launch/guardian.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace guardian {
+
+inline constexpr uint32_t kMaxPayload = 8u << 20;  // above Linux's own limit on argv + environment
+inline constexpr int kWorkerFds = 4;               // stdin, stdout, stderr, control socket
+
+enum class RequestKind : uint32_t { kSpawn = 1, kSignal = 2, kEnd = 3 };
+
+struct Header {
+  uint32_t size;
+  uint32_t kind;
+};
+
+struct SpawnRequest {
+  uint32_t worker = 0;
+  char* directory = nullptr;
+  std::vector<char*> argv;         // ends with nullptr
+  std::vector<char*> environment;  // ends with nullptr
+};
+
+struct SignalRequest {
+  uint32_t worker;
+  uint32_t signal;
+};
+
+enum class ReportKind : int64_t {
+  kStarted = 1,  // worker, pid
+  kExited = 2,   // worker, pid, code (CLD_EXITED, CLD_KILLED, CLD_DUMPED), status, time
+  kSpawnFailed =
+      3,            // worker, pid (0: no process was made), code = SpawnStage, status = errno, time
+  kUnkillable = 4,  // pid
+  kEnded = 5,       // status = number of processes that could not be killed
+};
+
+enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3 };
+
+struct Report {
+  ReportKind kind;
+  int64_t worker = 0;
+  int64_t pid = 0;
+  int64_t code = 0;
+  int64_t status = 0;
+  int64_t time_ns = 0;  // CLOCK_REALTIME
+};
+static_assert(sizeof(Report) == 48);
+
+// False if the payload is not exactly one well-formed request.
+bool parse_spawn(char* payload, size_t size, SpawnRequest& request);
+bool parse_signal(const char* payload, size_t size, SignalRequest& request);
+
+}  // namespace guardian

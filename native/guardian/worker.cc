@@ -1,0 +1,64 @@
+#include "worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace guardian {
+namespace {
+
+void close_from(unsigned first) {
+#ifdef SYS_close_range
+  if (syscall(SYS_close_range, first, ~0u, 0u) == 0) return;
+#endif
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  for (unsigned fd = first; fd < limit.rlim_cur; ++fd) close(static_cast<int>(fd));
+}
+
+[[noreturn]] void give_up(ExecFailure* failure, SpawnStage stage) {
+  failure->error = errno;
+  failure->stage = stage;
+  _exit(127);
+}
+
+[[noreturn]] void become(const SpawnRequest& request, const int (&fds)[kWorkerFds],
+                         ExecFailure* failure, pid_t guardian) {
+  setsid();
+  // The signal comes only if the parent dies after this call; the check covers the time before.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != guardian) _exit(127);
+
+  int moved[kWorkerFds];  // out of the way first: a received number may be one of 0..3
+  for (int i = 0; i < kWorkerFds; ++i) {
+    moved[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, kWorkerFds);
+    if (moved[i] < 0) give_up(failure, SpawnStage::kFork);
+  }
+  for (int i = 0; i < kWorkerFds; ++i) dup2(moved[i], i);
+  close_from(kWorkerFds);
+
+  if (request.directory[0] != '\0' && chdir(request.directory) != 0)
+    give_up(failure, SpawnStage::kDirectory);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  environ = const_cast<char**>(request.environment.data());  // execvp searches the worker's PATH
+  execvp(request.argv[0], request.argv.data());
+  give_up(failure, SpawnStage::kExec);
+}
+
+}  // namespace
+
+pid_t spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds], ExecFailure* failure) {
+  *failure = {SpawnStage::kNone, 0};
+  const pid_t guardian = getpid();
+  const pid_t pid = fork();
+  if (pid == 0) become(request, fds, failure, guardian);
+  return pid;
+}
+
+}  // namespace guardian

@@ -1,0 +1,9 @@
+"""`python -m rallypoint` is `rallypoint`."""
+
+from __future__ import annotations
+
+import sys
+
+from rallypoint.cli import main
+
+sys.exit(main())

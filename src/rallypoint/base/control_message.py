@@ -1,0 +1,149 @@
+"""Messages between an agent and one worker: bytes <-> frozen records, and nothing else.
+
+They travel over a SOCK_SEQPACKET socket, one JSON object in each packet, never longer than
+MAX_MESSAGE_BYTES. An object's "v" is the version, "kind" the kind. Unknown kinds and unknown keys
+are passed over (`decode` gives Unknown), so that either end may be the newer one; "v" changes only
+if the meaning of what exists changes, and another version is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rallypoint.base.errors import ControlMessageError
+
+VERSION = 1
+# What every healthy worker sends is read without the 6 ms that importing json takes.
+_HELLO = b'{"v": 1, "kind": "hello", "pid": '
+MAX_MESSAGE_BYTES = 64 << 10
+_MAX_TYPE_CHARS = 256
+_MAX_TIME_S = 253_402_300_800.0  # the year 10000, the first that datetime cannot print
+# Tried from the left: a character can take twelve bytes of JSON.
+_MAX_TEXT_CHARS = (48 << 10, 16 << 10, 4 << 10, 1 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Worker to agent: a Python interpreter has started that reports its errors."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """Worker to agent: an exception that nobody caught is ending the worker.
+
+    Attributes:
+        type: qualified name of the exception's class, e.g. ``"ValueError"``.
+        time_s: when it was raised to the top, seconds since the epoch.
+        is_echo: it, or what it was raised from, only reports another rank's death.
+    """
+
+    type: str
+    message: str
+    traceback: str
+    time_s: float
+    is_echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Agent to worker: give up what you wait for, because of `reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A message of a kind that this version does not know; to be passed over."""
+
+    kind: str
+
+
+Message = Hello | WorkerError | Abort | Unknown
+
+
+def encode(message: Hello | WorkerError | Abort) -> bytes:
+    """One packet of at most MAX_MESSAGE_BYTES; long texts lose their middle."""
+    import json
+
+    for limit in _MAX_TEXT_CHARS:
+        packet = json.dumps(_to_object(message, limit)).encode("ascii")
+        if len(packet) <= MAX_MESSAGE_BYTES:
+            break
+    return packet
+
+
+def decode(packet: bytes) -> Message:
+    """Read one packet.
+
+    Raises:
+        ControlMessageError: it is not a message, or one of another version.
+    """
+    if len(packet) > MAX_MESSAGE_BYTES:
+        raise ControlMessageError(f"a control message has {len(packet)} bytes; refused.")
+    if packet.startswith(_HELLO) and packet[len(_HELLO) : -1].isdigit() and len(packet) < 64:
+        return Hello(int(packet[len(_HELLO) : -1]))
+    import json
+
+    try:
+        fields = json.loads(packet)
+    except (ValueError, RecursionError):
+        raise ControlMessageError("a control message is not JSON; refused.") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):
+        raise ControlMessageError("a control message is not an object with a kind; refused.")
+    if fields.get("v") != VERSION:
+        raise ControlMessageError(
+            f"a control message has version {fields.get('v')!r:.40}, this is version {VERSION};"
+            " launch the worker with the rallypoint that is installed in its environment."
+        )
+    return _from_object(fields)
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most `limit` characters of `text`, from both its ends: where it began and what it says."""
+    if len(text) <= limit:
+        return text
+    mark = f"\n... {len(text) - limit} characters left out ...\n"
+    kept = max(0, limit - len(mark))
+    head = kept // 2
+    return text[:head] + mark + text[len(text) - (kept - head) :]
+
+
+def _to_object(message: Hello | WorkerError | Abort, limit: int) -> dict[str, object]:
+    match message:
+        case Hello(pid):
+            return {"v": VERSION, "kind": "hello", "pid": pid}
+        case WorkerError():
+            return {
+                "v": VERSION,
+                "kind": "error",
+                "type": shorten(message.type, _MAX_TYPE_CHARS),
+                "message": shorten(message.message, min(limit, 4 << 10)),
+                "traceback": shorten(message.traceback, limit),
+                "time": message.time_s,
+                "is_echo": message.is_echo,
+            }
+        case Abort(reason):
+            return {"v": VERSION, "kind": "abort", "reason": shorten(reason, min(limit, 4 << 10))}
+
+
+def _from_object(fields: dict[str, object]) -> Message:
+    kind = str(fields["kind"])
+    match fields:
+        case {"kind": "hello", "pid": int(pid)}:
+            return Hello(pid)
+        case {
+            "kind": "error",
+            "type": str(type_name),
+            "message": str(message),
+            "traceback": str(traceback),
+            "time": int() | float() as time_s,
+        } if 0 <= time_s < _MAX_TIME_S:
+            is_echo = fields.get("is_echo") is True
+            return WorkerError(type_name, message, traceback, float(time_s), is_echo)
+        case {"kind": "abort", "reason": str(reason)}:
+            return Abort(reason)
+    if kind in ("hello", "error", "abort"):
+        raise ControlMessageError(f"a control message of kind {kind!r} lacks its fields; refused.")
+    return Unknown(kind[:64])

@@ -1,0 +1,135 @@
+"""The environment variables through which a launcher tells a worker who it is: torchrun's contract.
+
+The launcher writes them (`to_environ`), the process group reads them (`from_environ`), also under
+torchrun or any launcher that sets at least RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Pure: the environment is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rallypoint.base.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnv:
+    """Who a worker is, and where its store is.
+
+    What only some launchers say (the node-local numbers, the run id) is None where it is unknown.
+    """
+
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    group_rank: int | None = None
+    group_world_size: int | None = None
+    role_name: str | None = None
+    role_rank: int | None = None
+    role_world_size: int | None = None
+    restart_count: int = 0
+    max_restarts: int = 0
+    run_id: str | None = None
+    # True: the launcher hosts the store at master_addr:master_port; False: rank 0 must.
+    use_agent_store: bool = False
+    error_file: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_rank("RANK", self.rank, "WORLD_SIZE", self.world_size)
+        _check_rank("LOCAL_RANK", self.local_rank, "LOCAL_WORLD_SIZE", self.local_world_size)
+        _check_rank("GROUP_RANK", self.group_rank, "GROUP_WORLD_SIZE", self.group_world_size)
+        _check_rank("ROLE_RANK", self.role_rank, "ROLE_WORLD_SIZE", self.role_world_size)
+        if not self.master_addr:
+            raise InvalidArgumentError("MASTER_ADDR is empty; set it to the host of rank 0.")
+        if not 0 < self.master_port < 65536:
+            raise InvalidArgumentError(
+                f"MASTER_PORT is {self.master_port}; set it to a port from 1 to 65535."
+            )
+
+    def to_environ(self) -> dict[str, str]:
+        """The variables to set; what is None is left out."""
+        values = {name: getattr(self, field) for name, field in _FIELDS.items()}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
+        """Read the variables.
+
+        Raises:
+            InvalidArgumentError: a variable is missing or ill-formed; the message names it.
+        """
+        missing = [name for name in _REQUIRED if not environ.get(name)]
+        if missing:
+            raise InvalidArgumentError(
+                f"{' and '.join(missing)} not set in the environment; start the program with"
+                " `rallypoint run` (or another launcher), or set"
+                " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+            )
+        return cls(
+            rank=_number(environ, "RANK", 0),
+            world_size=_number(environ, "WORLD_SIZE", 1),
+            master_addr=environ["MASTER_ADDR"],
+            master_port=_number(environ, "MASTER_PORT", 0),
+            local_rank=_optional_number(environ, "LOCAL_RANK"),
+            local_world_size=_optional_number(environ, "LOCAL_WORLD_SIZE"),
+            group_rank=_optional_number(environ, "GROUP_RANK"),
+            group_world_size=_optional_number(environ, "GROUP_WORLD_SIZE"),
+            role_name=environ.get("ROLE_NAME"),
+            role_rank=_optional_number(environ, "ROLE_RANK"),
+            role_world_size=_optional_number(environ, "ROLE_WORLD_SIZE"),
+            restart_count=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            max_restarts=_number(environ, "TORCHELASTIC_MAX_RESTARTS", 0),
+            run_id=environ.get("TORCHELASTIC_RUN_ID"),
+            # torch compares with exactly "True" too.
+            use_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            error_file=environ.get("TORCHELASTIC_ERROR_FILE"),
+        )
+
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_FIELDS = {
+    "RANK": "rank",
+    "WORLD_SIZE": "world_size",
+    "LOCAL_RANK": "local_rank",
+    "LOCAL_WORLD_SIZE": "local_world_size",
+    "GROUP_RANK": "group_rank",
+    "GROUP_WORLD_SIZE": "group_world_size",
+    "ROLE_NAME": "role_name",
+    "ROLE_RANK": "role_rank",
+    "ROLE_WORLD_SIZE": "role_world_size",
+    "MASTER_ADDR": "master_addr",
+    "MASTER_PORT": "master_port",
+    "TORCHELASTIC_RESTART_COUNT": "restart_count",
+    "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
+    "TORCHELASTIC_RUN_ID": "run_id",
+    "TORCHELASTIC_USE_AGENT_STORE": "use_agent_store",
+    "TORCHELASTIC_ERROR_FILE": "error_file",
+}
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    # int() would also take "1_0", " 1" and other digits than ours.
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 18:
+        raise InvalidArgumentError(
+            f"{name} is {text!r} in the environment; it must be a whole number."
+        )
+    return int(text)
+
+
+def _optional_number(environ: Mapping[str, str], name: str) -> int | None:
+    return _number(environ, name, 0) if environ.get(name) else None
+
+
+def _check_rank(rank_name: str, rank: int | None, size_name: str, size: int | None) -> None:
+    if size is not None and size < 1:
+        raise InvalidArgumentError(f"{size_name} is {size}; it must be at least 1.")
+    if rank is not None and (rank < 0 or (size is not None and rank >= size)):
+        limit = "0 or more" if size is None else f"from 0 to {size - 1} ({size_name} is {size})"
+        raise InvalidArgumentError(f"{rank_name} is {rank}; it must be {limit}.")

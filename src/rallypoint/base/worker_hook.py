@@ -1,0 +1,102 @@
+"""The worker's end of the control socket: tells the agent of the exception that ends a worker.
+
+Installed at interpreter start by `rallypoint_worker.pth`, which calls `install` only in processes
+that a launcher gave a control socket. Rules: it costs nothing noticeable at start (hence no imports
+here but built-in ones), never breaks a worker, and leaves argv, `__main__`, the terminal and what
+is printed as they are. See docs/decisions/011-worker-tracebacks.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import TracebackType
+
+CONTROL_FD = "RALLYPOINT_CONTROL_FD"
+
+_S_IFMT, _S_IFSOCK = 0o170000, 0o140000
+
+
+class _Reporter:
+    """Sends this process's fatal exception, once."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.pid = os.getpid()
+        self.reported: BaseException | None = None
+        self.next_hook = sys.excepthook
+
+    def excepthook(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.report(error, trace)
+        self.next_hook(kind, error, trace)
+
+    def at_exit(self) -> None:
+        # The interpreter leaves the exception here even if the program has set its own excepthook.
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.report(error, error.__traceback__)
+
+    def report(self, error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            # A forked child has the same descriptor, but is not the worker.
+            if os.getpid() != self.pid or error is self.reported:
+                return
+            self.reported = error
+            os.write(self.fd, _packet(error, trace))
+        except Exception:  # a report must never replace the error that it reports
+            return
+
+
+def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
+    import time
+    import traceback
+
+    from rallypoint.base.control_message import WorkerError, encode
+
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        message = str(error)
+    except Exception:
+        message = "<its message cannot be printed>"
+    text = "".join(traceback.format_exception(kind, error, trace))
+    return encode(WorkerError(name, message, text, time.time(), _is_echo(error)))
+
+
+def _is_echo(error: BaseException | None) -> bool:
+    """Whether `error`, or what it was raised from, reports the loss of a peer."""
+    for _ in range(64):  # chains can be cyclic
+        if error is None:
+            return False
+        if any(base.__name__ == "PeerLostError" for base in type(error).__mro__):
+            return True
+        # What gloo says in PyTorch's own process groups.
+        text = str(error)
+        if isinstance(error, RuntimeError) and (
+            "Connection closed by peer" in text or "Connection reset by peer" in text
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def install() -> None:
+    """Take the control socket out of the environment, greet the agent, and watch for the end."""
+    try:
+        fd = int(os.environ.pop(CONTROL_FD))
+        if os.fstat(fd).st_mode & _S_IFMT != _S_IFSOCK:
+            return  # a shell in between has put something else there
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)  # a stopped agent must not stop us
+        # By hand: importing json here would cost every worker some milliseconds.
+        os.write(fd, b'{"v": 1, "kind": "hello", "pid": %d}' % os.getpid())
+        reporter = _Reporter(fd)
+        sys.excepthook = reporter.excepthook
+        atexit.register(reporter.at_exit)
+    except Exception:  # never break a worker's start
+        return

@@ -1,0 +1,63 @@
+"""The command line: `rallypoint COMMAND ...`, and `rallyrun` for `rallypoint run`.
+
+Each command is a module of this package, imported only when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+_COMMANDS = {"run": "start a script in several processes that work together"}
+
+_HELP = """\
+usage: rallypoint COMMAND ...
+
+{commands}
+
+  rallypoint run --nproc-per-node 4 train.py    four workers on this machine
+  rallypoint run --help                         all flags of a command
+  rallypoint --version
+"""
+
+
+def main() -> int:
+    """The `rallypoint` program; the exit status."""
+    return _guarded(_dispatch, sys.argv[1:])
+
+
+def main_run() -> int:
+    """The `rallyrun` program, which is `rallypoint run`; the exit status."""
+    from rallypoint.cli.run import run
+
+    return _guarded(run, sys.argv[1:])
+
+
+def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
+    try:
+        return command(words)
+    except KeyboardInterrupt:  # before the agent was there to handle it
+        return 130
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    name = words[0] if words else "--help"
+    if name == "run":
+        from rallypoint.cli.run import run
+
+        return run(words[1:])
+    if name in ("--help", "-h", "help"):
+        commands = "\n".join(f"  {name:<10}{text}" for name, text in _COMMANDS.items())
+        print(_HELP.format(commands=commands), end="")
+        return 0 if words else 2
+    if name in ("--version", "-V"):
+        import importlib.metadata
+
+        print("rallypoint", importlib.metadata.version("rallypoint"))
+        return 0
+    from rallypoint.cli.options import suggestion
+
+    hint = suggestion(name, list(_COMMANDS)) or f"; the commands are: {', '.join(_COMMANDS)}."
+    kind = "flag" if name.startswith("-") else "command"
+    print(f"rallypoint: unknown {kind} {name}{hint}", file=sys.stderr)
+    return 2

@@ -1,0 +1,151 @@
+"""A communicator: one group's end of the native engine, with errors that people can act on.
+
+It runs the programs that it is given; which program serves which call is decided by `plan`, an
+argument. Buffers are C-contiguous arrays; anything else is the business of the rooms above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from rallypoint._native import Communicator as _NativeCommunicator
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerError,
+    PeerLostError,
+)
+
+DTYPES = ("float32", "float64", "int32", "int64")
+BAD_BUFFER = -1
+
+
+class ReduceOp(IntEnum):
+    """How elements are combined; the numbers are torch.distributed's."""
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+
+
+class Trouble(IntEnum):
+    """What ended an operation (native/engine/layout.h)."""
+
+    NONE = 0
+    PEER_LOST = 1
+    PEER_LEFT = 2
+    MISMATCH = 3
+    TIMEOUT = 4
+    INTERRUPTED = 5
+    ABORTED = 6
+    CORRUPT = 7
+
+
+class Communicator:
+    """One rank's end of a group of ranks that share memory.
+
+    Args:
+        fd: the shared region (rallypoint._native.region_bytes); not kept.
+        plan: (collective, root, bytes) -> the encoded program of this rank.
+        timeout_s: how long an operation may wait for a peer, in seconds.
+        spins, yields: the waiting policy: how often to look before yielding the core, and how
+            often to yield before sleeping.
+        names: collective number -> its name in messages.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        rank: int,
+        ranks: int,
+        plan: Callable[[int, int, int], bytes],
+        timeout_s: float,
+        spins: int,
+        yields: int,
+        names: Sequence[str],
+    ) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._timeout_s = timeout_s
+        self._names = names
+        self._native = _NativeCommunicator(fd, rank, ranks, spins, yields, plan, timeout_s)
+        self.run = self._native.run
+        self.run_pair = self._native.run_pair
+
+    def watch_peers(self) -> None:
+        """From now on the death of a peer ends waits. Every rank must have mapped the region.
+
+        Raises:
+            PeerLostError: a peer is gone already.
+        """
+        missing = self._native.watch_peers()
+        if missing >= 0:
+            raise PeerLostError(
+                f"rank {missing} died before the group was complete",
+                rank=missing,
+                operation="init_process_group",
+            )
+
+    def leave(self) -> None:
+        """Take part no more; peers that wait for this rank get an error that says so."""
+        self._native.leave()
+
+    def abort(self) -> None:
+        """End the waits of all ranks of the communicator with an error."""
+        self._native.abort()
+
+    def error(self, operation: str) -> PeerError:
+        """The error that describes the trouble this communicator is in."""
+        state = self._native.trouble()
+        if state is None:
+            return PeerError(f"{operation} failed for an unknown reason", operation=operation)
+        number, culprit, reporter, theirs, ours = state
+        trouble = Trouble(number)
+        who = f"rank {culprit} (pid {self._native.pid(culprit)})"
+        interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
+        kind: type[PeerError] = PeerLostError
+        match trouble:
+            case Trouble.PEER_LOST:
+                text = f"{who} died during {interrupted}"
+            case Trouble.PEER_LEFT:
+                text = f"{who} had left the group when {interrupted} needed it"
+            case Trouble.MISMATCH:
+                kind = MismatchError
+                text = (
+                    f"ranks called different operations: rank {culprit} called "
+                    f"{self._call(theirs)}, rank {reporter} called {self._call(ours)}"
+                )
+            case Trouble.TIMEOUT:
+                kind = CollectiveTimeoutError
+                text = (
+                    f"{interrupted} waited {self._timeout_s:g} s for {who}; see what that rank is "
+                    "doing, or pass a longer timeout to init_process_group"
+                )
+            case Trouble.INTERRUPTED:
+                text = f"{who} was interrupted in {interrupted}"
+            case Trouble.CORRUPT:
+                kind = PeerError
+                text = f"{who} sent a message that makes no sense during {interrupted}"
+            case _:
+                kind = PeerError
+                text = f"{who} aborted the group"
+        text += "; the group cannot be used any more: destroy_process_group, then init again"
+        return kind(text, rank=culprit, operation=operation)
+
+    def _call(self, record: tuple[int, int, int, int, int, int] | None) -> str:
+        if record is None:
+            return "nothing yet"
+        number, collective, op, dtype, root, count = record
+        name = self._names[collective] if collective < len(self._names) else "an operation"
+        details = [f"{count} x {DTYPES[dtype]}"]
+        if name == "all_reduce":
+            details.append(ReduceOp(op).name)
+        elif name == "send":
+            details.append(f"tag {root}")
+        elif name == "broadcast":
+            details.append(f"src {root}")
+        return f"{name} #{number} ({', '.join(details)})"

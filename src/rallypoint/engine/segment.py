@@ -1,0 +1,175 @@
+"""Hands the shared region of a communicator from its first rank to the others.
+
+The region is a memfd: it has no name in /dev/shm, is not limited by its size, and is gone with the
+last process that holds it. It travels as a descriptor over an abstract Unix socket, whose random
+name and secret the first rank tells the others in whatever way `publish` and `look_up` do. Two
+ranks share a machine exactly if they can hand one over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
+
+Mapped = TypeVar("Mapped")
+
+SECRET_BYTES = 16
+_HELLO_TIMEOUT_S = 2.0
+_MAPPED, _GO = b"m", b"g"
+_F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # seal further seals, shrinking, growing
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where the first rank hands out the region, and the secret that a rank must show."""
+
+    address: str
+    secret: bytes
+
+
+class SegmentOwner:
+    """The first rank's side: makes the region and hands it to the others."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.fd = os.memfd_create("rallypoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, nbytes)
+        fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+        self._members: dict[int, socket.socket] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        address = f"rallypoint-{secrets.token_hex(12)}"
+        self._listener.bind("\0" + address)
+        self._listener.listen(4096)
+        self.offer = Offer(address, secrets.token_bytes(SECRET_BYTES))
+
+    def hand_out(self, ranks: int, deadline: float) -> None:
+        """Give the region to all other ranks and wait until each has mapped it.
+
+        Raises:
+            CollectiveTimeoutError: some ranks did not come by the deadline (time.monotonic).
+            PeerLostError: a rank came and died.
+        """
+        while len(self._members) < ranks - 1:
+            self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                missing = sorted(set(range(1, ranks)) - set(self._members))
+                raise CollectiveTimeoutError(
+                    f"init_process_group: {len(self._members) + 1} of {ranks} ranks came; "
+                    f"missing: {_ranks(missing)}; see whether their processes run",
+                    rank=missing[0],
+                    operation="init_process_group",
+                ) from None
+            self._admit(connection, ranks)
+        for rank, connection in self._members.items():
+            _expect(connection, _MAPPED, deadline, rank)
+        for connection in self._members.values():
+            with contextlib.suppress(OSError):  # its death will show in the first operation
+                connection.sendall(_GO)
+
+    def _admit(self, connection: socket.socket, ranks: int) -> None:
+        """Give the region to a connection that knows the secret; drop any other."""
+        try:
+            connection.settimeout(_HELLO_TIMEOUT_S)
+            hello = _receive(connection, SECRET_BYTES + 4)
+            rank = int.from_bytes(hello[SECRET_BYTES:], "little")
+            if (
+                not secrets.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
+                or not 0 < rank < ranks
+                or rank in self._members
+            ):
+                raise ConnectionError
+            socket.send_fds(connection, [b"\0"], [self.fd])
+        except OSError:
+            connection.close()
+            return
+        self._members[rank] = connection
+
+    def close(self) -> None:
+        """Close the sockets and the descriptor; mappings stay."""
+        self._listener.close()
+        for connection in self._members.values():
+            connection.close()
+        os.close(self.fd)
+
+
+def join_segment(
+    offer: Offer, rank: int, deadline: float, attach: Callable[[int], Mapped]
+) -> Mapped:
+    """Fetch the region, map it with `attach(fd)`, and wait until all ranks have done so.
+
+    Raises:
+        HostError: the first rank is not on this machine.
+        PeerLostError: the first rank died.
+        CollectiveTimeoutError: not all ranks came by the deadline.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            connection.connect("\0" + offer.address)
+        except ConnectionRefusedError:
+            raise HostError(
+                f"rank {rank} cannot share memory with rank 0: it runs on another machine or in "
+                "another container network, or has just died"
+            ) from None
+        connection.sendall(offer.secret + rank.to_bytes(4, "little"))
+        try:
+            data, fds, _, _ = socket.recv_fds(connection, 1, 1)
+        except TimeoutError:
+            data, fds = b"", []
+        if not data or not fds:
+            raise PeerLostError(
+                f"rank {rank}: rank 0 closed the connection before the group was complete",
+                rank=0,
+                operation="init_process_group",
+            )
+        try:
+            mapped = attach(fds[0])
+        finally:
+            os.close(fds[0])
+        connection.sendall(_MAPPED)
+        _expect(connection, _GO, deadline, 0)
+        return mapped
+
+
+def _expect(connection: socket.socket, byte: bytes, deadline: float, peer: int) -> None:
+    try:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        if _receive(connection, 1) != byte:
+            raise ConnectionError
+    except TimeoutError:
+        raise CollectiveTimeoutError(
+            f"init_process_group: rank {peer} came but did not finish within the timeout",
+            rank=peer,
+            operation="init_process_group",
+        ) from None
+    except OSError:
+        raise PeerLostError(
+            f"init_process_group: rank {peer} died or gave up before the group was complete",
+            rank=peer,
+            operation="init_process_group",
+        ) from None
+
+
+def _receive(connection: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        part = connection.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionResetError
+        data += part
+    return data
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:16])
+    return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"

@@ -1,0 +1,92 @@
+"""What the agent holds of one worker: its control socket, its output, its error file."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+
+from rallypoint.base.control_message import WorkerError
+from rallypoint.launch.control import ControlChannel
+from rallypoint.launch.decide import Exit
+from rallypoint.launch.guardian import Guardian, Report, ReportKind
+from rallypoint.launch.job import Endpoint, Job, format_prefix, worker_environ
+from rallypoint.launch.logs import LineReader, Outlet
+
+_CLD_EXITED, _CLD_DUMPED = 1, 3
+_STAGES = {1: "make a process", 2: "enter the working directory", 3: "run"}
+_MAX_ERROR_FILE_BYTES = 1 << 20
+
+
+class Worker:
+    """One worker of the job, from before its start until after its end."""
+
+    def __init__(self, job: Job, local_rank: int, error_file: str | None) -> None:
+        self.rank = self.local_rank = local_rank
+        self.control = ControlChannel()
+        self.pid = 0
+        self._job = job
+        self._error_file = error_file
+        self._readers: list[LineReader] = []
+
+    def redirect(self, outlets: tuple[Outlet, Outlet], selector: selectors.BaseSelector) -> None:
+        """Before the start: let the output pass through the agent, with the job's prefix."""
+        prefix = format_prefix(
+            self._job.log_prefix or "",
+            rank=self.rank,
+            local_rank=self.local_rank,
+            host=self._job.host,
+        )
+        self._readers = [LineReader(outlet, prefix, selector) for outlet in outlets]
+
+    def start(self, guardian: Guardian, store: Endpoint) -> None:
+        """Ask the guardian for the process."""
+        stdout, stderr = [reader.worker_fd for reader in self._readers] or [1, 2]
+        guardian.spawn(
+            self.rank,
+            self._job.worker_command(self.local_rank),
+            worker_environ(
+                self._job, local_rank=self.local_rank, store=store, error_file=self._error_file
+            ),
+            descriptors=(0, stdout, stderr, self.control.worker_fileno),
+        )
+        self.control.started()
+        for reader in self._readers:
+            os.close(reader.worker_fd)
+
+    def exit(self, report: Report) -> Exit:
+        """The guardian's word on this worker's end, as decide.py takes it."""
+        ended_by_itself = report.code == _CLD_EXITED
+        if report.kind is ReportKind.SPAWN_FAILED:
+            program = self._job.command[0]
+            what = f"{_STAGES.get(report.code, 'run')} {program!r}" if report.code == 3 else None
+            reason = os.strerror(report.status)
+            return Exit(
+                rank=self.rank,
+                pid=report.pid,
+                time_s=report.time_s,
+                start_error=f"cannot {what or _STAGES.get(report.code, 'start')}: {reason}",
+            )
+        return Exit(
+            rank=self.rank,
+            pid=report.pid,
+            time_s=report.time_s,
+            code=report.status if ended_by_itself else None,
+            signal=None if ended_by_itself else report.status,
+            core_dumped=report.code == _CLD_DUMPED,
+        )
+
+    def recorded_error(self, parse: Callable[[str], WorkerError | None]) -> WorkerError | None:
+        """What torch's @record left, for workers that do not report over the control socket."""
+        if self._error_file is None:
+            return None
+        try:
+            with open(self._error_file, "rb") as file:
+                return parse(file.read(_MAX_ERROR_FILE_BYTES).decode(errors="replace"))
+        except OSError:
+            return None
+
+    def drain_output(self, patience_s: float | None) -> None:
+        """After the end of everything: pass on what is left in the pipes (see Outlet.flush)."""
+        for reader in self._readers:
+            reader.finish(patience_s)

@@ -1,0 +1,1 @@
+"""torch.distributed's API for NumPy arrays, on the engine."""

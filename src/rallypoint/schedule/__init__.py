@@ -1,0 +1,1 @@
+"""Collective algorithms as programs: built here, run elsewhere. Pure: no I/O, clock or threads."""

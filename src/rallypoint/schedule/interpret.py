@@ -1,0 +1,126 @@
+"""Runs a program on plain Python values: the definition that the native engine is held against.
+
+A chunk is any value; what "reduce" means is an argument. Messages queue without bound, so what
+runs here may still need slots that an engine does not have; what fails here can run nowhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from functools import reduce as fold
+from typing import Any
+
+from rallypoint.schedule.program import (
+    Buffer,
+    Chunks,
+    Incoming,
+    Operation,
+    Program,
+    ProgramError,
+    Send,
+)
+
+Memory = dict[Buffer, list[Any]]
+Route = tuple[int, int, int]  # sender, its lane, receiver
+
+
+def interpret(
+    program: Program, inputs: Sequence[Sequence[Any]], combine: Callable[[Any, Any], Any]
+) -> list[list[Any]]:
+    """Run a program on all ranks.
+
+    Args:
+        program: what to run.
+        inputs: the input chunks of each rank.
+        combine: the operator, applied to two chunks, the left operand first.
+
+    Returns:
+        The output chunks of each rank; None where nothing was written.
+
+    Raises:
+        ProgramError: ranks wait for each other, a message was never taken, or a chunk is read
+            before it is written.
+    """
+    outputs = program.collective.output_blocks(program.ranks) * program.chunks
+    memories: list[Memory] = [
+        {
+            Buffer.INPUT: list(values),
+            Buffer.OUTPUT: [None] * outputs,
+            Buffer.SCRATCH: [None] * program.scratch_chunks,
+        }
+        for values in inputs
+    ]
+    mail: defaultdict[Route, deque[list[Any]]] = defaultdict(deque)
+    todo = {
+        (rank, number): deque(lane)
+        for rank in range(program.ranks)
+        for number, lane in enumerate(program.lanes(rank))
+    }
+    progress = True
+    while progress:
+        progress = False
+        for (rank, lane), operations in todo.items():
+            while operations and _can_run(operations[0], rank, mail):
+                _run(operations.popleft(), rank, lane, memories[rank], mail, combine)
+                progress = True
+    _check_finished(program, todo, mail)
+    return [memory[Buffer.OUTPUT] for memory in memories]
+
+
+def _can_run(operation: Operation, rank: int, mail: defaultdict[Route, deque[list[Any]]]) -> bool:
+    if isinstance(operation, Send):
+        return True
+    needed: defaultdict[Route, int] = defaultdict(int)
+    for operand in operation.operands:
+        if isinstance(operand, Incoming):
+            needed[operand.peer, operand.lane, rank] += 1
+    return all(len(mail[route]) >= count for route, count in needed.items())
+
+
+def _run(
+    operation: Operation,
+    rank: int,
+    lane: int,
+    memory: Memory,
+    mail: defaultdict[Route, deque[list[Any]]],
+    combine: Callable[[Any, Any], Any],
+) -> None:
+    def read(chunks: Chunks) -> list[Any]:
+        values = memory[chunks.buffer][chunks.index : chunks.index + chunks.count]
+        if len(values) != chunks.count or any(value is None for value in values):
+            raise ProgramError(f"rank {rank}: {operation} reads chunks that hold nothing yet")
+        return values
+
+    if isinstance(operation, Send):
+        for receiver in operation.to:
+            mail[rank, lane, receiver].append(read(operation.source))
+        return
+    operands = [
+        mail[operand.peer, operand.lane, rank].popleft()
+        if isinstance(operand, Incoming)
+        else read(operand)
+        for operand in operation.operands
+    ]
+    for target in operation.targets:
+        for offset in range(target.count):
+            value = fold(combine, (operand[offset] for operand in operands))
+            memory[target.buffer][target.index + offset] = value
+
+
+def _check_finished(
+    program: Program,
+    todo: dict[tuple[int, int], deque[Operation]],
+    mail: defaultdict[Route, deque[list[Any]]],
+) -> None:
+    for (rank, lane), operations in todo.items():
+        if operations:
+            raise ProgramError(
+                f"{program.name}: rank {rank}, lane {lane} waits forever at {operations[0]}"
+            )
+    for (sender, lane, receiver), messages in mail.items():
+        if messages:
+            raise ProgramError(
+                f"{program.name}: rank {receiver} never takes {len(messages)} message(s) "
+                f"of rank {sender}, lane {lane}"
+            )

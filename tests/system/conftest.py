@@ -1,0 +1,129 @@
+"""Launches real jobs, and knows when nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# In the environment of everything a test starts, so that only its own processes are looked for.
+MARK = "RALLYPOINT_TEST_MARK"
+
+
+class Launch:
+    """One launch of `rallypoint run` in the background, with its output in files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.mark = uuid.uuid4().hex
+        self._out = directory / "stdout.txt"
+        self._err = directory / "stderr.txt"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def script(self, text: str, name: str = "worker.py") -> str:
+        path = self.directory / name
+        path.write_text(text)
+        return str(path)
+
+    def start(self, *words: str, environ: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        inherited = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rallypoint", "run", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=self.directory,
+                env={
+                    **inherited,
+                    "TMPDIR": str(self.directory),
+                    **(environ or {}),
+                    MARK: self.mark,
+                },
+            )
+        return self.process
+
+    def run(self, *words: str, environ: dict[str, str] | None = None) -> int:
+        return self.start(*words, environ=environ).wait(60)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait_for(self, name: str, count: int = 1) -> list[Path]:
+        """Until `count` files in the directory match `name`."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            found = list(self.directory.glob(name))
+            if len(found) >= count:
+                return found
+            assert self.process is not None
+            assert self.process.poll() is None, f"launcher ended early: {self.err}"
+            time.sleep(0.01)
+        raise AssertionError(f"no {count} {name} after 30 s; stderr: {self.err}")
+
+    def guardian_pid(self) -> int:
+        assert self.process is not None
+        (pid,) = [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and parent_of(entry) == self.process.pid
+        ]
+        return pid
+
+    def left_over(self, *, within_s: float = 0.0) -> list[str]:
+        """What of this launch still runs, now or at the latest after `within_s`."""
+        deadline = time.monotonic() + within_s
+        while True:
+            found = self.running()
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
+
+    def running(self) -> list[str]:
+        """What of this launch runs: by the mark in its environment, or by being the guardian."""
+        return [text for text in map(self._describe, Path("/proc").iterdir()) if text]
+
+    def left_files(self) -> list[str]:
+        return [path.name for path in self.directory.glob("rallypoint_*")]
+
+    def _describe(self, entry: Path) -> str:
+        if not entry.name.isdigit():
+            return ""
+        try:
+            # The guardian has no environment, but the directory of its launch as its own.
+            is_ours = f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes() or (
+                (entry / "comm").read_text() == "rally-guardian\n"
+                and (entry / "cwd").readlink() == self.directory
+            )
+            return f"{entry.name}: {(entry / 'cmdline').read_text()}" if is_ours else ""
+        except OSError:
+            return ""
+
+
+def parent_of(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    launch = Launch(tmp_path)
+    yield launch
+    if launch.process is not None and launch.process.poll() is None:
+        launch.process.send_signal(signal.SIGKILL)
+        launch.process.wait()
+    assert launch.left_over(within_s=5.0) == []

@@ -1,0 +1,155 @@
+"""The guardian itself: order of ends, what a child inherits, and what it does on nonsense."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
+
+pytestmark = pytest.mark.system
+
+SLEEP = ("sleep", "600")
+
+
+@pytest.fixture
+def guardian() -> Iterator[Guardian]:
+    guardian = Guardian()
+    yield guardian
+    guardian.close()
+
+
+def spawn(guardian: Guardian, worker: int, *argv: str, directory: str = "") -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        guardian.spawn(
+            worker, argv, dict(os.environ), descriptors=(0, 1, 2, theirs.fileno()),
+            directory=directory,
+        )  # fmt: skip
+
+
+def read(guardian: Guardian, count: int) -> list[Report]:
+    reports: list[Report] = []
+    while len(reports) < count:
+        reports += guardian.read()
+    assert len(reports) == count
+    return reports
+
+
+def test_ends_are_told_in_the_order_in_which_they_happened(guardian: Guardian) -> None:
+    for worker in range(5):
+        spawn(guardian, worker, *SLEEP)
+    pids = {report.worker: report.pid for report in read(guardian, 5)}
+    os.kill(guardian.pid, signal.SIGSTOP)  # so that it finds them all at once
+    order = [3, 0, 4, 1, 2]
+    for worker in order:
+        os.kill(pids[worker], signal.SIGKILL)
+        while " Z " not in Path(f"/proc/{pids[worker]}/stat").read_text():
+            time.sleep(0.001)
+    os.kill(guardian.pid, signal.SIGCONT)
+    reports = read(guardian, 5)
+    assert [report.worker for report in reports] == order
+    assert {(report.kind, report.status) for report in reports} == {(ReportKind.EXITED, 9)}
+
+
+def test_children_start_with_clean_signals(guardian: Guardian) -> None:
+    code = (
+        "import signal, sys\n"
+        "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "text = open('/proc/self/status').read()\n"
+        "ignored = int(text.partition('SigIgn:')[2].split()[0], 16)\n"
+        # What Python itself ignores: SIGPIPE and SIGXFSZ.
+        "sys.exit(len(blocked) or ignored & ~(1 << 12 | 1 << 24))"
+    )
+    spawn(guardian, 0, sys.executable, "-c", code)
+    started, ended = read(guardian, 2)
+    assert (started.kind, ended.kind, ended.status) == (ReportKind.STARTED, ReportKind.EXITED, 0)
+
+
+def test_the_working_directory(guardian: Guardian, tmp_path: Path) -> None:
+    spawn(guardian, 0, "sh", "-c", "touch here", directory=str(tmp_path))
+    assert read(guardian, 2)[1].status == 0
+    assert (tmp_path / "here").exists()
+    spawn(guardian, 1, "true", directory=str(tmp_path / "missing"))
+    failed = read(guardian, 2)[1]
+    assert (failed.kind, failed.code, failed.status) == (ReportKind.SPAWN_FAILED, 2, 2)
+
+
+def test_end_spares_the_guardian_for_the_next_workers(guardian: Guardian) -> None:
+    for round_number in range(3):
+        spawn(guardian, round_number, *SLEEP)
+        guardian.end()
+        started, exited, ended = read(guardian, 3)
+        assert started.kind is ReportKind.STARTED
+        assert (exited.kind, exited.status) == (ReportKind.EXITED, 9)
+        assert (ended.kind, ended.status) == (ReportKind.ENDED, 0)
+
+
+def test_orphans_are_reaped_while_others_run(guardian: Guardian) -> None:
+    spawn(guardian, 0, "sh", "-c", "for i in 1 2 3 4 5; do (setsid true &); done; sleep 600")
+    read(guardian, 1)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        zombies = [
+            entry.name
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and is_zombie_of(entry, guardian.pid)
+        ]
+        if not zombies:
+            return
+    raise AssertionError(f"zombies stay: {zombies}")
+
+
+def is_zombie_of(entry: Path, parent: int) -> bool:
+    try:
+        state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return False
+    return state == "Z" and int(ppid) == parent
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\xff" * 64,
+        b"\0\0\0\0\x09\0\0\0",  # no such kind
+        b"\x04\0\0\0\x01\0\0\0abcd",  # a spawn that is too short
+        b"\x0c\0\0\0\x01\0\0\0" + b"\0\0\0\0\xff\xff\xff\xff\0\0\0\0",  # 4 billion arguments
+        b"\x10\0\0\0\x01\0\0\0" + b"\0\0\0\0\x01\0\0\0\0\0\0\0" + b"\0a\0b",  # bytes too many
+        b"\x0f\0\0\0\x01\0\0\0" + b"\0\0\0\0\x01\0\0\0\0\0\0\0" + b"\0a\0",  # no descriptors
+        b"\x01\0\0\0\x02\0\0\0a",  # a signal that is too short
+    ],
+)
+def test_nonsense_ends_it_and_its_workers(guardian: Guardian, request_bytes: bytes) -> None:
+    spawn(guardian, 0, *SLEEP)
+    pid = read(guardian, 1)[0].pid
+    guardian._socket.sendall(request_bytes)
+    with pytest.raises(GuardianLostError):
+        while True:
+            guardian.read()
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(GuardianLostError):
+        for _ in range(2):
+            guardian.signal(0, 15)
+
+
+def test_what_cannot_be_handed_to_a_program_is_refused(guardian: Guardian) -> None:
+    with pytest.raises(InvalidArgumentError, match="more than Linux can hand"):
+        spawn(guardian, 0, "x", "y" * (9 << 20))
+    with pytest.raises(InvalidArgumentError, match="NUL character"):
+        spawn(guardian, 0, "x", "a\0b")
+    spawn(guardian, 1, "true", "y" * (3 << 20))  # within our limit, beyond the kernel's
+    failed = read(guardian, 2)[1]
+    assert (failed.kind, os.strerror(failed.status)) == (
+        ReportKind.SPAWN_FAILED,
+        "Argument list too long",
+    )

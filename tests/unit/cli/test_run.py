@@ -1,0 +1,146 @@
+"""The command line: what is the launcher's, what is the script's, and wrong use in one sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint import cli
+from rallypoint.cli import run as run_module
+from rallypoint.cli.options import UsageError, parse
+from rallypoint.cli.run import FLAGS, count_workers, worker_program
+
+
+def split(*words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
+    return parse(words, FLAGS, program="rallypoint run", environ=environ)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nproc-per-node", "4", "--log-prefix", "{rank}: "],
+        ["--nproc_per_node", "4", "--log_prefix", "{rank}: "],
+        ["--nproc-per-node=4", "--log-prefix={rank}: "],
+        ["--nproc_per_node=4", "--log_prefix={rank}: "],
+        ["--nproc-per-node", "9", "--nproc-per-node", "4", "--log-prefix", "{rank}: "],
+    ],
+)
+def test_all_spellings(words: list[str]) -> None:
+    values = {"--nproc-per-node": "4", "--log-prefix": "{rank}: "}
+    assert split(*words, "train.py") == (values, ["train.py"])
+
+
+def test_values_keep_their_underscores() -> None:
+    assert split("--log_prefix=a_b", "x")[0] == {"--log-prefix": "a_b"}
+
+
+@given(st.lists(st.text() | st.sampled_from(["--r=16", "--log", "-m", "--", "--help", "--nproc"])))
+def test_everything_after_the_script_is_the_scripts(arguments: list[str]) -> None:
+    assert split("--standalone", "train.py", *arguments)[1] == ["train.py", *arguments]
+    assert split("--", "--odd-name", *arguments)[1] == ["--odd-name", *arguments]
+
+
+def test_the_environment_fills_in() -> None:
+    values, _ = split("x", PET_NPROC_PER_NODE="3", PET_STANDALONE="1", PET_VERBOSE="0")
+    assert values == {"--nproc-per-node": "3", "--standalone": "1"}
+    assert split("--nproc-per-node=2", "x", PET_NPROC_PER_NODE="3")[0]["--nproc-per-node"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nproc-per-nod", "2", "x"], "unknown flag --nproc-per-nod; did you mean --nproc-per-n"),
+        (["--log", "x"], "unknown flag --log"),
+        (["--zzz=1", "x"], "unknown flag --zzz; see rallypoint run --help"),
+        (["--nproc-per-node"], "--nproc-per-node needs a value: --nproc-per-node N"),
+        (["--standalone=yes", "x"], "--standalone takes no value; leave out '=yes'"),
+    ],
+)
+def test_wrong_flags(words: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        split(*words)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_workers() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    assert count_workers({}) == 1
+    assert count_workers({"--nproc-per-node": "12"}) == 12
+    assert count_workers({"--nproc-per-node": "auto"}) == cpus
+    assert count_workers({"--nproc-per-node": "cpu"}) == cpus
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "1_0", "\u0662"])
+def test_impossible_numbers_of_workers(text: str) -> None:
+    with pytest.raises(UsageError, match="it must be 1 or more, 'auto' or 'cpu'"):
+        count_workers({"--nproc-per-node": text})
+
+
+def test_the_workers_program(tmp_path: Path) -> None:
+    script = str(tmp_path / "train.py")
+    Path(script).touch()
+    python = {"PYTHON_EXEC": "/py"}
+    assert worker_program({}, [script, "-x"], python) == ("/py", "-u", script, "-x")
+    module = worker_program({"--module": "1"}, ["pkg.train", "--x"], python)
+    assert module == ("/py", "-u", "-m", "pkg.train", "--x")
+    assert worker_program({"--no-python": "1"}, ["sh", "-c", "x"], python) == ("sh", "-c", "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "no script given"),
+        (["--standalone"], "no script given"),
+        (["missing.py"], "script 'missing.py' does not exist"),
+        (["--no-python", "./missing"], "program './missing' does not exist"),
+        (["-m", "--no-python", "x"], "--module and --no-python exclude each other"),
+        (["--nproc-per-node", "0", __file__], "--nproc-per-node is '0'"),
+        (["--nproc-per-node", "5000", __file__], "cannot run 5000 workers on one machine"),
+        (["--nproc-per-node", "gpu", __file__], "devices are not counted"),
+        (["--nnodes", "2", __file__], "only one machine so far"),
+        (["--shutdown-timeout", "soon", __file__], "it must be a number of seconds"),
+        (["--shutdown-timeout", "nan", __file__], "it must be a number of seconds"),
+        (["--log-prefix", "{rnk}", __file__], "'{rnk}' is not a log prefix"),
+        (["--log-prefix", "{", __file__], "'{' is not a log prefix"),
+    ],
+)
+def test_wrong_use_gets_one_sentence_and_exit_2(
+    words: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_module.run(words) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("rallypoint run: ")
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "stdout", "stderr"),
+    [
+        (["--help"], 0, "usage: rallypoint COMMAND", ""),
+        ([], 2, "usage: rallypoint COMMAND", ""),
+        (["--version"], 0, "rallypoint 0.", ""),
+        (["run", "--help"], 0, "--nproc-per-node N", ""),
+        (["rum"], 2, "", "unknown command rum; did you mean run?"),
+        (["--runn"], 2, "", "unknown flag --runn"),
+    ],
+)
+def test_the_main_program(
+    words: list[str],
+    status: int,
+    stdout: str,
+    stderr: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rallypoint", *words])
+    assert cli.main() == status
+    out, err = capfd.readouterr()
+    assert stdout in out
+    assert stderr in err

@@ -1,0 +1,77 @@
+"""Ranks as threads of one process, each with its own end of a communicator."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rallypoint._native import region_bytes
+from rallypoint.engine.communicator import Communicator
+from rallypoint.schedule.choose import build, choose
+from rallypoint.schedule.encode import encode
+from rallypoint.schedule.program import Collective, Program
+
+NAMES = tuple(collective.name.lower() for collective in Collective)
+
+
+def planner(
+    rank: int, ranks: int, override: str, custom: Program | None
+) -> Callable[[int, int, int], bytes]:
+    def plan(number: int, root: int, nbytes: int) -> bytes:
+        collective = Collective(number)
+        if collective is Collective.SEND:
+            return encode(build(collective, "direct", ranks=2), root)
+        if custom is not None and collective is custom.collective:
+            return encode(custom, rank)
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=override)
+        return encode(build(collective, choice.algorithm, ranks=ranks, root=root), rank)
+
+    return plan
+
+
+def run_ranks(
+    ranks: int,
+    main: Callable[[Communicator], Any],
+    *,
+    override: str = "",
+    custom: Program | None = None,
+    timeout_s: float = 30,
+) -> Sequence[Any]:
+    """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, region_bytes(ranks))
+    communicators = [
+        Communicator(
+            fd,
+            rank=rank,
+            ranks=ranks,
+            plan=planner(rank, ranks, override, custom),
+            timeout_s=timeout_s,
+            spins=0,
+            yields=100,
+            names=NAMES,
+        )
+        for rank in range(ranks)
+    ]
+    os.close(fd)
+    results: list[Any] = [None] * ranks
+    errors: list[BaseException | None] = [None] * ranks
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = main(communicators[rank])
+        except BaseException as error:
+            errors[rank] = error
+            communicators[rank].abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if error is not None:
+            raise error
+    return results

@@ -1,0 +1,51 @@
+"""The native decoder refuses every malformed program, and crashes on none."""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint._native import Communicator, region_bytes
+from rallypoint.schedule.choose import build
+from rallypoint.schedule.encode import encode
+from rallypoint.schedule.program import Collective
+
+GOOD = array("i", encode(build(Collective.ALL_REDUCE, "direct_two_shot", ranks=4), 1))
+
+
+def teach(words: array[int]) -> None:
+    """Let the engine decode the words. The count of zero items makes running them harmless."""
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, region_bytes(1))
+    plan = words.tobytes()
+    communicator = Communicator(fd, 0, 1, 0, 0, lambda *_: plan, 0.0)
+    os.close(fd)
+    nothing = np.empty(0)
+    communicator.run(Collective.ALL_REDUCE, 0, 0, nothing, nothing)
+
+
+def test_truncated_and_prolonged() -> None:
+    for length in range(len(GOOD)):
+        with pytest.raises(ValueError, match="malformed"):
+            teach(GOOD[:length])
+    with pytest.raises(ValueError, match="malformed"):
+        teach(GOOD + array("i", [0]))
+
+
+def test_program_of_another_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="for rank 1 of 4"):
+        teach(GOOD)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(place=st.integers(0, len(GOOD) - 1), word=st.integers(-(2**31), 2**31 - 1))
+def test_any_changed_word_is_harmless(place: int, word: int) -> None:
+    changed = array("i", GOOD)
+    changed[place] = word
+    with pytest.raises(ValueError):
+        teach(changed)

@@ -1,0 +1,86 @@
+"""A job's workers get torchrun's variables by torchrun's rules, and their command word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.worker_env import WorkerEnv
+from rallypoint.launch.job import Endpoint, Job, worker_environ
+
+STORE = Endpoint(host="127.0.0.1", port=1234)
+
+
+def make_job(*command: str, workers: int = 2, environ: Mapping[str, str] | None = None) -> Job:
+    return Job(
+        command=command or ("x",),
+        local_world_size=workers,
+        run_id="id",
+        host="h",
+        environ=environ or {},
+    )
+
+
+def environ_of(job: Job, error_file: str | None = "/e") -> dict[str, str]:
+    return worker_environ(job, local_rank=1, store=STORE, error_file=error_file)
+
+
+def test_all_variables() -> None:
+    assert environ_of(make_job(environ={"HOME": "/root", "RANK": "77"})) == {
+        "HOME": "/root",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "1",
+        "ROLE_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "id",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": "/e",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "RALLYPOINT_CONTROL_FD": "3",
+    }
+
+
+def test_a_worker_reads_it_back() -> None:
+    env = WorkerEnv.from_environ(environ_of(make_job()))
+    assert (env.rank, env.world_size, env.master_port, env.use_agent_store) == (1, 2, 1234, True)
+
+
+def test_what_the_user_set_stays() -> None:
+    chosen = {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert chosen.items() <= environ_of(make_job(environ=chosen)).items()
+
+
+def test_one_worker_may_use_all_cores() -> None:
+    job = make_job(workers=1)
+    environ = worker_environ(job, local_rank=0, store=STORE, error_file=None)
+    assert "OMP_NUM_THREADS" not in environ
+
+
+def test_an_outer_launchers_error_file_is_not_ours() -> None:
+    outer = {"TORCHELASTIC_ERROR_FILE": "/outer"}
+    assert "TORCHELASTIC_ERROR_FILE" not in environ_of(make_job(environ=outer), error_file=None)
+
+
+def test_arguments_are_verbatim_but_for_the_local_rank() -> None:
+    job = make_job("p", "--d=${local_rank}", "$local_rank", "$$", "%d", "", "${x}")
+    assert job.worker_command(1) == ("p", "--d=1", "$local_rank", "$$", "%d", "", "${x}")
+
+
+def test_impossible_jobs_cannot_be_built() -> None:
+    with pytest.raises(InvalidArgumentError, match="no command"):
+        Job(command=(), local_world_size=1, run_id="", host="", environ={})
+    with pytest.raises(InvalidArgumentError, match="cannot run 0 workers"):
+        make_job(workers=0)

@@ -1,0 +1,92 @@
+"""Every built-in program, run by the interpreter on symbols, gives what its collective promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.interpret import interpret
+from rallypoint.schedule.program import Collective, Program, Send
+
+Terms = tuple[str, ...]  # a chunk as the ordered list of what was combined into it
+RANKS = range(1, 18)
+
+
+def run(program: Program) -> list[list[Terms]]:
+    inputs = [
+        [(f"{rank}.{chunk}",) for chunk in range(program.chunks)] for rank in range(program.ranks)
+    ]
+    return interpret(program, inputs, lambda left, right: left + right)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ALGORITHMS[Collective.ALL_REDUCE])
+def test_all_reduce_combines_each_input_once_and_alike_everywhere(name: str, ranks: int) -> None:
+    outputs = run(build(Collective.ALL_REDUCE, name, ranks=ranks))
+    for chunk, terms in enumerate(outputs[0]):
+        assert sorted(terms) == sorted(f"{rank}.{chunk}" for rank in range(ranks))
+    # The same order of operands everywhere: the same bits everywhere.
+    assert all(output == outputs[0] for output in outputs)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_direct_all_reduce_combines_in_rank_order(ranks: int) -> None:
+    for name in ("direct_one_shot", "direct_two_shot"):
+        for terms in run(build(Collective.ALL_REDUCE, name, ranks=ranks))[0]:
+            assert [int(term.split(".")[0]) for term in terms] == list(range(ranks))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ALGORITHMS[Collective.ALL_GATHER])
+def test_all_gather_collects_all_blocks(name: str, ranks: int) -> None:
+    expected = [(f"{rank}.0",) for rank in range(ranks)]
+    assert run(build(Collective.ALL_GATHER, name, ranks=ranks)) == [expected] * ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_broadcast_copies_the_root(ranks: int) -> None:
+    for root in range(ranks):
+        program = build(Collective.BROADCAST, "direct", ranks=ranks, root=root)
+        assert run(program) == [[(f"{root}.0",)]] * ranks
+
+
+def test_send_moves_one_message() -> None:
+    assert run(build(Collective.SEND, "direct", ranks=2))[1] == [("0.0",)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_barrier_hears_from_all(ranks: int) -> None:
+    program = build(Collective.BARRIER, "direct", ranks=ranks)
+    run(program)  # raises if a message is missing or left over
+    heard = Counter(
+        receiver
+        for rank in range(ranks)
+        for lane in program.lanes(rank)
+        for operation in lane
+        if isinstance(operation, Send)
+        for receiver in operation.to
+    )
+    assert heard == {rank: ranks - 1 for rank in range(ranks) if ranks > 1}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_declared_number_of_sends_is_the_largest(ranks: int) -> None:
+    for collective, algorithms in ALGORITHMS.items():
+        for name in algorithms:
+            size = 2 if collective is Collective.SEND else ranks
+            program = build(collective, name, ranks=size)
+            lanes = [lane for rank in range(size) for lane in program.lanes(rank)]
+            most = max(sum(isinstance(o, Send) for o in lane) for lane in lanes)
+            assert program.sends == max(most, 1), (collective, name)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_ring_moves_no_more_than_it_must(ranks: int) -> None:
+    """Each rank sends 2 (n - 1) chunks of 1/n, to its right neighbour only."""
+    program = build(Collective.ALL_REDUCE, "ring", ranks=ranks)
+    for rank in range(ranks):
+        sends = [o for o in program.lanes(rank)[0] if isinstance(o, Send)]
+        assert len(sends) == 2 * (ranks - 1)
+        assert {send.to for send in sends} == {((rank + 1) % ranks,)}
