@@ -19,3 +19,8 @@ def numeric_family(host: str) -> socket.AddressFamily | None:
             continue
         return family
     return None
+
+
+def endpoint_of(host: str, port: int) -> str:
+    """Return how messages name a server."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from rallypoint.base.address import is_loopback
+from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import (
     InvalidArgumentError,
     StoreConnectionError,
@@ -20,7 +20,7 @@ from rallypoint.base.errors import (
     StoreTimeoutError,
 )
 from rallypoint.store import wire
-from rallypoint.store.connection import Connection, connect, endpoint_of
+from rallypoint.store.connection import Connection, connect
 from rallypoint.store.packing import pack_count, pack_key, pack_keys, pack_number, pack_value
 from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session

@@ -15,7 +15,7 @@ import struct
 import time
 import weakref
 
-from rallypoint.base.address import numeric_family
+from rallypoint.base.address import endpoint_of, numeric_family
 from rallypoint.base.errors import StoreConnectionError
 from rallypoint.store import wire
 
@@ -207,11 +207,6 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
                     operation="connect",
                 ) from error
             time.sleep(pause_s)
-
-
-def endpoint_of(host: str, port: int) -> str:
-    """Return how messages name the server."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _connect_once(

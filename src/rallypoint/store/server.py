@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable
 
 from rallypoint import _native
-from rallypoint.base.address import numeric_family
+from rallypoint.base.address import endpoint_of, numeric_family
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 
 TYPE_CHECKING = False
@@ -139,8 +139,9 @@ def _has_ipv6() -> bool:
 
 def _refusal(host: str, port: int, error: Exception) -> StoreConnectionError:
     return StoreConnectionError(
-        f"the store cannot listen on {host}:{port} ({error}); choose another port, or 0 for any",
-        endpoint=f"{host}:{port}",
+        f"the store cannot listen on {endpoint_of(host, port)} ({error}); "
+        "choose another port, or 0 for any",
+        endpoint=endpoint_of(host, port),
         operation="listen",
     )
 
