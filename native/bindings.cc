@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -259,6 +261,33 @@ void allow(store::Server& server, nb::bytes packed) {
   server.allow(std::move(hosts));
 }
 
+[[noreturn]] void raise_os_error() {
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+// Sends a short request and returns what one recv brings: a round trip for one change of the GIL.
+// The socket blocks and has its time-outs set in the kernel; when one is over, errno is EAGAIN.
+nb::bytes exchange(int fd, nb::bytes request) {
+  char reply[4096];
+  const char* next = request.c_str();
+  size_t left = request.size();
+  for (;;) {
+    ssize_t size = 0;
+    {
+      const nb::gil_scoped_release released;
+      while (left > 0 && (size = send(fd, next, left, MSG_NOSIGNAL)) >= 0) {
+        next += size;
+        left -= static_cast<size_t>(size);
+      }
+      if (left == 0) size = recv(fd, reply, sizeof reply, 0);
+    }
+    if (size >= 0) return nb::bytes(reply, static_cast<size_t>(size));
+    if (errno != EINTR) raise_os_error();
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
 void bind_store(nb::module_& module) {
   nb::class_<store::Server>(module, "StoreServer")
       .def(
@@ -282,6 +311,7 @@ void bind_store(nb::module_& module) {
       .def("paused", &StoreMachine::paused, nb::arg("connection"))
       .def("late", &StoreMachine::late, nb::arg("now"))
       .def("take_output", &StoreMachine::take_output);
+  module.def("exchange", &exchange, nb::arg("fd"), nb::arg("request"));
   module.def("hmac_sha256", [](nb::bytes key, nb::bytes message) {
     const rallypoint::Digest digest =
         rallypoint::hmac_sha256({key.c_str(), key.size()}, {message.c_str(), message.size()});

@@ -46,9 +46,11 @@ Output& Machine::output(ConnectionId id) {
   return connection.output;
 }
 
-std::vector<ConnectionId> Machine::take_touched() {
-  for (ConnectionId id : touched_) connections_[id].touched = false;
-  return std::exchange(touched_, {});
+const std::vector<ConnectionId>& Machine::take_touched() {
+  taken_.clear();
+  taken_.swap(touched_);
+  for (ConnectionId id : taken_) connections_[id].touched = false;
+  return taken_;
 }
 
 const char* Machine::receive(ConnectionId id, std::string_view bytes) {

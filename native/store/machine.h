@@ -36,8 +36,8 @@ class Machine : private Outbox {
   // A paused connection must not be read from before its output has drained and it was resumed.
   bool paused(ConnectionId id) const { return connections_[id].paused; }
   Output& pending_output(ConnectionId id) { return connections_[id].output; }
-  // The connections that got output since this was last called.
-  std::vector<ConnectionId> take_touched();
+  // The connections that got output since this was last called; valid until the next call.
+  const std::vector<ConnectionId>& take_touched();
 
   bool owns_ephemeral(ConnectionId id) const { return state_.owns_ephemeral(id); }
   bool lost_events(ConnectionId id) const { return state_.lost_events(id); }
@@ -66,6 +66,7 @@ class Machine : private Outbox {
   std::deque<Connection> connections_;  // by id; references stay valid
   std::vector<ConnectionId> free_;
   std::vector<ConnectionId> touched_;
+  std::vector<ConnectionId> taken_;
   Request request_;  // kept to use its memory again
   size_t buffered_ = 0;
   uint64_t requests_ = 0;

@@ -38,6 +38,7 @@ class Output {
 
  private:
   static constexpr uint32_t kCopyBelow = 2048;  // below, a copy costs less than a piece
+  static constexpr size_t kKeepCapacity = 256;  // of each of ten thousand idle connections
   struct Reference {
     size_t after;  // how many bytes of copied_, from its start, go before this value
     Value value;

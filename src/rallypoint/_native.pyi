@@ -62,4 +62,12 @@ class StoreMachine:
     def late(self, now: float) -> list[int]: ...
     def take_output(self) -> list[tuple[int, bytes]]: ...
 
+def exchange(fd: int, request: bytes) -> bytes:
+    """Send a short request and return what one recv brings.
+
+    Raises:
+        BlockingIOError: the socket's time-out is over.
+        OSError: the connection is lost.
+    """
+
 def hmac_sha256(key: bytes, message: bytes) -> bytes: ...

@@ -8,6 +8,7 @@ key. One connection, one operation at a time: threads that wait long want a `clo
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -27,6 +28,8 @@ from rallypoint.store.session import Session
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, seconds_of
 from rallypoint.store.watch import Watch
 
+_I64 = struct.Struct("<q")
+_U8 = struct.Struct("<B")
 _WORKERS = b"init/"  # no slash before it: users' keys cannot collide
 
 
@@ -119,11 +122,11 @@ class TCPStore(Store):
     def add(self, key: str, amount: int) -> int:
         """See Store."""
         request = b"\x04" + pack_key(key) + pack_number("add", amount)
-        return self._session.exchange("add", key, request, Connection.receive_i64)
+        return self._session.exchange_number("add", key, request, _I64)
 
     def _add(self, raw_key: bytes, amount: int) -> int:
         request = b"\x04" + wire.blob(raw_key) + wire.i64(amount)
-        return self._session.exchange("add", raw_key.decode(), request, Connection.receive_i64)
+        return self._session.exchange_number("add", raw_key.decode(), request, _I64)
 
     def append(self, key: str, value: str | bytes) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
@@ -137,10 +140,7 @@ class TCPStore(Store):
     def check(self, keys: Sequence[str]) -> bool:
         """See Store."""
         request = b"\x05" + pack_keys(keys)
-        return (
-            self._session.exchange("check", _first(keys), request, Connection.receive_u8)
-            == wire.READY
-        )
+        return self._session.exchange_number("check", _first(keys), request, _U8) == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """See Store."""
@@ -151,16 +151,11 @@ class TCPStore(Store):
 
     def delete_key(self, key: str) -> bool:
         """See Store."""
-        return (
-            self._session.exchange(
-                "delete_key", key, b"\x08" + pack_key(key), Connection.receive_i64
-            )
-            > 0
-        )
+        return self._session.exchange_number("delete_key", key, b"\x08" + pack_key(key), _I64) > 0
 
     def num_keys(self) -> int:
         """See Store. The key that counts the workers is one of them."""
-        return self._session.exchange("num_keys", None, b"\x07", Connection.receive_i64)
+        return self._session.exchange_number("num_keys", None, b"\x07", _I64)
 
     def list_keys(self) -> list[str]:
         """See Store."""
@@ -223,9 +218,7 @@ class TCPStore(Store):
 
     def queue_len(self, key: str) -> int:
         """See Store."""
-        return self._session.exchange(
-            "queue_len", key, b"\x10" + pack_key(key), Connection.receive_i64
-        )
+        return self._session.exchange_number("queue_len", key, b"\x10" + pack_key(key), _I64)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """See Store."""
@@ -258,7 +251,7 @@ class TCPStore(Store):
         """
         self._require_ours("enter", namespace)
         request = b"\x44" + pack_key(namespace) + pack_number("enter", number)
-        self._session.exchange("enter", namespace, request, Connection.receive_i64)
+        self._session.exchange_number("enter", namespace, request, _I64)
         self._round = (namespace, number)
 
     def watch(self, prefix: str) -> Watch:
@@ -272,7 +265,7 @@ class TCPStore(Store):
         session = Session(connection, self._session.timeout_s)
         if self._round is not None:
             request = b"\x44" + pack_key(self._round[0]) + pack_number("enter", self._round[1])
-            session.exchange("enter", self._round[0], request, Connection.receive_i64)
+            session.exchange_number("enter", self._round[0], request, _I64)
         return Watch(connection, prefix)
 
     def _require_ours(self, operation: str, key: str) -> None:

@@ -15,6 +15,7 @@ import struct
 import time
 import weakref
 
+from rallypoint import _native
 from rallypoint.base.address import endpoint_of, numeric_family
 from rallypoint.base.errors import StoreConnectionError
 from rallypoint.store import wire
@@ -33,6 +34,7 @@ class Connection:
         self.endpoint = endpoint
         self.ours = False
         self._socket = sock
+        self._fd = sock.fileno()
         self._buffer = b""
         self._timeout_s = 0.0
         self._deadline = 0.0
@@ -118,10 +120,37 @@ class Connection:
         if left < self._timeout_s / 2:
             self._limit(left)
 
+    def exchange(self, request: bytes, size: int, timeout_s: float) -> bytes:
+        """Send a short `request` and return the first `size` bytes of the reply: the fast path.
+
+        Raises:
+            TimeoutError: they did not come within `timeout_s`.
+            OSError: the connection is lost.
+        """
+        if self._buffer or timeout_s != self._timeout_s:
+            self.start(timeout_s)
+            self.send(request)
+            return self.receive(size)
+        try:
+            reply = _native.exchange(self._fd, request)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if len(reply) == size:
+            return reply
+        if not reply:
+            raise ConnectionResetError("the server closed the connection")
+        self.start(timeout_s)
+        self._buffer = reply
+        return self.receive(size)
+
     def await_byte(self) -> None:
         """Wait until there is a byte to receive."""
         if not self._buffer:
             self._buffer = self._receive_some(_CHUNK)
+
+    def put_back(self, data: bytes) -> None:
+        """Undo the receipt of `data`."""
+        self._buffer = data + self._buffer
 
     def peek(self) -> int:
         """Return the next byte and leave it there."""
@@ -168,6 +197,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
+        self._fd = -1
         self._socket.close()
 
     def __del__(self) -> None:
