@@ -254,19 +254,19 @@ def test_other_threads_run_while_a_rank_waits(launch: Launch) -> None:
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
 
-def train(launch: Launch, workers: int, history: str) -> dict[str, object]:
+def train(launch: Launch, workers: int, history: str) -> tuple[list[float], float]:
     script = str(EXAMPLES / "train_digits.py")
     options = ("--standalone", "--nproc-per-node", str(workers), script, "--history", history)
     assert launch.run(*options) == 0, launch.err
-    result: dict[str, object] = json.loads((launch.directory / history).read_text())
-    return result
+    result = json.loads((launch.directory / history).read_text())
+    return result["loss"], result["test_accuracy"]
 
 
 def test_training_is_the_same_with_any_number_of_workers(launch: Launch) -> None:
-    alone, together = train(launch, 1, "alone"), train(launch, 4, "together")
-    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=0, atol=1e-9)
-    assert together["test_accuracy"] == alone["test_accuracy"]
-    assert float(str(together["test_accuracy"])) >= 0.95
+    losses_alone, accuracy_alone = train(launch, 1, "alone")
+    losses, accuracy = train(launch, 4, "together")
+    np.testing.assert_allclose(losses, losses_alone, rtol=0, atol=1e-9)
+    assert accuracy == accuracy_alone >= 0.95
     assert "epoch 20/20" in launch.out
 
 
