@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -166,6 +167,48 @@ def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
     assert len(list(launch.directory.glob("raised.*"))) == 4
 
 
+@pytest.mark.parametrize("method", ["tcp", "file", "store"])
+def test_other_ways_to_meet(launch: Launch, method: str) -> None:
+    """Without the launcher's variables, three processes meet where they are told to."""
+    script = launch.script(
+        "import os, sys, numpy as np, rallypoint as dist\n"
+        "from rallypoint.store.file import FileStore\n"
+        "rank, size = int(os.environ.pop('RANK')), int(os.environ.pop('WORLD_SIZE'))\n"
+        "method, path = sys.argv[1:]\n"
+        "where = {\n"
+        "    'tcp': {'init_method': 'tcp://127.0.0.1:' + os.environ['FREE_PORT']},\n"
+        "    'file': {'init_method': 'file://' + path},\n"
+        "    'store': {},\n"
+        "}[method]\n"
+        "if method == 'store': where['store'] = FileStore(path, size)\n"
+        "dist.init_process_group(rank=rank, world_size=size, **where)\n"
+        "values = np.ones(2)\n"
+        "dist.all_reduce(values)\n"
+        "assert (values == 3).all()\n"
+        "dist.destroy_process_group()\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    meeting = str(launch.directory / "meeting")
+    options = ("--nproc-per-node", "3", script, method, meeting)
+    assert launch.run(*options, environ={"FREE_PORT": port}) == 0, launch.err
+
+
+def test_missing_rank_is_named(launch: Launch) -> None:
+    script = launch.script(
+        "import os, sys, time, datetime, rallypoint as dist\n"
+        "if os.environ['RANK'] == '1': time.sleep(2); sys.exit()\n"
+        "try:\n"
+        "    dist.init_process_group(timeout=datetime.timedelta(seconds=0.5))\n"
+        "except dist.StoreTimeoutError as error:\n"
+        "    assert 'missing: 1;' in str(error), error\n"
+        "    assert not dist.is_initialized()\n"
+        "    open('told.' + os.environ['RANK'], 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert len(list(launch.directory.glob("told.*"))) == 2
+
+
 WRONG_USE = """
 import os, sys
 import numpy as np
@@ -187,6 +230,7 @@ for call, arguments in ((dist.get_rank, ()), (dist.all_reduce, (x,)), (dist.barr
     assert isinstance(error, RuntimeError)
 expect(ValueError, "backend='nonesuch'", dist.init_process_group, 'nonesuch')
 expect(ValueError, 'RANK', dist.init_process_group, rank=99)
+expect(ValueError, 'carrier-pigeon', dist.init_process_group, init_method='carrier-pigeon://x')
 dist.init_process_group()
 error = expect(RuntimeError, 'already initialized', dist.init_process_group)
 assert isinstance(error, ValueError)
