@@ -212,6 +212,7 @@ def test_a_stuck_server_does_not_hold_its_clients() -> None:
     try:
         with TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3)) as store:
             process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)  # until every thread of it stands
             started = time.monotonic()
             with pytest.raises(StoreConnectionError, match=r"add of 'n'.*no answer within 0.3 s"):
                 store.add("n", 1)
