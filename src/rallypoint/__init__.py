@@ -11,8 +11,8 @@ which imports this package too, pays for none of them.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # true for type checkers; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.base.errors import (
         AlreadyInitializedError,
