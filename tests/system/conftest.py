@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -127,3 +128,10 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         launch.process.send_signal(signal.SIGKILL)
         launch.process.wait()
     assert launch.left_over(within_s=5.0) == []
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
