@@ -3,13 +3,18 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "engine/communicator.h"
+#include "sha256.h"
 #include "store/machine.h"
 #include "store/server.h"
 
@@ -210,7 +215,10 @@ namespace store = rallypoint::store;
 // The machine as the tests drive it: bytes in; (connection, bytes) and reasons out.
 class StoreMachine {
  public:
-  uint32_t open(double now) { return machine_.open(now); }
+  explicit StoreMachine(nb::bytes token) : machine_(std::string(token.c_str(), token.size())) {}
+  uint32_t open(double now, nb::bytes nonce) {
+    return machine_.open(now, {nonce.c_str(), nonce.size()});
+  }
   nb::object receive(uint32_t id, nb::bytes bytes) {
     const char* reason = machine_.receive(id, {bytes.c_str(), bytes.size()});
     return reason ? nb::cast(reason) : nb::none();
@@ -246,22 +254,69 @@ class StoreMachine {
   store::Machine machine_;
 };
 
+// Addresses of 16 bytes each, one after the other.
+void allow(store::Server& server, nb::bytes packed) {
+  std::vector<store::HostAddress> hosts(packed.size() / sizeof(store::HostAddress));
+  std::memcpy(hosts.data(), packed.c_str(), hosts.size() * sizeof(store::HostAddress));
+  server.allow(std::move(hosts));
+}
+
+[[noreturn]] void raise_os_error() {
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+// Sends a short request and returns what one recv brings: a round trip for one change of the GIL.
+// The socket blocks and has its time-outs set in the kernel; when one is over, errno is EAGAIN.
+nb::bytes exchange(int fd, nb::bytes request) {
+  char reply[4096];
+  const char* next = request.c_str();
+  size_t left = request.size();
+  for (;;) {
+    ssize_t size = 0;
+    {
+      const nb::gil_scoped_release released;
+      while (left > 0 && (size = send(fd, next, left, MSG_NOSIGNAL)) >= 0) {
+        next += size;
+        left -= static_cast<size_t>(size);
+      }
+      if (left == 0) size = recv(fd, reply, sizeof reply, 0);
+    }
+    if (size >= 0) return nb::bytes(reply, static_cast<size_t>(size));
+    if (errno != EINTR) raise_os_error();
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
 void bind_store(nb::module_& module) {
   nb::class_<store::Server>(module, "StoreServer")
-      .def(nb::init<int, int>(), nb::arg("listener"), nb::arg("log"))
+      .def(
+          "__init__",
+          [](store::Server* self, int listener, int log, nb::bytes token) {
+            new (self) store::Server(listener, log, std::string(token.c_str(), token.size()));
+          },
+          nb::arg("listener"), nb::arg("log"), nb::arg("token"))
+      .def("allow", &allow, nb::arg("hosts"))
+      .def("abandon", &store::Server::abandon)
       .def("close", &store::Server::close, nb::call_guard<nb::gil_scoped_release>())
       .def("counters", [](const store::Server& server) {
         const store::Counters counters = server.counters();
         return nb::make_tuple(counters.connections, counters.keys, counters.requests);
       });
   nb::class_<StoreMachine>(module, "StoreMachine")
-      .def(nb::init<>())
-      .def("open", &StoreMachine::open, nb::arg("now"))
+      .def(nb::init<nb::bytes>(), nb::arg("token") = nb::bytes(""))
+      .def("open", &StoreMachine::open, nb::arg("now"), nb::arg("nonce") = nb::bytes(""))
       .def("receive", &StoreMachine::receive, nb::arg("connection"), nb::arg("data"))
       .def("close", &StoreMachine::close, nb::arg("connection"))
       .def("paused", &StoreMachine::paused, nb::arg("connection"))
       .def("late", &StoreMachine::late, nb::arg("now"))
       .def("take_output", &StoreMachine::take_output);
+  module.def("exchange", &exchange, nb::arg("fd"), nb::arg("request"));
+  module.def("hmac_sha256", [](nb::bytes key, nb::bytes message) {
+    const rallypoint::Digest digest =
+        rallypoint::hmac_sha256({key.c_str(), key.size()}, {message.c_str(), message.size()});
+    return nb::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
+  });
 }
 
 }  // namespace

@@ -7,14 +7,13 @@ namespace rallypoint::store {
 namespace {
 
 constexpr size_t kPauseAbove = 256 << 10;    // output of one connection that nobody reads
-constexpr size_t kCloseAbove = 64 << 20;     // the same, pushed to a watcher that does not read
 constexpr size_t kOwnShare = 64 << 10;       // what a connection may buffer whatever others do
 constexpr size_t kMaxBuffered = 1ull << 30;  // over all connections
 constexpr size_t kKeepCapacity = 4 << 10;
 
 }  // namespace
 
-ConnectionId Machine::open(double now) {
+ConnectionId Machine::open(double now, std::string_view nonce) {
   ConnectionId id;
   if (free_.empty()) {
     id = static_cast<ConnectionId>(connections_.size());
@@ -22,6 +21,10 @@ ConnectionId Machine::open(double now) {
   } else {
     id = free_.back();
     free_.pop_back();
+  }
+  if (!token_.empty()) {
+    connections_[id].gate = std::make_unique<Gate>();
+    connections_[id].nonce = nonce;
   }
   state_.connect(id, now);
   return id;
@@ -43,9 +46,11 @@ Output& Machine::output(ConnectionId id) {
   return connection.output;
 }
 
-std::vector<ConnectionId> Machine::take_touched() {
-  for (ConnectionId id : touched_) connections_[id].touched = false;
-  return std::exchange(touched_, {});
+const std::vector<ConnectionId>& Machine::take_touched() {
+  taken_.clear();
+  taken_.swap(touched_);
+  for (ConnectionId id : taken_) connections_[id].touched = false;
+  return taken_;
 }
 
 const char* Machine::receive(ConnectionId id, std::string_view bytes) {
@@ -67,8 +72,27 @@ const char* Machine::receive(ConnectionId id, std::string_view bytes) {
   return reason ? reason : account(id);
 }
 
+const char* Machine::pass_gate(ConnectionId id, std::string_view bytes, size_t& consumed) {
+  Connection& connection = connections_[id];
+  switch (connection.gate->feed(token_, connection.nonce, bytes, consumed, output(id))) {
+    case Gate::Outcome::kIncomplete:
+      break;
+    case Gate::Outcome::kPassed:
+      connection.gate.reset();
+      connection.nonce = std::string();
+      break;
+    case Gate::Outcome::kRefused:
+      return connection.gate->refusal();
+  }
+  return nullptr;
+}
+
 const char* Machine::parse(ConnectionId id, std::string_view bytes, size_t& consumed) {
   Connection& connection = connections_[id];
+  if (connection.gate) {
+    const char* reason = pass_gate(id, bytes, consumed);
+    if (reason || connection.gate) return reason;
+  }
   while (consumed < bytes.size()) {
     if (connection.output.pending() > kPauseAbove) {
       connection.paused = true;

@@ -44,7 +44,13 @@ void Output::consume(size_t size) {
       reference_sent_ = 0;
     }
   }
-  if (pending_ == 0) *this = Output();
+  if (pending_ > 0) return;
+  if (copied_.capacity() > kKeepCapacity || references_.capacity() > 0) {
+    *this = Output();
+  } else {
+    copied_.clear();
+    copied_sent_ = 0;
+  }
 }
 
 }  // namespace rallypoint::store

@@ -19,6 +19,7 @@ class Output {
   void add_u8(uint8_t number) { add(&number, sizeof number); }
   void add_u32(uint32_t number) { add(&number, sizeof number); }
   void add_i64(int64_t number) { add(&number, sizeof number); }
+  void add(std::string_view bytes) { add(bytes.data(), bytes.size()); }
   void add_blob(std::string_view bytes) {
     add_i64(static_cast<int64_t>(bytes.size()));
     add(bytes.data(), bytes.size());
@@ -37,6 +38,7 @@ class Output {
 
  private:
   static constexpr uint32_t kCopyBelow = 2048;  // below, a copy costs less than a piece
+  static constexpr size_t kKeepCapacity = 256;  // of each of ten thousand idle connections
   struct Reference {
     size_t after;  // how many bytes of copied_, from its start, go before this value
     Value value;

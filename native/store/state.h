@@ -35,6 +35,8 @@ class State {
   std::vector<ConnectionId> late(double now) const;
 
   bool owns_ephemeral(ConnectionId connection) const { return clients_[connection].ephemeral; }
+  // A watcher that did not read what it was sent; it must be closed.
+  bool lost_events(ConnectionId connection) const { return clients_[connection].lost_events; }
   bool validated(ConnectionId connection) const { return clients_[connection].validated; }
   size_t keys() const { return default_->table.size(); }
 
@@ -46,6 +48,7 @@ class State {
     bool tagged = false;
     bool waiting = false;
     bool ephemeral = false;
+    bool lost_events = false;
     Opcode waits_with{};
     uint32_t missing = 0;
     std::vector<std::string> asked;  // the keys of the wait, each once where order is free

@@ -7,9 +7,19 @@
 
 namespace rallypoint::store {
 
+namespace {
+
+constexpr size_t kMaxUnread = 64 << 20;  // of a watcher that does not read
+
+}  // namespace
+
 void State::send_event(ConnectionId connection, EventKind kind, std::string_view key,
                        const Value& value) {
   Output& output = outbox_.output(connection);
+  if (output.pending() > kMaxUnread) {
+    clients_[connection].lost_events = true;
+    return;
+  }
   output.add_u8(static_cast<uint8_t>(Status::kEvent));
   output.add_u8(static_cast<uint8_t>(kind));
   output.add_blob(key);

@@ -16,6 +16,7 @@ import pytest
 
 # In the environment of everything a test starts, so that only its own processes are looked for.
 MARK = "RALLYPOINT_TEST_MARK"
+OURS = ("-m", "rallypoint", "run")
 
 
 class Launch:
@@ -33,11 +34,16 @@ class Launch:
         path.write_text(text)
         return str(path)
 
-    def start(self, *words: str, environ: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self,
+        *words: str,
+        environ: dict[str, str] | None = None,
+        launcher: tuple[str, ...] = OURS,
+    ) -> subprocess.Popen[bytes]:
         inherited = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rallypoint", "run", *words],
+                [sys.executable, *launcher, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -51,8 +57,13 @@ class Launch:
             )
         return self.process
 
-    def run(self, *words: str, environ: dict[str, str] | None = None) -> int:
-        return self.start(*words, environ=environ).wait(60)
+    def run(
+        self,
+        *words: str,
+        environ: dict[str, str] | None = None,
+        launcher: tuple[str, ...] = OURS,
+    ) -> int:
+        return self.start(*words, environ=environ, launcher=launcher).wait(60)
 
     @property
     def out(self) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-_COMMANDS = {"run": "start a script in several processes that work together"}
+_COMMANDS = {
+    "run": "start a script in several processes that work together",
+    "store": "serve a key-value store that outlives the nodes of a job",
+}
 
 _HELP = """\
 usage: rallypoint COMMAND ...
@@ -46,6 +49,10 @@ def _dispatch(words: Sequence[str]) -> int:
         from rallypoint.cli.run import run
 
         return run(words[1:])
+    if name == "store":
+        from rallypoint.cli.store import store
+
+        return store(words[1:])
     if name in ("--help", "-h", "help"):
         commands = "\n".join(f"  {name:<10}{text}" for name, text in _COMMANDS.items())
         print(_HELP.format(commands=commands), end="")

@@ -8,23 +8,28 @@ key. One connection, one operation at a time: threads that wait long want a `clo
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import (
     InvalidArgumentError,
-    QueueEmptyError,
     StoreConnectionError,
+    StoreError,
     StoreTimeoutError,
 )
 from rallypoint.store import wire
-from rallypoint.store.connection import Connection, connect, endpoint_of
+from rallypoint.store.connection import Connection, connect
 from rallypoint.store.packing import pack_count, pack_key, pack_keys, pack_number, pack_value
 from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session
-from rallypoint.store.store import DEFAULT_TIMEOUT, Store, seconds_of
+from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, seconds_of
+from rallypoint.store.watch import Watch
 
+_I64 = struct.Struct("<q")
+_U8 = struct.Struct("<B")
 _WORKERS = b"init/"  # no slash before it: users' keys cannot collide
 
 
@@ -41,6 +46,7 @@ class TCPStore(Store):
         multi_tenant: accepted for torch's sake.
         master_listen_fd: a bound socket for the server to take over.
         use_libuv: accepted for torch's sake; there is one kind of server.
+        token: what the server, and whoever else is to reach it, must know.
 
     Raises:
         StoreConnectionError: the server cannot be reached, or started.
@@ -58,17 +64,21 @@ class TCPStore(Store):
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
+        *,
+        token: bytes | None = None,
     ) -> None:
         super().__init__(timeout)
         timeout_s = seconds_of(timeout)
         self._server: StoreServer | None = None
+        self._token = token
+        self._round: tuple[str, int] | None = None
         if is_master:
-            self._server = _start_server(host_name, port, master_listen_fd)
+            self._server = _start_server(host_name, port, master_listen_fd, token)
             port = self._server.port if self._server else port
         self.host: str = host_name
         self.port: int = port
         self._endpoint = endpoint_of(host_name, port)
-        self._session = Session(connect(host_name, port, timeout_s), timeout_s)
+        self._session = Session(connect(host_name, port, timeout_s, token), timeout_s)
         if world_size is not None and wait_for_workers:
             self._count_in(world_size, wait=is_master)
 
@@ -112,11 +122,11 @@ class TCPStore(Store):
     def add(self, key: str, amount: int) -> int:
         """See Store."""
         request = b"\x04" + pack_key(key) + pack_number("add", amount)
-        return self._session.exchange("add", key, request, Connection.receive_i64)
+        return self._session.exchange_number("add", key, request, _I64)
 
     def _add(self, raw_key: bytes, amount: int) -> int:
         request = b"\x04" + wire.blob(raw_key) + wire.i64(amount)
-        return self._session.exchange("add", raw_key.decode(), request, Connection.receive_i64)
+        return self._session.exchange_number("add", raw_key.decode(), request, _I64)
 
     def append(self, key: str, value: str | bytes) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
@@ -130,10 +140,7 @@ class TCPStore(Store):
     def check(self, keys: Sequence[str]) -> bool:
         """See Store."""
         request = b"\x05" + pack_keys(keys)
-        return (
-            self._session.exchange("check", _first(keys), request, Connection.receive_u8)
-            == wire.READY
-        )
+        return self._session.exchange_number("check", _first(keys), request, _U8) == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """See Store."""
@@ -144,16 +151,11 @@ class TCPStore(Store):
 
     def delete_key(self, key: str) -> bool:
         """See Store."""
-        return (
-            self._session.exchange(
-                "delete_key", key, b"\x08" + pack_key(key), Connection.receive_i64
-            )
-            > 0
-        )
+        return self._session.exchange_number("delete_key", key, b"\x08" + pack_key(key), _I64) > 0
 
     def num_keys(self) -> int:
         """See Store. The key that counts the workers is one of them."""
-        return self._session.exchange("num_keys", None, b"\x07", Connection.receive_i64)
+        return self._session.exchange_number("num_keys", None, b"\x07", _I64)
 
     def list_keys(self) -> list[str]:
         """See Store."""
@@ -212,19 +214,11 @@ class TCPStore(Store):
                 return value
             # torch's server: between the two requests another client may have taken it.
             if not block:
-                raise QueueEmptyError(
-                    f"the queue {key!r} at {self._endpoint} is empty; "
-                    "pass block=True to wait for a value",
-                    endpoint=self._endpoint,
-                    operation="queue_pop",
-                    key=key,
-                )
+                raise empty_queue(key, self._endpoint)
 
     def queue_len(self, key: str) -> int:
         """See Store."""
-        return self._session.exchange(
-            "queue_len", key, b"\x10" + pack_key(key), Connection.receive_i64
-        )
+        return self._session.exchange_number("queue_len", key, b"\x10" + pack_key(key), _I64)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """See Store."""
@@ -232,11 +226,68 @@ class TCPStore(Store):
         request = b"\x12" + pack_key(key) + pack_number("barrier", world_size)
         self._session.wait("barrier", [key], request, Connection.receive_u8, timeout_s)
 
+    # What only our server can do.
+
+    def set_ephemeral(self, key: str, value: str | bytes) -> None:
+        """Store `value` under `key` until this connection ends, however it ends.
+
+        Whoever sets the key later makes it last.
+
+        Raises:
+            StoreError: the server is not ours.
+        """
+        self._require_ours("set_ephemeral", key)
+        self._session.post("set_ephemeral", key, b"\x42" + pack_key(key) + pack_value(key, value))
+
+    def enter(self, namespace: str, number: int) -> None:
+        """Join a round: from now on this store holds that round's keys and no others.
+
+        The first who enters a round with a higher number ends the one before: its keys go, and
+        whoever uses it from then on gets a StoreFencedError.
+
+        Raises:
+            StoreFencedError: the round is over already.
+            StoreError: the server is not ours.
+        """
+        self._require_ours("enter", namespace)
+        request = b"\x44" + pack_key(namespace) + pack_number("enter", number)
+        self._session.exchange_number("enter", namespace, request, _I64)
+        self._round = (namespace, number)
+
+    def watch(self, prefix: str) -> Watch:
+        """Watch all keys that begin with `prefix`, over a connection of its own.
+
+        Raises:
+            StoreError: the server is not ours.
+        """
+        self._require_ours("watch", prefix)
+        connection = connect(self.host, self.port, self._session.timeout_s, self._token)
+        session = Session(connection, self._session.timeout_s)
+        if self._round is not None:
+            request = b"\x44" + pack_key(self._round[0]) + pack_number("enter", self._round[1])
+            session.exchange_number("enter", self._round[0], request, _I64)
+        return Watch(connection, prefix)
+
+    def _require_ours(self, operation: str, key: str) -> None:
+        if not self.is_ours:
+            raise StoreError(
+                f"{operation} of {key!r} needs a Rallypoint server and the one at "
+                f"{self._endpoint} is PyTorch's; start one with `rallypoint store`",
+                endpoint=self._endpoint,
+                operation=operation,
+                key=key,
+            )
+
     # The handle.
 
     def clone(self) -> TCPStore:
         """See Store. A new connection, which does not count as a worker."""
-        return TCPStore(self.host, self.port, timeout=self._timeout, wait_for_workers=False)
+        other = TCPStore(
+            self.host, self.port, timeout=self._timeout, wait_for_workers=False, token=self._token
+        )
+        if self._round is not None:
+            other.enter(*self._round)
+        return other
 
     def close(self) -> None:
         """Close the connection, and the server if it runs here."""
@@ -246,10 +297,12 @@ class TCPStore(Store):
             self._server = None
 
 
-def _start_server(host: str, port: int, listen_fd: int | None) -> StoreServer | None:
+def _start_server(
+    host: str, port: int, listen_fd: int | None, token: bytes | None
+) -> StoreServer | None:
     """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
     try:
-        return StoreServer(_listen_host(host), port, listen_fd=listen_fd)
+        return StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
     except StoreConnectionError:
         agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") in {"1", "True"}
         if agent_has_it and os.environ.get("MASTER_PORT") == str(port):
@@ -259,9 +312,9 @@ def _start_server(host: str, port: int, listen_fd: int | None) -> StoreServer | 
 
 def _listen_host(host: str) -> str:
     """Listen on loopback only if that is where clients will look, else on every interface."""
-    if host == "localhost" or host.startswith("127."):
-        return "127.0.0.1"
-    return host if host == "::1" else "::"
+    if is_loopback(host):
+        return "::1" if host == "::1" else "127.0.0.1"
+    return "::"
 
 
 def _first(keys: Sequence[str]) -> str | None:

@@ -7,14 +7,16 @@ connections: they are closed in it.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
+import select
 import socket
 import struct
 import time
 import weakref
 
+from rallypoint import _native
+from rallypoint.base.address import endpoint_of, numeric_family
 from rallypoint.base.errors import StoreConnectionError
 from rallypoint.store import wire
 
@@ -32,6 +34,7 @@ class Connection:
         self.endpoint = endpoint
         self.ours = False
         self._socket = sock
+        self._fd = sock.fileno()
         self._buffer = b""
         self._timeout_s = 0.0
         self._deadline = 0.0
@@ -117,15 +120,56 @@ class Connection:
         if left < self._timeout_s / 2:
             self._limit(left)
 
+    def exchange(self, request: bytes, size: int, timeout_s: float) -> bytes:
+        """Send a short `request` and return the first `size` bytes of the reply: the fast path.
+
+        Raises:
+            TimeoutError: they did not come within `timeout_s`.
+            OSError: the connection is lost.
+        """
+        if self._buffer or timeout_s != self._timeout_s:
+            self.start(timeout_s)
+            self.send(request)
+            return self.receive(size)
+        try:
+            reply = _native.exchange(self._fd, request)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if len(reply) == size:
+            return reply
+        if not reply:
+            raise ConnectionResetError("the server closed the connection")
+        self.start(timeout_s)
+        self._buffer = reply
+        return self.receive(size)
+
     def await_byte(self) -> None:
         """Wait until there is a byte to receive."""
         if not self._buffer:
             self._buffer = self._receive_some(_CHUNK)
 
+    def put_back(self, data: bytes) -> None:
+        """Undo the receipt of `data`."""
+        self._buffer = data + self._buffer
+
     def peek(self) -> int:
         """Return the next byte and leave it there."""
         self.await_byte()
         return self._buffer[0]
+
+    def receive_available(self, timeout_s: float | None) -> bytes:
+        """Return what comes within `timeout_s`, or ever; empty if nothing does.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        if self._buffer:
+            data, self._buffer = self._buffer, b""
+            return data
+        milliseconds = None if timeout_s is None else max(0, round(timeout_s * 1000))
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return self._receive_some(_CHUNK) if poll.poll(milliseconds) else b""
 
     def receive_u8(self) -> int:
         """Return the next byte."""
@@ -153,6 +197,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
+        self._fd = -1
         self._socket.close()
 
     def __del__(self) -> None:
@@ -160,18 +205,28 @@ class Connection:
         self._socket.close()
 
 
-def connect(host: str, port: int, timeout_s: float) -> Connection:
+class _RefusedError(Exception):
+    """The server is there and will not have us; trying again is no use."""
+
+
+def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) -> Connection:
     """Connect and introduce ourselves, trying again until the time is up.
 
     Raises:
-        StoreConnectionError: there is no store at that address.
+        StoreConnectionError: there is no store at that address, or it wants another token.
     """
     endpoint = endpoint_of(host, port)
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return _connect_once(host, port, endpoint, deadline)
+            return _connect_once(host, port, endpoint, deadline, token)
+        except _RefusedError as error:
+            raise StoreConnectionError(
+                f"the store at {endpoint} refused us: {error}",
+                endpoint=endpoint,
+                operation="connect",
+            ) from None
         except OSError as error:
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
             if time.monotonic() + pause_s >= deadline:
@@ -184,12 +239,9 @@ def connect(host: str, port: int, timeout_s: float) -> Connection:
             time.sleep(pause_s)
 
 
-def endpoint_of(host: str, port: int) -> str:
-    """Return how messages name the server."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _connect_once(host: str, port: int, endpoint: str, deadline: float) -> Connection:
+def _connect_once(
+    host: str, port: int, endpoint: str, deadline: float, token: bytes | None
+) -> Connection:
     failure: OSError = ConnectionRefusedError("the name has no address")
     for family, address in _addresses(host, port):
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -203,12 +255,33 @@ def _connect_once(host: str, port: int, endpoint: str, deadline: float) -> Conne
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(sock, endpoint)
             connection.start(max(deadline - time.monotonic(), 0.001))
+            if token is not None:
+                _prove(connection, token)
             _introduce(connection)
             return connection
         except OSError as error:
             failure = error
             sock.close()
+        except _RefusedError:
+            sock.close()
+            raise
     raise failure
+
+
+def _prove(connection: Connection, token: bytes) -> None:
+    """Pass the challenge of a server with a token, and put the same to it (store/token.py)."""
+    # Only those who have a token pay for the import.
+    from rallypoint.store.token import GREETING, NONCE, PROOF, client_proof, is_server_proof
+
+    ours = os.urandom(NONCE)
+    connection.send(GREETING + ours)
+    theirs = connection.receive(NONCE)
+    connection.send(client_proof(token, ours, theirs))
+    first = connection.receive(4)
+    if int.from_bytes(first, "little") == wire.TOKEN_REFUSED:
+        raise _RefusedError("our token is not the server's; give both the same one")
+    if not is_server_proof(first + connection.receive(PROOF - 4), token, ours, theirs):
+        raise _RefusedError("the server does not know the token; another program may have its port")
 
 
 def _introduce(connection: Connection) -> None:
@@ -220,20 +293,18 @@ def _introduce(connection: Connection) -> None:
         + wire.u32(wire.PROBE)
     )
     answer = int.from_bytes(connection.receive(4), "little")
+    if answer == wire.TOKEN_REFUSED:
+        raise _RefusedError("it demands a token; pass one (--token-file or RALLYPOINT_TOKEN)")
     if answer not in {wire.PROBE, wire.PROBE_ANSWER}:
         raise ConnectionError(f"what listens there is no store: it answered {answer:#x}")
     connection.ours = answer == wire.PROBE_ANSWER
 
 
 def _addresses(host: str, port: int) -> list[Address]:
-    try:
-        numeric = ipaddress.ip_address(host)
-    except ValueError:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
-    if numeric.version == 6:
-        return [(socket.AF_INET6, (host, port))]
-    return [(socket.AF_INET, (host, port))]
+    if family := numeric_family(host):
+        return [(family, (host, port))]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
 
 
 def _words(error: OSError) -> str:

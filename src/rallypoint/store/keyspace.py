@@ -6,16 +6,13 @@ round. Pure data: what is sent to whom is decided in state.py.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rallypoint.store import wire
+from rallypoint.store.numbers import number_in
 from rallypoint.store.wire import Opcode
-
-_DECIMAL = re.compile(rb"[ \t\n\v\f\r]*([+-]?[0-9]+)")
-_MAX_DIGITS = 4000  # int() refuses more; what is longer than 20 without zeros is no i64 anyway
 
 
 @dataclass(slots=True)
@@ -58,18 +55,11 @@ class Keyspace:
         return b"".join(wire.blob(self.value(key)) for key in keys)
 
     def number(self, key: bytes) -> int | None:
-        """Return the value as torch reads a counter, 0 if the key is missing, None if it is none.
-
-        Blanks, a sign and digits count, whatever follows.
-        """
+        """Return the value as a counter, 0 if the key is missing, None if it is no number."""
         entry = self.entries.get(key)
         if entry is None:
             return 0
-        digits = _DECIMAL.match(entry.value)
-        if digits is None or len(digits[1]) > _MAX_DIGITS:
-            return None
-        number = int(digits[1])
-        return number if -(2**63) <= number < 2**63 else None
+        return number_in(entry.value)
 
     def length(self, queue: bytes) -> int:
         """Return how many values a queue holds."""

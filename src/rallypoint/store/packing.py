@@ -13,11 +13,15 @@ from rallypoint.store import wire
 from rallypoint.store.store import encode_key, encode_value
 
 _blob_head = struct.Struct("<Q").pack
+_i64 = struct.Struct("<q").pack
 
 
 def pack_key(key: str) -> bytes:
     """Pack a key, with the slash that stock clients put before it."""
-    raw = b"/" + encode_key(key)
+    try:
+        raw = ("/" + key).encode()
+    except TypeError:
+        raw = b"/" + encode_key(key)  # which says what is wrong
     if len(raw) > wire.MAX_KEY:
         raise InvalidArgumentError(
             f"a store's key has at most {wire.MAX_KEY - 1} bytes, not {len(raw) - 1}: "
@@ -56,6 +60,6 @@ def pack_value(key: str, value: str | bytes) -> bytes:
 def pack_number(operation: str, number: int) -> bytes:
     """Pack a 64-bit integer."""
     try:
-        return wire.i64(number)
+        return _i64(number)
     except struct.error:
         raise InvalidArgumentError(f"{operation} takes a 64-bit integer, not {number!r}") from None

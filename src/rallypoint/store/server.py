@@ -1,20 +1,27 @@
 """The store's server: a listening socket here, the loop in a native thread without the GIL.
 
-It never asks a name service about a peer. Closing joins the thread and closes every connection.
+It never asks a name service about a peer. Closing joins the thread and closes every connection; a
+forked child lets go of both. Imports are few: the launcher pays for each of them.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import os
 import socket
-from types import TracebackType
-from typing import Self
+import weakref
+from collections.abc import Iterable
 
 from rallypoint import _native
-from rallypoint.base.errors import StoreConnectionError
+from rallypoint.base.address import endpoint_of, numeric_family
+from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
 
 _BACKLOG = 4096
-_LOG = 2  # standard error
+_STDERR = 2
 
 
 class StoreServer:
@@ -23,23 +30,48 @@ class StoreServer:
     Args:
         host: address or name to listen on; ``"::"`` is every interface, IPv4 and IPv6.
         port: 0 takes a free one.
-        listen_fd: a bound socket to take over instead; `host` and `port` are then its own.
+        listen_fd: a bound socket to take over instead.
+        token: clients must prove that they know it before another byte of theirs is looked at.
+            Stock clients cannot.
+        log_fd: where one line goes for each peer that is turned away; -1 is nowhere.
 
     Raises:
         StoreConnectionError: the address cannot be listened on.
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = 0, *, listen_fd: int | None = None
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        listen_fd: int | None = None,
+        token: bytes | None = None,
+        log_fd: int = _STDERR,
     ) -> None:
+        if token is not None and not token:
+            raise InvalidArgumentError("the store's token is empty; pass None to do without one")
         if listen_fd is not None:
             listener = socket.socket(fileno=listen_fd)
             listener.listen(_BACKLOG)
+            host = listener.getsockname()[0]
         else:
             listener = _listen(host, port)
         self.host: str = host
         self.port: int = listener.getsockname()[1]
-        self._native = _native.StoreServer(listener.detach(), _LOG)
+        self._native = _native.StoreServer(listener.detach(), log_fd, token or b"")
+        _servers.add(self)
+
+    def allow(self, hosts: Iterable[str]) -> None:
+        """From now on let in only these addresses, and loopback. Who is connected stays.
+
+        Raises:
+            InvalidArgumentError: one is no numeric IPv4 or IPv6 address; names are not looked up.
+        """
+        self._native.allow(b"".join(map(_packed, hosts)))
+
+    def counters(self) -> tuple[int, int, int]:
+        """Return how many connections, keys outside rounds, and requests so far there are."""
+        return self._native.counters()
 
     def close(self) -> None:
         """Stop serving; a second call does nothing."""
@@ -55,6 +87,16 @@ class StoreServer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _packed(host: str) -> bytes:
+    family = numeric_family(host)
+    if family is None:
+        raise InvalidArgumentError(
+            f"only numeric addresses can be let in to a store, not {host!r}; resolve it first"
+        )
+    packed = socket.inet_pton(family, host)
+    return packed if family == socket.AF_INET6 else bytes(10) + b"\xff\xff" + packed
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -78,15 +120,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
     if host in {"", "::", "*"}:
-        if _has_ipv6():
-            return socket.AF_INET6, "::"
-        return socket.AF_INET, "0.0.0.0"
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        family, _, _, _, name = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-        return family, str(name[0])
-    return (socket.AF_INET6 if address.version == 6 else socket.AF_INET), host
+        return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
+    if family := numeric_family(host):
+        return family, host
+    # Where a server listens is its owner's own name; peers are never looked up.
+    found, _, _, _, name = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    return found, str(name[0])
 
 
 def _has_ipv6() -> bool:
@@ -100,7 +139,20 @@ def _has_ipv6() -> bool:
 
 def _refusal(host: str, port: int, error: Exception) -> StoreConnectionError:
     return StoreConnectionError(
-        f"the store cannot listen on {host}:{port} ({error}); choose another port, or 0 for any",
-        endpoint=f"{host}:{port}",
+        f"the store cannot listen on {endpoint_of(host, port)} ({error}); "
+        "choose another port, or 0 for any",
+        endpoint=endpoint_of(host, port),
         operation="listen",
     )
+
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+
+
+def _abandon_in_child() -> None:
+    # Otherwise the child would keep the port and the connections open after the parent's death.
+    for server in list(_servers):
+        server._native.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rallypoint.store import wire
 from rallypoint.store.keyspace import Entry, Keyspace
+from rallypoint.store.numbers import wrapped
 from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Reply, Request, Status
 
 HANDSHAKE_S = 30.0  # a client that has not said VALIDATE by then is closed
@@ -146,7 +147,7 @@ class State:
         space.members.discard(connection)
         space.watchers = [watcher for watcher in space.watchers if watcher[0] != connection]
         owned = [key for key, entry in space.entries.items() if entry.owner == connection]
-        for key in owned:
+        for key in sorted(owned):
             self._delete(space, key)
 
     def _stop_waiting(self, connection: int, client: _Connection) -> None:
@@ -177,7 +178,7 @@ class State:
             self._put(client.space, key, value, owner)
 
     def _add(self, connection: int, client: _Connection, request: Request) -> None:
-        total = _wrapped(self._number(client.space, request.key) + request.number)
+        total = wrapped(self._number(client.space, request.key) + request.number)
         self._put(client.space, request.key, b"%d" % total)
         self._send(connection, wire.i64(total))
 
@@ -238,7 +239,7 @@ class State:
     def _barrier(self, connection: int, client: _Connection, request: Request) -> None:
         space, key = client.space, request.key
         self._check_idle(client)
-        count = _wrapped(self._number(space, key) + 1)
+        count = wrapped(self._number(space, key) + 1)
         entry = space.entries.get(key)
         if entry is None:
             space.entries[key] = Entry(b"%d" % count)
@@ -438,8 +439,3 @@ _UNFENCED = frozenset({Opcode.PING, Opcode.CANCEL_WAIT, Opcode.ENTER})
 
 def _event(kind: EventKind, key: bytes, value: bytes) -> bytes:
     return wire.u8(kind) + wire.blob(key) + wire.blob(value)
-
-
-def _wrapped(number: int) -> int:
-    """As 64-bit addition: past the end it starts again at the other one."""
-    return (number + 2**63) % 2**64 - 2**63

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, QueueEmptyError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
@@ -126,6 +126,16 @@ class Store(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def empty_queue(key: str, endpoint: str) -> QueueEmptyError:
+    """Return the error of a pop that would not wait."""
+    return QueueEmptyError(
+        f"the queue {key!r} at {endpoint} is empty; pass block=True to wait for a value",
+        endpoint=endpoint,
+        operation="queue_pop",
+        key=key,
+    )
 
 
 def encode_key(key: str) -> bytes:

@@ -17,6 +17,7 @@ from enum import Enum, IntEnum
 MAGIC = 0x3C85F7CE
 PROBE = 0xF5A10001  # larger than any process id (2**22), which is what stock clients send
 PROBE_ANSWER = 0xF5A1AC01
+TOKEN_REFUSED = 0xF5DE0001  # a server with a token sends it, as u32, before it closes
 
 MAX_KEY = 8192
 MAX_VALUE = 8 << 20

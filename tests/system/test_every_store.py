@@ -1,21 +1,27 @@
-"""Every operation of every client against every server: ours and PyTorch's, both ways."""
+"""Every operation of every store, and of every client with every server: ours and PyTorch's."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rallypoint.store.client import TCPStore
+from rallypoint.store.file import FileStore
+from rallypoint.store.hash import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.store import Store
 
 TIMEOUT = timedelta(seconds=20)
 MIXES = [
+    "hash",
+    "file",
+    "prefix",
     "ours-ours",
     pytest.param("ours-torch", marks=pytest.mark.needs_torch),
     pytest.param("torch-ours", marks=pytest.mark.needs_torch),
@@ -23,9 +29,16 @@ MIXES = [
 
 
 @pytest.fixture(params=MIXES)
-def store(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A client of the first kind of a server of the second."""
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """One of each kind; of two names, the first is the client's and the second the server's."""
     match request.param:
+        case "hash":
+            yield HashStore(TIMEOUT)
+        case "file":
+            with FileStore(str(tmp_path / "store"), timeout=TIMEOUT) as file:
+                yield file
+        case "prefix":
+            yield PrefixStore("p", PrefixStore("o", HashStore(TIMEOUT)))
         case "ours-ours":
             with (
                 StoreServer() as server,

@@ -1,0 +1,99 @@
+"""`rallypoint store`: a key-value server of its own, which outlives every node of a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from rallypoint.base.address import endpoint_of, is_loopback
+from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
+from rallypoint.cli.options import Flag, UsageError, describe, parse
+
+PROGRAM = "rallypoint store"
+
+FLAGS = (
+    Flag("--host", "address to listen on (default 127.0.0.1); :: is all of them", "H"),
+    Flag("--port", "port to listen on (default 29500); 0 takes a free one", "P"),
+    Flag("--token-file", "clients must prove that they know the token in FILE; so says\n"
+         "RALLYPOINT_TOKEN too", "FILE"),
+    Flag("--help", "this text", short="-h"),
+)  # fmt: skip
+
+USAGE = """\
+usage: rallypoint store [FLAGS]
+
+Serve a key-value store to Rallypoint's clients and, without a token, to torch.distributed's
+TCPStore. It says where on its first line, one line of status on SIGUSR1, and ends on SIGTERM or
+Ctrl-C.
+
+  rallypoint store --host :: --port 29400 --token-file job.token
+"""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
+
+
+def store(words: Sequence[str]) -> int:
+    """Perform `rallypoint store WORDS`; the exit status."""
+    try:
+        values, rest = parse(words, FLAGS, program=PROGRAM, environ={})
+        if "--help" in values:
+            print(USAGE, describe(FLAGS), sep="\n")
+            return _STATUS_OK
+        if rest:
+            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; it takes flags only.")
+        host, port = values.get("--host", "127.0.0.1"), _port(values.get("--port", "29500"))
+        token = _token(values.get("--token-file"))
+    except (UsageError, InvalidArgumentError) as error:
+        print(error, file=sys.stderr)
+        return _STATUS_USAGE
+    try:
+        _serve(host, port, token)
+    except StoreConnectionError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return _STATUS_FAILED
+    return _STATUS_OK
+
+
+def _serve(host: str, port: int, token: bytes | None) -> None:
+    from rallypoint.store.server import StoreServer
+
+    # Blocked, so that they wait for sigwait: none can come at a bad moment.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    started = time.monotonic()
+    with StoreServer(host, port, token=token) as server:
+        if token is None and not is_loopback(host):
+            print(
+                f"{PROGRAM}: whoever reaches {host} can read and change this store; "
+                "give it a token with --token-file",
+                file=sys.stderr,
+            )
+        endpoint = endpoint_of(server.host, server.port)
+        print(f"rallypoint store listens on {endpoint}", flush=True)
+        while signal.sigwait(_SIGNALS) == signal.SIGUSR1:
+            connections, keys, requests = server.counters()
+            uptime_s = time.monotonic() - started
+            print(
+                f"rallypoint store {endpoint}: {connections} connections, {keys} keys, "
+                f"{requests} requests in {uptime_s:.0f} s",
+                flush=True,
+            )
+    print("rallypoint store ended", flush=True)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise UsageError(f"{PROGRAM}: --port {text} is no port; give one from 0 to 65535.")
+    return int(text)
+
+
+def _token(path: str | None) -> bytes | None:
+    if path is not None:
+        from rallypoint.store.token import read_token
+
+        return read_token(path)
+    inherited = os.environ.get("RALLYPOINT_TOKEN", "")
+    return inherited.encode() or None

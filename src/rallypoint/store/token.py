@@ -1,0 +1,53 @@
+"""The challenge by which a client and a server with a job token prove that both know it.
+
+    client                                   server
+    GREETING, 32 random bytes         ->
+                                      <-     32 random bytes
+    HMAC-SHA256("client", both)       ->
+                                      <-     HMAC-SHA256("server", both), then the usual wire
+
+The token itself is never sent, and a recorded exchange is of no use: both sides add fresh random
+bytes. It authenticates a connection's start; it neither encrypts nor signs what follows. The
+server's half is native/store/gate.cc.
+"""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+from rallypoint.base.errors import InvalidArgumentError
+
+GREETING = b"RLYPT-1\n"
+NONCE = 32
+PROOF = 32
+
+
+def client_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """Return what shows the server that we know the token."""
+    return hmac.digest(token, b"client" + client_nonce + server_nonce, "sha256")
+
+
+def is_server_proof(proof: bytes, token: bytes, client_nonce: bytes, server_nonce: bytes) -> bool:
+    """Tell whether the server knows the token."""
+    expected = hmac.digest(token, b"server" + client_nonce + server_nonce, "sha256")
+    return hmac.compare_digest(proof, expected)
+
+
+def read_token(path: str) -> bytes:
+    """Return the token in a file, without the line's end.
+
+    Raises:
+        InvalidArgumentError: the file cannot be read, or is empty.
+    """
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the token file {path} cannot be read ({error.strerror}); check its name and mode"
+        ) from error
+    if not token:
+        raise InvalidArgumentError(
+            f"the token file {path} is empty; write a long random word in it"
+        )
+    return token

@@ -1,0 +1,111 @@
+"""Every init method opens a store; a wait for ranks names those that are missing."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import InvalidArgumentError, StoreTimeoutError
+from rallypoint.store.hash import HashStore
+from rallypoint.store.init_method import await_ranks, open_store
+from rallypoint.store.server import StoreServer
+
+TIMEOUT = timedelta(seconds=20)
+
+
+def test_env_means_the_launchers_store() -> None:
+    with StoreServer(log_fd=-1) as server:
+        environ = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(server.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        opened = open_store(timeout=TIMEOUT, environ=environ)
+        assert (opened.rank, opened.world_size) == (0, 2)
+        second = open_store(rank=1, timeout=TIMEOUT, environ=environ)
+        assert second.rank == 1
+        opened.store.set("k", "v")
+        assert second.store.get("k") == b"v"
+        opened.store.close()
+        second.store.close()
+
+
+def test_tcp_rank_0_serves() -> None:
+    with StoreServer(log_fd=-1) as reserve:
+        port = reserve.port
+    url = f"tcp://127.0.0.1:{port}"
+    first = open_store(f"{url}?rank=0&world_size=2", timeout=TIMEOUT, environ={})
+    second = open_store(url, rank=1, world_size=2, timeout=TIMEOUT, environ={})
+    first.store.set("k", "v")
+    assert second.store.get("k") == b"v"
+    second.store.close()
+    first.store.close()
+
+
+def test_file_is_shared_and_removed(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    environ = {"TORCHELASTIC_RUN_ID": "run"}
+    stores = [
+        open_store(url, rank=r, world_size=2, timeout=TIMEOUT, environ=environ).store
+        for r in range(2)
+    ]
+    stores[0].set("k", "v")
+    assert stores[1].get("k") == b"v"
+    for store in stores:
+        store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("ftp://x", "unknown"),
+        ("tcp://127.0.0.1:1", "rank and world_size"),
+        ("tcp://127.0.0.1?rank=0&world_size=1", "host or a port"),
+        ("file://?rank=0&world_size=1", "lacks a path"),
+        ("tcp://127.0.0.1:1?rank=one&world_size=1", "no whole number"),
+        ("env://", "RANK"),
+    ],
+)
+def test_what_is_wrong_is_named(method: str, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        open_store(method, timeout=TIMEOUT, environ={})
+
+
+def test_missing_ranks_are_named_once_by_the_lowest() -> None:
+    store = HashStore(TIMEOUT)
+    lines: list[tuple[int, str]] = []
+    every = timedelta(seconds=0.1)
+
+    def wait(rank: int) -> None:
+        def report(line: str) -> None:
+            lines.append((rank, line))
+
+        await_ranks(
+            store.clone(), "init", rank=rank, world_size=4, timeout=TIMEOUT,
+            report=report, report_every=every,
+        )  # fmt: skip
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (1, 3)]
+    for thread in threads:
+        thread.start()
+    while not lines:
+        threads[0].join(0.02)
+    assert all(rank == 1 and "missing: 0, 2" in line for rank, line in lines)
+    for rank in (0, 2):
+        wait(rank) if rank == 2 else threading.Thread(target=wait, args=(0,)).start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_ranks_that_never_come_are_named_in_the_error() -> None:
+    with pytest.raises(StoreTimeoutError, match="1 of 2 ranks; missing: 1"):
+        await_ranks(
+            HashStore(TIMEOUT), "init", rank=0, world_size=2, timeout=timedelta(seconds=0.1)
+        )

@@ -1,0 +1,281 @@
+"""Real jobs under `rallypoint run` that communicate, and the ways in which they fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = pytest.mark.system
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+EVERYTHING = """
+import numpy as np
+import rallypoint as dist
+
+assert not dist.is_initialized()
+dist.init_process_group()
+assert dist.is_initialized()
+rank, size = dist.get_rank(), dist.get_world_size()
+for dtype in (np.float32, np.float64, np.int32, np.int64):
+    for shape in ((), (1,), (3, 5), (100_000,), (0, 4)):
+        mine = np.full(shape, rank + 1, dtype)
+        dist.all_reduce(mine)
+        assert (mine == size * (size + 1) // 2).all() and mine.dtype == dtype
+        mine = np.full(shape, rank + 1, dtype)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        assert (mine == size).all()
+        mine = np.full(shape, rank, dtype)
+        dist.broadcast(mine, src=size - 1)
+        assert (mine == size - 1).all()
+        out = [np.empty(shape, dtype) for _ in range(size)]
+        dist.all_gather(out, np.full(shape, rank, dtype))
+        assert all((values == other).all() for other, values in enumerate(out))
+        dist.barrier()
+
+# Strided views: right, and nothing beside them is touched.
+big = np.zeros((8, 8))
+dist.all_reduce(big[1:7:2, ::3] if rank else np.ones((3, 3)))
+assert (big[1:7:2, ::3] == 1).all() == (rank > 0)
+assert big.sum() == (9 if rank else 0)
+fixed = np.arange(4.0)
+fixed.flags.writeable = rank != 0
+dist.broadcast(fixed, src=0)
+
+# A token goes round, in both sizes of message.
+for count in (1, 300_000):
+    token = np.zeros(count)
+    if rank == 0:
+        dist.send(token + 1, dst=1)
+        assert dist.recv(token, src=size - 1, tag=7) == size - 1
+        assert (token == size).all()
+    else:
+        dist.recv(token, src=rank - 1, tag=0 if rank == 1 else 7)
+        dist.send(token + 1, dst=(rank + 1) % size, tag=7)
+
+# A second group after the first is gone.
+dist.destroy_process_group()
+assert not dist.is_initialized()
+dist.init_process_group("rallypoint", init_method="env://")
+ones = np.ones(3)
+dist.all_reduce(ones, op=dist.ReduceOp.AVG)
+assert (ones == 1).all()
+dist.destroy_process_group()
+open(f"done.{rank}", "w").close()
+"""
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_every_operation(launch: Launch, workers: int) -> None:
+    code = launch.run("--standalone", "--nproc-per-node", str(workers), launch.script(EVERYTHING))
+    assert (code, launch.err) == (0, "")
+    assert len(list(launch.directory.glob("done.*"))) == workers
+    assert launch.left_over() == []
+
+
+def test_one_algorithm_for_all_is_rank_0s_wish(launch: Launch) -> None:
+    script = launch.script(
+        "import os, numpy as np\n"
+        "if os.environ['RANK'] == '0': os.environ['RALLYPOINT_ALGORITHM'] = 'ring'\n"
+        "import rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "values = np.ones(10)\n"
+        "dist.all_reduce(values)\n"
+        "assert (values == 3).all()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+
+
+FAILURES = {
+    "raise": ("raise ValueError('bad thing')", "rank 1 raised ValueError: bad thing"),
+    "exit": ("sys.exit(3)", "rank 1 exited with code 3"),
+    "kill": ("os.kill(os.getpid(), 9)", "rank 1 was killed by SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_rank_fails_while_the_others_reduce(launch: Launch, how: str) -> None:
+    failure, told = FAILURES[how]
+    script = launch.script(
+        "import os, pathlib, subprocess, sys, time\n"
+        "import numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "values = np.ones(5000)\n"
+        "dist.all_reduce(values)\n"
+        "subprocess.Popen(['sh', '-c', 'setsid sleep 600 & sleep 601'])\n"
+        "if dist.get_rank() == 1:\n"
+        f"    time.sleep(0.3); pathlib.Path('failing').touch(); {failure}\n"
+        "while True: dist.all_reduce(values)\n"
+    )
+    process = launch.start("--standalone", "--nproc-per-node", "4", script)
+    launch.wait_for("failing")
+    begin = time.monotonic()
+    assert process.wait(30) == 1
+    assert time.monotonic() - begin < 1.0
+    assert f"rallypoint: job failed: {told}" in launch.err
+    assert launch.left_over() == []
+
+
+def test_survivors_learn_of_a_death_and_may_go_on(launch: Launch) -> None:
+    """The error is catchable, names the rank, and the process is well afterwards."""
+    script = launch.script(
+        "import os, sys, time\n"
+        "import numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "rank = dist.get_rank()\n"
+        "values = np.ones(5000)\n"
+        "dist.all_reduce(values)\n"
+        "if rank == 2:\n"
+        "    time.sleep(0.2)\n"
+        "    os._exit(0)\n"  # dies without a word, and without failing the job
+        "begin = time.monotonic()\n"
+        "try:\n"
+        "    while True: dist.all_reduce(values)\n"
+        "except dist.PeerLostError as error:\n"
+        "    assert error.rank == 2, error\n"
+        "    assert time.monotonic() - begin < 1.5\n"
+        "try:\n"
+        "    dist.barrier()\n"
+        "    sys.exit('a broken group went on')\n"
+        "except dist.PeerLostError as error:\n"
+        "    assert 'cannot be used any more' in str(error)\n"
+        "dist.destroy_process_group()\n"
+        "open(f'survived.{rank}', 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert len(list(launch.directory.glob("survived.*"))) == 2
+
+
+def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
+    script = launch.script(
+        "import numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "rank = dist.get_rank()\n"
+        "try:\n"
+        "    dist.all_reduce(np.ones(3 + (rank == 2)))\n"
+        "except dist.MismatchError as error:\n"
+        "    assert '3 x float64' in str(error) and '4 x float64' in str(error), error\n"
+        "    open(f'raised.{rank}', 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "4", script) == 0, launch.err
+    assert len(list(launch.directory.glob("raised.*"))) == 4
+
+
+WRONG_USE = """
+import os, sys
+import numpy as np
+import rallypoint as dist
+
+def expect(kind, words, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert words in str(error), error
+        assert '\\n' not in str(error)
+        return error
+    sys.exit(f'{call} {arguments} did not raise {kind}')
+
+x = np.ones(3)
+for call, arguments in ((dist.get_rank, ()), (dist.all_reduce, (x,)), (dist.barrier, ()),
+                        (dist.send, (x, 0)), (dist.destroy_process_group, ())):
+    error = expect(ValueError, 'has not been initialized', call, *arguments)
+    assert isinstance(error, RuntimeError)
+expect(ValueError, "backend='nonesuch'", dist.init_process_group, 'nonesuch')
+expect(ValueError, 'RANK', dist.init_process_group, rank=99)
+dist.init_process_group()
+error = expect(RuntimeError, 'already initialized', dist.init_process_group)
+assert isinstance(error, ValueError)
+x.flags.writeable = False
+expect(TypeError, 'read-only', dist.all_reduce, x)
+expect(TypeError, 'float16', dist.all_reduce, np.ones(3, np.float16))
+expect(TypeError, 'native byte order', dist.all_reduce, np.ones(3, '>f8'))
+expect(TypeError, 'not builtins.list', dist.all_reduce, [1.0])
+expect(ValueError, 'ReduceOp.SUM', dist.all_reduce, np.ones(3), 'sum')
+expect(ValueError, 'src=2 is not a rank', dist.broadcast, np.ones(3), 2)
+expect(ValueError, 'this rank itself', dist.send, np.ones(3), dist.get_rank())
+expect(ValueError, 'tensor_list has 1', dist.all_gather, [np.ones(3)], np.ones(3))
+expect(ValueError, 'tensor_list[1]', dist.all_gather, [np.ones(3), np.ones(4)], np.ones(3))
+expect(ValueError, 'async_op', dist.all_reduce, np.ones(3), async_op=True)
+y = np.ones(3)
+dist.all_reduce(y)  # none of this has hurt the group
+assert (y == 2).all()
+"""
+
+
+def test_wrong_use_is_one_clear_sentence_and_harmless(launch: Launch) -> None:
+    assert launch.run("--nproc-per-node", "2", launch.script(WRONG_USE)) == 0, launch.err
+
+
+def test_ctrl_c_reaches_a_rank_that_waits(launch: Launch) -> None:
+    """A signal interrupts a collective in Python, as it does any other code."""
+    script = launch.script(
+        "import os, pathlib, signal, sys, threading, time\n"
+        "import numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "if dist.get_rank() == 0:\n"
+        "    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    try:\n"
+        "        dist.all_reduce(np.ones(3))\n"
+        "    except KeyboardInterrupt:\n"
+        "        pathlib.Path('interrupted').touch()\n"
+        "else:\n"
+        "    time.sleep(0.6)\n"
+        "    try:\n"
+        "        dist.all_reduce(np.ones(3))\n"
+        "    except dist.PeerLostError as error:\n"
+        "        assert 'rank 0' in str(error) and 'interrupted' in str(error), error\n"
+        "        pathlib.Path('told').touch()\n"
+    )
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+    assert (launch.directory / "interrupted").exists()
+    assert (launch.directory / "told").exists()
+
+
+def test_other_threads_run_while_a_rank_waits(launch: Launch) -> None:
+    script = launch.script(
+        "import threading, time\n"
+        "import numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "if dist.get_rank() == 1:\n"
+        "    time.sleep(0.5)\n"
+        "    dist.barrier()\n"
+        "else:\n"
+        "    ticks = 0\n"
+        "    waiting = threading.Thread(target=dist.barrier)\n"
+        "    waiting.start()\n"
+        "    while waiting.is_alive(): time.sleep(0.01); ticks += 1\n"
+        "    assert ticks >= 10, ticks\n"
+    )
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+
+
+def train(launch: Launch, workers: int, history: str) -> dict[str, object]:
+    script = str(EXAMPLES / "train_digits.py")
+    options = ("--standalone", "--nproc-per-node", str(workers), script, "--history", history)
+    assert launch.run(*options) == 0, launch.err
+    result: dict[str, object] = json.loads((launch.directory / history).read_text())
+    return result
+
+
+def test_training_is_the_same_with_any_number_of_workers(launch: Launch) -> None:
+    alone, together = train(launch, 1, "alone"), train(launch, 4, "together")
+    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=0, atol=1e-9)
+    assert together["test_accuracy"] == alone["test_accuracy"]
+    assert float(str(together["test_accuracy"])) >= 0.95
+    assert "epoch 20/20" in launch.out
+
+
+@pytest.mark.needs_torch
+def test_ordinary_torch_script_gives_the_same_losses_as_under_torchrun(launch: Launch) -> None:
+    script = str(EXAMPLES / "train_digits_ddp.py")
+    arguments = ("--standalone", "--nproc-per-node", "2", script, "--epochs", "2")
+    assert launch.run(*arguments) == 0, launch.err
+    ours = launch.out
+    assert launch.run(*arguments, launcher=("-m", "torch.distributed.run")) == 0, launch.err
+    assert ours == launch.out
+    assert ours.count("loss") == 2
