@@ -85,6 +85,13 @@ class Launch:
             time.sleep(0.01)
         raise AssertionError(f"no {count} {name} after 30 s; stderr: {self.err}")
 
+    def wait_for_file(self, name: str) -> None:
+        """Until that file is there, launch or not."""
+        deadline = time.monotonic() + 30
+        while not (self.directory / name).exists():
+            assert time.monotonic() < deadline, f"no {name} after 30 s"
+            time.sleep(0.01)
+
     def guardian_pid(self) -> int:
         assert self.process is not None
         (pid,) = [

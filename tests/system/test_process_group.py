@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,11 +255,11 @@ def test_other_threads_run_while_a_rank_waits(launch: Launch) -> None:
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
 
-def train(launch: Launch, workers: int, history: str) -> dict[str, object]:
+def train(launch: Launch, workers: int, history: str) -> dict[str, Any]:
     script = str(EXAMPLES / "train_digits.py")
     options = ("--standalone", "--nproc-per-node", str(workers), script, "--history", history)
     assert launch.run(*options) == 0, launch.err
-    result: dict[str, object] = json.loads((launch.directory / history).read_text())
+    result: dict[str, Any] = json.loads((launch.directory / history).read_text())
     return result
 
 

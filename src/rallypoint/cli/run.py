@@ -70,12 +70,14 @@ def run(words: Sequence[str]) -> int:
         from rallypoint.launch.agent import run as run_job
         from rallypoint.launch.job import Job
 
+        nodes = read_nodes(values)
         job = Job(
             command=worker_program(values, command, os.environ),
             local_world_size=count_workers(values),
             max_restarts=_whole(values, "--max-restarts", 0),
-            nodes=read_nodes(values),
-            run_id=_new_run_id(),
+            nodes=nodes,
+            # As torchrun: nodes that are given one by one cannot agree on a random one.
+            run_id=_new_run_id() if nodes.count == 1 else "none",
             host=os.uname().nodename,
             environ=os.environ,
             log_prefix=values.get("--log-prefix"),
@@ -127,6 +129,7 @@ def read_nodes(values: Mapping[str, str]) -> Nodes:
         node_rank=_whole(values, "--node-rank", 0),
         master_addr=values.get("--master-addr", "127.0.0.1"),
         master_port=_whole(values, "--master-port", 0 if nodes == 1 else 29500),
+        token=os.environb.get(b"RALLYPOINT_TOKEN") or None,
     )
 
 

@@ -46,7 +46,7 @@ def run(job: Job) -> int:
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
     _fill_standard_descriptors()
-    agent = Agent(job, Alone(job))
+    agent = Agent(job, _meeting_of(job))
     try:
         with Signals(agent.selector, agent.signal_received):
             try:
@@ -140,8 +140,10 @@ class Agent:
             lines.append(text or f"job failed: {finish.because}")
         elif finish is not None and finish.outcome is Outcome.STOPPED:
             after_s = time.monotonic() - self._started
-            by = finish.because if stop_signal is None else signal_name(stop_signal)
-            lines.append(f"stopped by {by} after {after_s:.1f} s")
+            if stop_signal is None:
+                lines.append(f"{finish.because}, after {after_s:.1f} s")
+            else:
+                lines.append(f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s")
         if self._state.unkillable:
             pids = ", ".join(map(str, self._state.unkillable))
             lines.append(
@@ -179,7 +181,7 @@ class Agent:
                     self._perform(self._state.finished(finish, now))
 
     def _start_round(self, start: Start) -> None:
-        failed = self._state.group
+        failed, elsewhere = self._state.group, self._state.stopped_because
         places = start.round.placements(self._job.nodes.node_rank)
         first = places[0].rank
         decision = self._state.started(start.round.number, range(first, first + len(places)))
@@ -192,7 +194,8 @@ class Agent:
         self._meeting.settle()
         if start.because:
             title = f"round {start.round.number - 1} failed"
-            say(self._summary(failed, title=title, because=start.because) or start.because)
+            text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
+            say(text)
             self._oom_kills = count_oom_kills()
 
     def _spawn(self, of: Round) -> None:
@@ -320,6 +323,14 @@ class Agent:
             request(self._guardian)
         except GuardianLostError:
             self._perform(self._state.guardian_lost())
+
+
+def _meeting_of(job: Job) -> Meeting:
+    if job.nodes.count == 1:
+        return Alone(job)
+    from rallypoint.launch.static import meeting_of
+
+    return meeting_of(job)
 
 
 def _fill_standard_descriptors() -> None:

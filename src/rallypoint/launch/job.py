@@ -59,6 +59,7 @@ class Nodes:
         master_addr, master_port: where the worker store is. For one node the port may be 0, any
             free one, and a new one in each round.
         join_timeout_s: how long to wait for all of them.
+        token: what agents must know to take part.
     """
 
     count: int = 1
@@ -66,6 +67,7 @@ class Nodes:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     join_timeout_s: float = 600.0
+    token: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.count < 1:

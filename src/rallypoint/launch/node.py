@@ -93,6 +93,7 @@ class NodeState:
         self.stop_signal: int | None = None
         self.unkillable: tuple[int, ...] = ()
         self.guardian_lost_because = ""
+        self.stopped_because = ""  # what another node told of this round
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -107,6 +108,7 @@ class NodeState:
             return NOTHING
         self._move(Phase.RUNNING)
         self.round = round_number
+        self.stopped_because = ""
         self.group = WorkerGroup(ranks)
         self.group.started()
         return Decision((), f"round {round_number} with {len(ranks)} workers here")
@@ -115,6 +117,7 @@ class NodeState:
         """The coordinator ends the round on all nodes."""
         if round_number != self.round or self.phase not in (Phase.RUNNING, Phase.HOLDING):
             return NOTHING
+        self.stopped_because = because
         return self._stop(SIGTERM, because, now)
 
     def finished(self, finish: Finish, now: float) -> Decision:
@@ -276,18 +279,20 @@ class NodeState:
             return self._end(reason, now)
         # SIGCONT: a worker that is suspended could not act on the first signal.
         signals = (SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT))
-        return Decision((*signals, *self._broken(reason)), reason)
+        return Decision((*signals, *self._broken()), reason)
 
     def _end(self, reason: str, now: float) -> Decision:
-        told = self._broken(reason) if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
+        told = self._broken() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
         self._move(Phase.ENDING)
         self.wake_at = now + GUARDIAN_PATIENCE_S
         return Decision((EndEverything(), *told), reason)
 
-    def _broken(self, reason: str) -> tuple[Tell, ...]:
-        if not self.group.failures():
+    def _broken(self) -> tuple[Tell, ...]:
+        failures = self.group.failures()
+        if not failures:
             return ()
-        return (Tell(Broken(node_rank=self.node_rank, round=self.round, text=reason)),)
+        text = f"node {self.node_rank}: {failures[0].text}"
+        return (Tell(Broken(node_rank=self.node_rank, round=self.round, text=text)),)
 
     def _done(self, reason: str) -> Decision:
         self._move(Phase.DONE)
