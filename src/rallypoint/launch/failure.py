@@ -101,11 +101,10 @@ def _key(failure: Failure) -> tuple[str, str]:
     """Equal for failures that are the same but for the rank, and addresses in memory."""
     if failure.error is None:
         return ("", failure.what)
-    own = re.compile(rf"\b{failure.exit.rank}\b(?!, in )")  # but not the line numbers
+    own = re.compile(rf"\b{failure.exit.rank}\b")
     text = failure.error.traceback or failure.error.message
-    lines = [
-        line if line.startswith("  File ") else own.sub("N", line) for line in text.split("\n")
-    ]
+    # Indented lines are the program's own: their numbers are no ranks.
+    lines = [line if line[:1] == " " else own.sub("N", line) for line in text.split("\n")]
     return (failure.error.type, _ADDRESS.sub("0x", "\n".join(lines)))
 
 
