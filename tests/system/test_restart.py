@@ -103,6 +103,13 @@ def test_an_import_that_fails_at_work_is_tried_again(launch: Launch) -> None:
     assert "restart 1 of 1" in launch.err
 
 
+def test_an_import_that_fails_at_work_of_a_module_is_tried_again(launch: Launch) -> None:
+    launch.script("def work():\n    import no_such_module\nwork()", "mod.py")
+    path = {"PYTHONPATH": str(launch.directory)}
+    assert launch.run("--max-restarts", "1", "-m", "mod", environ=path) == 1
+    assert "restart 1 of 1" in launch.err
+
+
 def test_one_traceback_for_all(launch: Launch) -> None:
     script = launch.script("import os\nraise ValueError(f'rank {os.environ[\"RANK\"]} is bad')")
     assert launch.run("--nproc-per-node", "8", script) == 1

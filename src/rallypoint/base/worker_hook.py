@@ -91,9 +91,10 @@ def _is_startup(error: BaseException, trace: TracebackType | None) -> bool:
         return False
     while trace is not None:
         code = trace.tb_frame.f_code
-        # Bodies of modules, and what imports them; anything else is a function at work.
-        if code.co_name != "<module>" and "importlib" not in code.co_filename:
-            return code.co_filename == "<frozen runpy>"
+        # Bodies of modules, and what imports or runs them; anything else is a function at work.
+        runs_modules = code.co_filename == "<frozen runpy>" or "importlib" in code.co_filename
+        if code.co_name != "<module>" and not runs_modules:
+            return False
         trace = trace.tb_next
     return True
 

@@ -56,15 +56,24 @@ class Host(Alone):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
+        nodes = job.nodes
+        self._interface = "127.0.0.1" if is_loopback(nodes.master_addr) else ANY
+        self._server: StoreServer | None = None
+        self._control: TCPStore | None = None
+        self._watch: Watch | None = None
         self._sent = 0
+        self._is_over = False
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """See Meeting."""
         nodes, token = self._job.nodes, self._job.nodes.token
-        self._interface = "127.0.0.1" if is_loopback(nodes.master_addr) else ANY
-        self._server = StoreServer(
-            listen_fd=listen(self._interface, 0).detach(), token=token, log_fd=-1
-        )
+        if token is None and self._interface == ANY:
+            say(
+                "warning: anyone who reaches this host can take part in the job; set the same"
+                " RALLYPOINT_TOKEN on all nodes."
+            )
+        listener = listen(self._interface, 0)
+        self._server = StoreServer(listen_fd=listener.detach(), token=token, log_fd=-1)
         port = self._server.port
         self._control = TCPStore("127.0.0.1", port, timeout=_seconds(_ANSWER_S), token=token)
         self._control.set(_JOB, f"{nodes.count} {self._job.run_id}")
@@ -74,34 +83,38 @@ class Host(Alone):
         self._store.serve()
         with TCPStore("127.0.0.1", nodes.master_port, timeout=_seconds(_ANSWER_S)) as first:
             first.set(_WHERE, str(port))
+            first.check([_WHERE])  # an answer: it has been set
         super().open(selector)
 
     def close(self) -> None:
         """See Meeting. The others must hear the last order before its store goes."""
-        if not hasattr(self, "_watch"):
-            return super().close()
-        if self._coordinator.wake_at is not None or not self._is_over:
-            self._send(Finish(outcome=Outcome.GIVEN_UP, because="the agent of node 0 ended"))
+        if self._control is not None and self._watch is not None:
+            if not self._is_over:
+                self._send(Finish(outcome=Outcome.GIVEN_UP, because="the agent of node 0 ended"))
+            self._wait_for_goodbyes(self._control, self._watch)
+            self._watch.close()
+            self._control.close()
+        if self._server is not None:
+            self._server.close()
+        super().close()
+
+    def _wait_for_goodbyes(self, control: TCPStore, watch: Watch) -> None:
         deadline = time.monotonic() + _GOODBYE_S
         try:
-            while any(key.endswith("/here") for key in self._control.list_keys()):
+            while any(key.endswith("/here") for key in control.list_keys()):
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._watch.events(left_s):
-                    break
+                if left_s <= 0 or not watch.events(left_s):
+                    return
         except StoreError:
-            pass
-        self._watch.close()
-        self._control.close()
-        self._server.close()
-        return super().close()
-
-    _is_over = False
+            return
 
     def _give(self, order: Order) -> None:
         super()._give(order)
         self._send(order)
 
     def _send(self, order: Order) -> None:
+        if self._control is None:
+            return
         self._is_over = self._is_over or isinstance(order, Finish)
         self._control.set(f"{_ORDERS}{self._sent}", encode(order))
         self._sent += 1
@@ -116,14 +129,16 @@ class Host(Alone):
         return Endpoint(host=self._job.nodes.master_addr, port=self._store.port)
 
     def _read(self) -> None:
+        assert self._watch is not None
+        assert self._control is not None
         for event in self._watch.events(0):
-            self._happened(event)
+            self._happened(self._control, event)
 
-    def _happened(self, event: KeyEvent) -> None:
+    def _happened(self, control: TCPStore, event: KeyEvent) -> None:
         rank_text, _, what = event.key.removeprefix(_NODES).partition("/")
         node_rank = int(rank_text) if rank_text.isdigit() else -1
         if what == "here" and event.value is None:
-            self._control.delete_key(f"{_CLAIMS}{node_rank}")
+            control.delete_key(f"{_CLAIMS}{node_rank}")
             self._perform(self._coordinator.node_lost(node_rank, "its agent is gone"))
         if event.value is None:
             return
@@ -135,7 +150,7 @@ class Host(Alone):
         if isinstance(message, Member) and message.node_rank == node_rank:
             self._perform(self._coordinator.joined(message))
         elif isinstance(message, Report) and message.node_rank == node_rank:
-            self._control.delete_key(event.key)
+            control.delete_key(event.key)
             self._perform(self._coordinator.reported(message))
 
 
