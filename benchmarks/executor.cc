@@ -12,10 +12,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <vector>
 
@@ -54,13 +57,98 @@ std::vector<std::int32_t> read_words(const char* path) {
   return words;
 }
 
-// One-shot all_reduce of two ranks, with the engine's contract: a poisoned region is refused, the
-// call is recorded, and every message carries and is checked for its signature and size. A rank is
-// never more than one piece ahead of the other, so that a ring of four blocks needs no
-// acknowledgement.
+std::deque<Ring> make_rings(const Region& region) {
+  std::deque<Ring> rings;
+  auto* const base = region.at<std::byte>(region.layout().rings(region.rank()));
+  for (unsigned i = 0; i <= kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
+  return rings;
+}
+
+// The operands in rank order, as the program has them.
+void reduce_pair(Reducer reducer, std::byte* ours, const std::byte* theirs, bool ours_first,
+                 std::uint64_t items) {
+  const std::byte* const operands[2] = {ours_first ? ours : theirs, ours_first ? theirs : ours};
+  reducer(ours, operands, 2, items);
+}
+
 class HandWritten {
  public:
   HandWritten(int fd, std::uint32_t rank)
+      : region_(fd, rank, kRanks),
+        rings_(make_rings(region_)),
+        channel_(Channel::collective(region_, rings_)) {
+    program_.sends = 1;
+    send_.receivers = {{1 - rank, 0, 1}};
+    from_.peer = 1 - rank;
+  }
+
+  void all_reduce(float* values, std::uint64_t count) {
+    const std::uint64_t most = kBlockBytes / sizeof(float);
+    if (region_.poisoned()) std::exit(1);
+    record(count);
+    std::uint64_t at = 0;
+    do {
+      const std::uint64_t items = std::min(most, count - at);
+      piece(reinterpret_cast<std::byte*>(values + at), items);
+      at += items;
+    } while (at < count);
+    ++channel_.calls;
+  }
+
+ private:
+  void record(std::uint64_t count) {
+    CallRecord& record = channel_.call(channel_.self(), channel_.calls);
+    record.number.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    record.signature.store(signature_, std::memory_order_relaxed);
+    record.count = count;
+    record.collective = 0;
+    record.reduce_op = 0;
+    record.dtype = 0;
+    record.root = 0;
+    record.number.store(channel_.calls + 1, std::memory_order_release);
+  }
+
+  void piece(std::byte* values, std::uint64_t items) {
+    const std::uint64_t bytes = items * sizeof(float);
+    const std::uint64_t iteration = channel_.iterations;
+    Waiter waiter(region_, kPolicy, host_);
+    std::uint32_t blocker = 0;
+    Slot slot;
+    std::byte* target = nullptr;
+    while ((target = channel_.reserve(program_, 0, send_, iteration, bytes, slot, blocker)) ==
+           nullptr) {
+      waiter.pause();
+    }
+    std::memcpy(target, values, bytes);
+    channel_.publish(slot, send_, iteration, bytes, signature_);
+    const Line* line = nullptr;
+    while ((line = channel_.peek(program_, from_, iteration)) == nullptr) waiter.pause();
+    const std::byte* const payload = channel_.payload(*line, from_);
+    if (line->signature != signature_ || line->bytes != bytes || payload == nullptr) std::exit(1);
+    reduce_pair(reducer_, values, payload, from_.peer == 1, items);
+    channel_.set_progress(0, iteration + 1, 0);
+    if (bytes > kInlineBytes) {
+      Region::fence();
+      channel_.wake(from_.peer);
+    }
+    ++channel_.iterations;
+  }
+
+  Region region_;
+  std::deque<Ring> rings_;
+  Channel channel_;
+  Program program_{};
+  Operation send_{};
+  Operand from_{};
+  std::uint64_t signature_ = 42;
+  NoHost host_;
+  Reducer reducer_ = reducer(DType::float32, ReduceOp::sum);
+};
+
+class Bare {
+ public:
+  Bare(int fd, std::uint32_t rank)
       : region_(fd, rank, kRanks),
         peer_(1 - rank),
         ours_(region_.at<Line>(region_.layout().lines(rank))),
@@ -70,32 +158,17 @@ class HandWritten {
 
   void all_reduce(float* values, std::uint64_t count) {
     const std::uint64_t most = kBlockBytes / sizeof(float);
-    if (region_.poisoned()) std::exit(1);
-    record(count);
     Waiter waiter(region_, kPolicy, host_);
     std::uint64_t at = 0;
     do {
       const std::uint64_t items = std::min(most, count - at);
-      piece(values + at, items, waiter);
+      piece(reinterpret_cast<std::byte*>(values + at), items, waiter);
       at += items;
     } while (at < count);
   }
 
  private:
-  void record(std::uint64_t count) {
-    CallRecord& record = region_.at<CallRecord>(region_.layout().calls(1 - peer_))[calls_ % kCalls];
-    record.number.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
-    record.signature.store(signature_, std::memory_order_relaxed);
-    record.count = count;
-    record.collective = 0;
-    record.reduce_op = 0;
-    record.dtype = 0;
-    record.root = 0;
-    record.number.store(++calls_, std::memory_order_release);
-  }
-
-  void piece(float* values, std::uint64_t items, Waiter& waiter) {
+  void piece(std::byte* values, std::uint64_t items, Waiter& waiter) {
     const std::uint64_t bytes = items * sizeof(float);
     const std::uint64_t place = piece_++;
     const std::uint64_t slot = place % 4 * kBlockBytes;
@@ -103,18 +176,13 @@ class HandWritten {
     Line& ours = ours_[place % kLines];
     const Line& theirs = theirs_[place % kLines];
     std::memcpy(is_inline ? ours.payload : our_ring_ + slot, values, bytes);
-    ours.signature = signature_;
-    ours.bytes = bytes;
     ours.sequence.store(place + 1, std::memory_order_release);
     Region::fence();
     region_.wake(peer_);
     while (theirs.sequence.load(std::memory_order_acquire) != place + 1) waiter.pause();
     waiter.reset();
-    if (theirs.signature != signature_ || theirs.bytes != bytes) std::exit(1);
-    const std::byte* const mine = reinterpret_cast<const std::byte*>(values);
-    const std::byte* const other = is_inline ? theirs.payload : their_ring_ + slot;
-    const std::byte* const operands[2] = {peer_ == 1 ? mine : other, peer_ == 1 ? other : mine};
-    reducer_(reinterpret_cast<std::byte*>(values), operands, 2, items);
+    reduce_pair(reducer_, values, is_inline ? theirs.payload : their_ring_ + slot, peer_ == 1,
+                items);
   }
 
   Region region_;
@@ -124,8 +192,6 @@ class HandWritten {
   std::byte* our_ring_;
   const std::byte* their_ring_;
   std::uint64_t piece_ = 0;
-  std::uint64_t calls_ = 0;
-  std::uint64_t signature_ = 42;
   NoHost host_;
   Reducer reducer_ = reducer(DType::float32, ReduceOp::sum);
 };
@@ -144,19 +210,15 @@ void pin(std::uint32_t rank) {
   }
 }
 
-template <typename Operation>
-double time_ns(std::uint64_t calls, const Operation& operation) {
-  operation();  // both ranks are here, and the buffers in the cache
-  const double start = now_ns();
-  for (std::uint64_t i = 0; i < calls; ++i) operation();
-  return (now_ns() - start) / static_cast<double>(calls);
-}
+// The descriptors of three regions, one for each way.
+using Regions = std::array<int, 3>;
 
-void run_rank(std::uint32_t rank, int program_fd, int hand_fd, std::uint64_t bytes, int repeats,
+void run_rank(std::uint32_t rank, const Regions& regions, std::uint64_t bytes, int repeats,
               const char* program_path) {
   pin(rank);
-  Communicator communicator(program_fd, rank, kRanks, kPolicy);
-  HandWritten hand(hand_fd, rank);
+  Communicator communicator(regions[0], rank, kRanks, kPolicy);
+  HandWritten hand(regions[1], rank);
+  Bare bare(regions[2], rank);
   NoHost host;
   const std::string error = communicator.teach(0, read_words(program_path), rank, kRanks);
   if (!error.empty()) {
@@ -166,17 +228,25 @@ void run_rank(std::uint32_t rank, int program_fd, int hand_fd, std::uint64_t byt
   std::vector<float> values(bytes / sizeof(float));
   auto* const data = reinterpret_cast<std::byte*>(values.data());
   const Call call{
-      communicator.find(0), 0, 0, DType::float32, ReduceOp::sum, values.size(), data, data, 60};
+      communicator.find(0), {0, DType::float32, ReduceOp::sum, 0}, values.size(), data, data, 60};
   const std::uint64_t calls = std::clamp<std::uint64_t>((64u << 20) / (bytes + 256), 5, 100000);
-  const auto by_program = [&] {
-    if (communicator.collective().run(call, host) != Trouble::none) std::exit(1);
-  };
-  const auto by_hand = [&] { hand.all_reduce(values.data(), values.size()); };
+  const std::array<std::function<void(std::uint64_t)>, 3> ways = {
+      [&](std::uint64_t times) {
+        for (; times > 0; --times) {
+          if (communicator.collective().run(call, host) != Trouble::none) std::exit(1);
+        }
+      },
+      [&](std::uint64_t times) {
+        for (; times > 0; --times) hand.all_reduce(values.data(), values.size());
+      },
+      [&](std::uint64_t times) {
+        for (; times > 0; --times) bare.all_reduce(values.data(), values.size());
+      }};
 
-  // Both must give the same: rank 0 puts in 1, rank 1 puts in 2, the sum is 3 everywhere.
-  for (const bool use_program : {true, false}) {
+  // All must give the same: rank 0 puts in 1, rank 1 puts in 2, the sum is 3 everywhere.
+  for (const auto& way : ways) {
     std::fill(values.begin(), values.end(), static_cast<float>(rank + 1));
-    use_program ? by_program() : by_hand();
+    way(1);
     if (std::any_of(values.begin(), values.end(), [](float value) { return value != 3; })) {
       std::fprintf(stderr, "rank %u: wrong sum\n", rank);
       std::exit(1);
@@ -184,12 +254,15 @@ void run_rank(std::uint32_t rank, int program_fd, int hand_fd, std::uint64_t byt
   }
   std::fill(values.begin(), values.end(), 0.0F);
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    double program_ns = 0;
-    double hand_ns = 0;
-    if (repeat % 2 == 0) program_ns = time_ns(calls, by_program);
-    hand_ns = time_ns(calls, by_hand);
-    if (repeat % 2 == 1) program_ns = time_ns(calls, by_program);
-    if (rank == 0) std::printf("%.1f %.1f\n", program_ns, hand_ns);
+    std::array<double, 3> ns{};
+    for (std::size_t i = 0; i < ways.size(); ++i) {
+      const std::size_t way = (i + static_cast<std::size_t>(repeat)) % ways.size();
+      ways[way](1);  // both ranks are here, and the buffers in the cache
+      const double start = now_ns();
+      ways[way](calls);
+      ns[way] = (now_ns() - start) / static_cast<double>(calls);
+    }
+    if (rank == 0) std::printf("%.1f %.1f %.1f\n", ns[0], ns[1], ns[2]);
   }
 }
 
@@ -199,8 +272,7 @@ int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const std::uint64_t bytes = std::strtoull(argv[1], nullptr, 10);
   const int repeats = std::atoi(argv[2]);
-  const int program_fd = make_region();
-  const int hand_fd = make_region();
+  const Regions regions = {make_region(), make_region(), make_region()};
   // Rank 0 writes the header of a region, so it must be first to map it.
   int ready[2];
   if (pipe(ready) != 0) return 1;
@@ -209,15 +281,14 @@ int main(int argc, char** argv) {
   char byte = 0;
   if (child == 0) {
     if (read(ready[0], &byte, 1) != 1) return 1;
-    run_rank(1, program_fd, hand_fd, bytes, repeats, argv[4]);
+    run_rank(1, regions, bytes, repeats, argv[4]);
     return 0;
   }
   {
-    const Region first(program_fd, 0, kRanks);
-    const Region second(hand_fd, 0, kRanks);
+    for (const int fd : regions) const Region header(fd, 0, kRanks);
     if (write(ready[1], &byte, 1) != 1) return 1;
   }
-  run_rank(0, program_fd, hand_fd, bytes, repeats, argv[3]);
+  run_rank(0, regions, bytes, repeats, argv[3]);
   int status = 0;
   waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;

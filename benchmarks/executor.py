@@ -2,8 +2,9 @@
 
     python benchmarks/executor.py [--repeats 21] [--sizes 8 262144 67108864]
 
-Two processes all_reduce float32 in place, in the same native core, in alternation; medians of
-nanoseconds per call. Builds benchmarks/executor.cc with CMake first.
+Two processes, one core each, all_reduce float32 in place in the same native core, in turn: from an
+encoded program; by hand with the same contract; and bare, which is what the contract (flow control,
+call record, checks) costs. Medians. Builds benchmarks/executor.cc with CMake first.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ def build_program() -> Path:
     return directory / "executor_benchmark"
 
 
-def measure(program: Path, nbytes: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Nanoseconds per call: by the program, by hand."""
+def measure(program: Path, nbytes: int, repeats: int) -> dict[str, float]:
     algorithm = choose(Collective.ALL_REDUCE, nbytes=nbytes, ranks=2).algorithm
     assert algorithm == "direct_one_shot", "the hand-written loop is one-shot"
     with tempfile.TemporaryDirectory() as directory:
@@ -47,8 +47,15 @@ def measure(program: Path, nbytes: int, repeats: int) -> tuple[list[float], list
             path.write_bytes(encode(build(Collective.ALL_REDUCE, algorithm, ranks=2), rank))
         command = [program, str(nbytes), str(repeats), *paths]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    pairs = [line.split() for line in output.splitlines()]
-    return [float(pair[0]) for pair in pairs], [float(pair[1]) for pair in pairs]
+    rounds = [[float(word) for word in line.split()] for line in output.splitlines()]
+    by_program, by_hand, bare = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return {
+        "bytes": nbytes,
+        "program_ns": by_program,
+        "hand_written_ns": by_hand,
+        "bare_ns": bare,
+        "ratio": statistics.median(row[0] / row[1] for row in rounds),
+    }
 
 
 def main() -> None:
@@ -57,25 +64,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 256 << 10, 64 << 20])
     options = parser.parse_args()
     program = build_program()
-    rows = []
-    for nbytes in options.sizes:
-        by_program, by_hand = measure(program, nbytes, options.repeats)
-        ratio = statistics.median(a / b for a, b in zip(by_program, by_hand, strict=True))
-        row = {
-            "bytes": nbytes,
-            "program_ns": statistics.median(by_program),
-            "hand_written_ns": statistics.median(by_hand),
-            "ratio": ratio,
-        }
-        rows.append(row)
+    rows = [measure(program, nbytes, options.repeats) for nbytes in options.sizes]
     print_table(
-        ("size", "program us", "by hand us", "ratio"),
+        ("size", "program us", "by hand us", "ratio", "bare us"),
         [
             (
                 human_bytes(int(row["bytes"])),
                 f"{row['program_ns'] / 1e3:.3f}",
                 f"{row['hand_written_ns'] / 1e3:.3f}",
                 f"{row['ratio']:.3f}",
+                f"{row['bare_ns'] / 1e3:.3f}",
             )
             for row in rows
         ],

@@ -39,6 +39,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
     sampler = DistributedSampler(train, seed=1, drop_last=True)
     loader = DataLoader(train, batch_size=options.batch, sampler=sampler, drop_last=True)
+    losses = []
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(1, dtype=torch.float64)
@@ -49,12 +50,16 @@ def main() -> None:
             optimizer.step()
             total += loss.detach()
         dist.all_reduce(total)
+        losses.append(total)
         if dist.get_rank() == 0:
             mean = total.item() / len(loader) / dist.get_world_size()
             print(f"epoch {epoch + 1}/{options.epochs}  loss {mean:.12f}", flush=True)
     if dist.get_rank() == 0:
         accuracy = (model(test[0]).argmax(dim=1) == test[1]).double().mean().item()
         print(f"test accuracy {accuracy:.4f}")
+    # torch aborts if a thread of gloo's is the last to let go of a tensor at the very end.
+    dist.barrier()
+    losses.clear()
     dist.destroy_process_group()
 
 

@@ -108,10 +108,8 @@ class PythonCommunicator {
         planned(collective, root, source.bytes(), region.rank(), region.ranks());
     if (target.bytes() != program.output_blocks * source.bytes()) return kBadBuffer;
     const Call call{&program,
-                    static_cast<std::int32_t>(collective),
-                    static_cast<std::int32_t>(root),
-                    *dtype,
-                    static_cast<ReduceOp>(op),
+                    {static_cast<std::uint16_t>(collective), *dtype, static_cast<ReduceOp>(op),
+                     static_cast<std::int32_t>(root)},
                     source.bytes() / item_bytes(*dtype),
                     source.data(),
                     target.data(),
@@ -127,10 +125,7 @@ class PythonCommunicator {
     const std::optional<DType> dtype = view.dtype();
     if (!dtype) return kBadBuffer;
     const Call call{&planned(collective, role, view.bytes(), role, 2),
-                    static_cast<std::int32_t>(collective),
-                    tag,
-                    *dtype,
-                    ReduceOp::sum,
+                    {static_cast<std::uint16_t>(collective), *dtype, ReduceOp::sum, tag},
                     view.bytes() / item_bytes(*dtype),
                     view.data(),
                     view.data(),

@@ -1,12 +1,17 @@
 #include "engine/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
 namespace rallypoint {
 namespace {
 
+constexpr int kRecordLooks = 1000;
+constexpr unsigned kRecordLookUs = 100;
 constexpr std::uint64_t kAlign = 16;  // items; chunks of long arrays begin at cache lines
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -16,10 +21,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 
 std::uint64_t signature_of(const Call& call) {
   std::uint64_t hash = mix(0, call.program->identity);
-  hash = mix(hash, static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.collective)) << 32 |
-                       static_cast<std::uint32_t>(call.root));
-  hash =
-      mix(hash, static_cast<std::uint64_t>(call.dtype) << 8 | static_cast<std::uint64_t>(call.op));
+  hash = mix(hash, call.what.bits());
   return mix(hash, call.count);
 }
 
@@ -31,9 +33,10 @@ Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_)
   if (program.chunks > 1 && chunk > 4 * kAlign) chunk = (chunk + kAlign - 1) / kAlign * kAlign;
   piece = chunk;
   pieces = 1;
-  is_whole = program.chunks == 1 && program.scratch_chunks == 0;
+  is_simple = program.chunks == 1 && program.scratch_chunks == 0 && program.max_span == 1 &&
+              program.lanes.size() == 1;
   if (chunk * item * program.max_span <= kBlockBytes) return;
-  is_whole = false;
+  is_simple = false;
   const std::uint64_t most = std::max<std::uint64_t>(kBlockBytes / (item * program.max_span), 1);
   pieces = (chunk + most - 1) / most;
   piece = (chunk + pieces - 1) / pieces;
@@ -41,47 +44,46 @@ Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_)
   pieces = (chunk + piece - 1) / piece;
 }
 
-void Executor::begin(const Call& call) {
-  const bool is_like_last = program_ == call.program && call_.count == call.count &&
-                            call_.op == call.op && call_.dtype == call.dtype &&
-                            call_.root == call.root && call_.collective == call.collective;
-  call_ = call;
-  if (!is_like_last) prepare();  // training repeats its calls
-  finished_ = 0;
-  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) lanes_[lane] = {};
+// What follows from the kind and size of a call alone.
+void Executor::prepare() {
+  program_ = call_->program;
+  what_ = call_->what;
+  lane_count_ = static_cast<std::uint32_t>(program_->lanes.size());
+  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
+    const auto& operations = program_->lanes[lane];
+    lanes_[lane].first = operations.data();
+    lanes_[lane].end = operations.data() + operations.size();
+  }
+  cut_ = Cut(*program_, call_->count, item_bytes(what_.dtype));
+  block_bytes_ = cut_.count * cut_.item;
+  reducer_ = reducer(what_.dtype, what_.op);
+  signature_ = signature_of(*call_);
+  spins_ = lane_count_ == 1 ? policy_.spins : 0;
+  const std::size_t scratch = program_->scratch_chunks * cut_.piece * cut_.item;
+  if (scratch_.size() < scratch) scratch_.resize(scratch);
+  sources_.resize(program_->max_operands);
+}
 
+// Tell the peers what is called. Only a rank that waits in vain looks, so it need not come first;
+// and a call that ended at once, having heard from every rank, was the same call everywhere.
+void Executor::record() {
   CallRecord& record = channel_.call(channel_.self(), channel_.calls);
   record.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   record.signature.store(signature_, std::memory_order_relaxed);
-  record.count = call.count;
-  record.collective = call.collective;
-  record.reduce_op = static_cast<std::int32_t>(call.op);
-  record.dtype = static_cast<std::int32_t>(call.dtype);
-  record.root = call.root;
+  record.count = cut_.count;
+  record.collective = what_.collective;
+  record.reduce_op = static_cast<std::int32_t>(what_.op);
+  record.dtype = static_cast<std::int32_t>(what_.dtype);
+  record.root = what_.root;
   record.number.store(channel_.calls + 1, std::memory_order_release);
 }
 
-// What follows from the kind and size of a call alone.
-void Executor::prepare() {
-  program_ = call_.program;
-  lane_count_ = static_cast<std::uint32_t>(program_->lanes.size());
-  cut_ = Cut(*program_, call_.count, item_bytes(call_.dtype));
-  block_bytes_ = cut_.count * cut_.item;
-  reducer_ = reducer(call_.dtype, call_.op);
-  signature_ = signature_of(call_);
-  spins_ = lane_count_ == 1 ? policy_.spins : 0;
-  const std::size_t scratch = program_->scratch_chunks * cut_.piece * cut_.item;
-  if (scratch_.size() < scratch) scratch_.resize(scratch);
-  incoming_.resize(program_->max_operands);
-  operands_.resize(program_->max_operands);
-}
-
-template <bool kWhole>
+template <bool kSimple>
 inline Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t offset,
                                           std::uint64_t piece) const {
   const std::uint64_t index = chunks.index + offset;
-  if constexpr (kWhole) return {buffer(chunks.buffer) + index * block_bytes_, cut_.count};
+  if constexpr (kSimple) return {buffer(chunks.buffer) + chunks.index * block_bytes_, cut_.count};
   const std::uint64_t block = index / program_->chunks;
   const std::uint64_t chunk = index % program_->chunks;
   const std::uint64_t start = std::min(chunk * cut_.chunk, cut_.count);
@@ -94,10 +96,10 @@ inline Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t of
   return {buffer(chunks.buffer) + (block * cut_.count + first) * cut_.item, items};
 }
 
-template <bool kWhole>
+template <bool kSimple>
 inline std::uint64_t Executor::bytes_of(std::uint32_t first, std::uint32_t count,
                                         std::uint64_t piece) const {
-  if constexpr (kWhole) return count * block_bytes_;
+  if constexpr (kSimple) return count * block_bytes_;
   std::uint64_t items = 0;
   for (std::uint32_t offset = 0; offset < count; ++offset) {
     items += piece_of<false>({Buffer::scratch, first}, offset, piece).items;
@@ -105,11 +107,12 @@ inline std::uint64_t Executor::bytes_of(std::uint32_t first, std::uint32_t count
   return items * cut_.item;
 }
 
-// Look whether every message that the operation needs is there.
+// Look whether every message that the operation needs is there, and where.
 inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
                              std::uint64_t bytes) {
-  for (std::size_t i = 0; i < reduce.operands.size(); ++i) {
-    const Operand& operand = reduce.operands[i];
+  const std::byte** source = sources_.data();
+  for (const Operand& operand : reduce.operands) {
+    const std::byte*& payload = *source++;
     if (!operand.remote) continue;
     const Line* line = channel_.peek(*program_, operand, iteration);
     for (unsigned spin = 0; line == nullptr && spin < spins_; ++spin) {
@@ -120,38 +123,35 @@ inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
       blocker_ = channel_.rank_of(operand.peer);
       return false;
     }
-    incoming_[i] = channel_.payload(*line, operand);
-    if (line->signature != signature_) {
-      trouble_ = fail_against(Trouble::mismatch, operand.peer);
-      return false;
-    }
-    if (incoming_[i] == nullptr || line->bytes != bytes) {
-      trouble_ = fail_against(Trouble::corrupt, operand.peer);
+    payload = channel_.payload(*line, operand);
+    if (line->signature != signature_ || payload == nullptr || line->bytes != bytes) {
+      trouble_ = line->signature != signature_ ? Trouble::mismatch : Trouble::corrupt;
+      culprit_ = operand.peer;
       return false;
     }
   }
   return true;
 }
 
-template <bool kWhole>
+// The chunks of a message lie one after the other.
+template <bool kSimple>
 inline void Executor::combine(const Operation& reduce, std::uint64_t piece) {
-  const std::size_t operands = reduce.operands.size();
-  for (std::uint32_t offset = 0; offset < reduce.count; ++offset) {
-    const Piece target = piece_of<kWhole>(reduce.targets[0], offset, piece);
-    const std::uint64_t length = target.items * cut_.item;
-    for (std::size_t i = 0; i < operands; ++i) {
-      const Operand& operand = reduce.operands[i];
-      if (operand.remote) {
-        operands_[i] = incoming_[i];
-        incoming_[i] += length;
-      } else {
-        operands_[i] = piece_of<kWhole>(operand.chunks, offset, piece).at;
-      }
+  if (reduce.targets.empty()) return;
+  for (std::uint32_t offset = 0; offset < (kSimple ? 1 : reduce.count); ++offset) {
+    const Piece target = piece_of<kSimple>(reduce.targets[0], offset, piece);
+    const std::uint64_t length = kSimple ? block_bytes_ : target.items * cut_.item;
+    const std::byte** source = sources_.data();
+    for (const Operand& operand : reduce.operands) {
+      if (!operand.remote) *source = piece_of<kSimple>(operand.chunks, offset, piece).at;
+      ++source;
     }
     if (length == 0) continue;
-    reducer_(target.at, operands_.data(), operands, target.items);
+    reducer_(target.at, sources_.data(), reduce.operands.size(), target.items);
     for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
-      std::memcpy(piece_of<kWhole>(reduce.targets[i], offset, piece).at, target.at, length);
+      std::memcpy(piece_of<kSimple>(reduce.targets[i], offset, piece).at, target.at, length);
+    }
+    if constexpr (!kSimple) {
+      for (std::size_t i = 0; i < reduce.operands.size(); ++i) sources_[i] += length;
     }
   }
 }
@@ -165,16 +165,17 @@ void Executor::wake_senders(const Operation& reduce) {
   }
 }
 
-template <bool kWhole>
+template <bool kSimple>
 inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint64_t piece) {
   const std::uint64_t iteration = channel_.iterations + piece;
-  const std::uint64_t bytes = bytes_of<kWhole>(send.source.index, send.count, piece);
+  const std::uint64_t bytes = bytes_of<kSimple>(send.source.index, send.count, piece);
   Slot slot;
   std::byte* target = channel_.reserve(*program_, lane, send, iteration, bytes, slot, blocker_);
   if (target == nullptr) return false;
-  for (std::uint32_t offset = 0; offset < send.count; ++offset) {
-    const Piece source = piece_of<kWhole>(send.source, offset, piece);
-    const std::uint64_t length = source.items * cut_.item;
+  const std::uint32_t chunks = kSimple ? 1 : send.count;
+  for (std::uint32_t offset = 0; offset < chunks; ++offset) {
+    const Piece source = piece_of<kSimple>(send.source, offset, piece);
+    const std::uint64_t length = kSimple ? bytes : source.items * cut_.item;
     if (length > 0) std::memcpy(target, source.at, length);
     target += length;
   }
@@ -182,66 +183,78 @@ inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint6
   return true;
 }
 
-template <bool kWhole>
-inline bool Executor::reduce(std::uint32_t lane, std::size_t at, const Operation& reduce,
-                             std::uint64_t piece) {
+template <bool kSimple>
+inline bool Executor::reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece) {
   if (!reduce.takes_messages) {
-    combine<kWhole>(reduce, piece);
+    combine<kSimple>(reduce, piece);
     return true;
   }
   const std::uint32_t first = reduce.targets.empty() ? 0 : reduce.targets[0].index;
-  const std::uint64_t bytes = bytes_of<kWhole>(first, reduce.count, piece);
+  const std::uint64_t bytes = bytes_of<kSimple>(first, reduce.count, piece);
   if (!gather(reduce, channel_.iterations + piece, bytes)) return false;
-  combine<kWhole>(reduce, piece);
+  combine<kSimple>(reduce, piece);
   // After a lane's last operation, the end of the piece says it all.
-  if (at + 1 < program_->lanes[lane].size()) {
-    channel_.set_progress(lane, channel_.iterations + piece, static_cast<std::uint32_t>(at) + 1);
-  }
+  if (!reduce.is_last) channel_.set_progress(lane, channel_.iterations + piece, reduce.place + 1);
   if (bytes > kInlineBytes) wake_senders(reduce);
   return true;
 }
 
-template <bool kWhole>
-Executor::Step Executor::advance(std::uint32_t lane) {
-  const auto& operations = program_->lanes[lane];
-  const LanePosition start = lanes_[lane];
-  const std::uint64_t pieces = kWhole ? 1 : cut_.pieces;
-  std::size_t at = start.operation;
-  for (std::uint64_t piece = start.piece; piece < pieces; ++piece) {
-    for (; at < operations.size(); ++at) {
-      const Operation& operation = operations[at];
-      const bool done = operation.is_send ? send<kWhole>(lane, operation, piece)
-                                          : reduce<kWhole>(lane, at, operation, piece);
+template <bool kSimple>
+Executor::Step Executor::advance(std::uint32_t number) {
+  Lane& lane = lanes_[number];
+  const Operation* const start = lane.next;
+  const std::uint64_t pieces = kSimple ? 1 : cut_.pieces;
+  const Operation* next = start;
+  for (std::uint64_t piece = lane.piece; piece < pieces; ++piece) {
+    for (; next != lane.end; ++next) {
+      const bool done = next->is_send ? send<kSimple>(number, *next, piece)
+                                      : reduce<kSimple>(number, *next, piece);
       if (done) continue;
-      lanes_[lane] = {at, piece};
-      return at == start.operation && piece == start.piece ? Step::blocked : Step::moved;
+      const bool moved = next != start || piece != lane.piece;
+      lane.next = next;
+      lane.piece = piece;
+      return moved ? Step::moved : Step::blocked;
     }
-    at = 0;
-    channel_.set_progress(lane, channel_.iterations + piece + 1, 0);
+    next = lane.first;
+    channel_.set_progress(number, channel_.iterations + piece + 1, 0);
   }
-  lanes_[lane] = {0, pieces};
+  lane.piece = pieces;
   return Step::finished;
 }
 
 // Run every lane as far as it goes.
 Executor::Step Executor::advance() {
+  if (cut_.is_simple && what_.op != ReduceOp::avg) return advance<true>(0);
   bool finished = true;
   bool moved = false;
   for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
-    const Step step = cut_.is_whole ? advance<true>(lane) : advance<false>(lane);
+    if (lanes_[lane].piece == cut_.pieces) continue;
+    const Step step = advance<false>(lane);
     finished &= step == Step::finished;
     moved |= step != Step::blocked;
   }
-  if (call_.op == ReduceOp::avg && moved) finish_pieces();
+  if (what_.op == ReduceOp::avg && moved) finish_pieces();
   return finished ? Step::finished : moved ? Step::moved : Step::blocked;
 }
 
+// What happens between the arrival of a message and the next send is what a chain of small calls
+// waits for; the rest is done while the peers' answers travel.
 Trouble Executor::run(const Call& call, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
-  begin(call);
+  call_ = &call;
+  if (program_ != call.program || cut_.count != call.count || what_.bits() != call.what.bits()) {
+    prepare();
+  }
+  finished_ = 0;
+  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
+    lanes_[lane].next = lanes_[lane].first;
+    lanes_[lane].piece = 0;
+  }
   if (advance() != Step::finished) {
     const Trouble trouble = wait(host);
     if (trouble != Trouble::none) return trouble;
+  } else if (!program_->hears_from_all) {
+    record();
   }
   channel_.iterations += cut_.pieces;
   ++channel_.calls;
@@ -250,13 +263,14 @@ Trouble Executor::run(const Call& call, Host& host) {
 
 // The rest of a call that could not be run in one go.
 Trouble Executor::wait(Host& host) {
+  record();
   Waiter waiter(region_, policy_, host);
   blocker_is_gone_ = false;
   trouble_ = Trouble::none;
   for (;;) {
     const Step step = advance();
     if (step == Step::finished) return Trouble::none;
-    if (trouble_ != Trouble::none) return trouble_;
+    if (trouble_ != Trouble::none) return fail_against(trouble_, culprit_, host);
     if (step == Step::moved) {
       waiter.reset();
       blocker_is_gone_ = false;
@@ -277,7 +291,7 @@ void Executor::finish_pieces() {
   for (; finished_ < complete; ++finished_) {
     for (std::uint32_t index = 0; index < chunks; ++index) {
       const Piece piece = piece_of<false>({Buffer::output, index}, 0, finished_);
-      divide(call_.dtype, piece.at, piece.items, program_->ranks);
+      divide(what_.dtype, piece.at, piece.items, program_->ranks);
     }
   }
 }
@@ -286,7 +300,7 @@ void Executor::finish_pieces() {
 Trouble Executor::look_for_trouble(double waited_s, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
   for (std::uint32_t member = 0; member < program_->ranks; ++member) {
-    if (is_blocked_by_mismatch(member)) return fail_against(Trouble::mismatch, member);
+    if (is_blocked_by_mismatch(member)) return fail_against(Trouble::mismatch, member, host);
   }
   const bool was_gone = std::exchange(blocker_is_gone_, true);
   if (const int lost = region_.first_lost(); lost >= 0) {
@@ -296,7 +310,7 @@ Trouble Executor::look_for_trouble(double waited_s, Host& host) {
     return was_gone ? fail(Trouble::peer_left, blocker_) : Trouble::none;
   }
   blocker_is_gone_ = false;
-  if (waited_s > call_.timeout_s) return fail(Trouble::timeout, blocker_);
+  if (waited_s > call_->timeout_s) return fail(Trouble::timeout, blocker_);
   if (host.is_interrupted()) return fail(Trouble::interrupted, region_.rank());
   return Trouble::none;
 }
@@ -317,9 +331,15 @@ Trouble Executor::fail(Trouble trouble, std::uint32_t rank) {
   return trouble;
 }
 
-Trouble Executor::fail_against(Trouble trouble, std::uint32_t member) {
-  region_.spread(trouble, static_cast<std::int32_t>(channel_.rank_of(member)),
-                 &channel_.call(member, channel_.calls),
+// The culprit's message may have come before its record, which it writes when it waits or ends.
+Trouble Executor::fail_against(Trouble trouble, std::uint32_t member, Host& host) {
+  const CallRecord& theirs = channel_.call(member, channel_.calls);
+  host.before_wait();
+  for (int look = 0; look < kRecordLooks; ++look) {
+    if (theirs.number.load(std::memory_order_acquire) == channel_.calls + 1) break;
+    usleep(kRecordLookUs);
+  }
+  region_.spread(trouble, static_cast<std::int32_t>(channel_.rank_of(member)), &theirs,
                  &channel_.call(channel_.self(), channel_.calls));
   return trouble;
 }

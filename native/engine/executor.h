@@ -4,6 +4,7 @@
 // is left and tried again, so that one thread runs all lanes; how to wait in between is Waiter's.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -17,13 +18,20 @@
 
 namespace rallypoint {
 
+// What is called, in the eight bytes that are compared with the last call's.
+struct Operator {
+  std::uint16_t collective;
+  DType dtype;
+  ReduceOp op;
+  std::int32_t root;  // of a send or recv: the tag
+
+  std::uint64_t bits() const { return std::bit_cast<std::uint64_t>(*this); }
+};
+
 // One call of a collective.
 struct Call {
   const Program* program;
-  std::int32_t collective;
-  std::int32_t root;  // of a send or recv: the tag
-  DType dtype;
-  ReduceOp op;
+  Operator what;
   std::uint64_t count;  // items of one block
   const std::byte* input;
   std::byte* output;
@@ -37,7 +45,7 @@ struct Cut {
   std::uint64_t chunk = 0;   // items of all chunks but the last ones, which may be shorter
   std::uint64_t piece = 0;   // items
   std::uint64_t pieces = 0;  // iterations of the program
-  bool is_whole = false;     // one chunk, one piece: nothing is cut
+  bool is_simple = false;    // one lane, one chunk, one piece: nothing is cut
 
   Cut() = default;
   Cut(const Program& program, std::uint64_t count, std::uint64_t item);
@@ -55,8 +63,10 @@ class Executor {
 
  private:
   enum class Step { finished, moved, blocked };
-  struct LanePosition {
-    std::size_t operation = 0;
+  struct Lane {
+    const Operation* first = nullptr;
+    const Operation* end = nullptr;
+    const Operation* next = nullptr;
     std::uint64_t piece = 0;
   };
   struct Piece {
@@ -64,42 +74,43 @@ class Executor {
     std::uint64_t items;
   };
 
-  void begin(const Call& call);
   void prepare();
+  void record();
   Step advance();
   Trouble wait(Host& host);
 
-  // kWhole: nothing is cut, which is so for all small calls and saves the arithmetic.
-  template <bool kWhole>
+  // kSimple: nothing is cut, which is so for most small calls and saves the arithmetic.
+  template <bool kSimple>
   Step advance(std::uint32_t lane);
-  template <bool kWhole>
+  template <bool kSimple>
   bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
-  template <bool kWhole>
-  bool reduce(std::uint32_t lane, std::size_t at, const Operation& reduce, std::uint64_t piece);
+  template <bool kSimple>
+  bool reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece);
   bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
-  template <bool kWhole>
+  template <bool kSimple>
   void combine(const Operation& reduce, std::uint64_t piece);
   void wake_senders(const Operation& reduce);
   std::byte* buffer(Buffer buffer) const {
-    return buffer == Buffer::output ? call_.output : const_cast<std::byte*>(call_.input);
+    return buffer == Buffer::output ? call_->output : const_cast<std::byte*>(call_->input);
   }
-  template <bool kWhole>
+  template <bool kSimple>
   Piece piece_of(const Chunks& chunks, std::uint32_t offset, std::uint64_t piece) const;
-  template <bool kWhole>
+  template <bool kSimple>
   std::uint64_t bytes_of(std::uint32_t first, std::uint32_t count, std::uint64_t piece) const;
   void finish_pieces();
   Trouble look_for_trouble(double waited_s, Host& host);
   bool is_blocked_by_mismatch(std::uint32_t member) const;
   Trouble fail(Trouble trouble, std::uint32_t rank);
-  Trouble fail_against(Trouble trouble, std::uint32_t member);
+  Trouble fail_against(Trouble trouble, std::uint32_t member, Host& host);
 
   Region& region_;
   Channel channel_;
   WaitPolicy policy_;
   std::vector<std::byte> scratch_;
 
-  Call call_{};
-  const Program* program_ = nullptr;
+  const Call* call_ = nullptr;        // valid during run
+  const Program* program_ = nullptr;  // these, of the last call, are kept
+  Operator what_{};
   std::uint32_t lane_count_ = 0;
   Cut cut_;
   std::uint64_t block_bytes_ = 0;
@@ -107,12 +118,12 @@ class Executor {
   std::uint64_t signature_ = 0;
   std::uint32_t blocker_ = 0;  // the rank that a blocked lane depends on
   bool blocker_is_gone_ = false;
-  unsigned spins_ = 0;          // looks at a line before a lane counts as blocked
-  std::uint64_t finished_ = 0;  // pieces of the output that are complete
-  Trouble trouble_ = Trouble::none;
-  LanePosition lanes_[kLanes];
-  std::vector<const std::byte*> incoming_;  // payloads of the current reduce, of remote operands
-  std::vector<const std::byte*> operands_;
+  unsigned spins_ = 0;               // looks at a line before a lane counts as blocked
+  std::uint64_t finished_ = 0;       // pieces of the output that are complete
+  Trouble trouble_ = Trouble::none;  // what a message showed, and whose it was
+  std::uint32_t culprit_ = 0;
+  Lane lanes_[kLanes];
+  std::vector<const std::byte*> sources_;  // of the current reduce, by operand
 };
 
 }  // namespace rallypoint

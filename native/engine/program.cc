@@ -1,6 +1,7 @@
 #include "engine/program.h"
 
 #include <algorithm>
+#include <set>
 
 #include "engine/layout.h"
 
@@ -127,6 +128,7 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
   for (std::uint32_t lane = 0; lane < lanes; ++lane) lengths.push_back(reader.next(kMaxOperations));
   program.max_span = 1;
   program.max_operands = 0;
+  std::set<std::uint32_t> senders;
   for (std::uint32_t lane = 0; lane < lanes && reader.ok(); ++lane) {
     std::uint32_t sends = 0;
     auto& operations = program.lanes.emplace_back();
@@ -138,12 +140,18 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
       if (!good) {
         return broken + " at operation " + std::to_string(i) + " of lane " + std::to_string(lane);
       }
+      operation.place = i;
+      operation.is_last = i + 1 == lengths[lane];
       program.max_span = std::max(program.max_span, operation.count);
       program.max_operands =
           std::max(program.max_operands, static_cast<std::uint32_t>(operation.operands.size()));
+      for (const Operand& operand : operation.operands) {
+        if (operand.remote) senders.insert(operand.peer);
+      }
       operations.push_back(std::move(operation));
     }
   }
+  program.hears_from_all = senders.size() + 1 == program.ranks;
   if (!reader.ok() || reader.left() != 0) return broken + ": its length is wrong";
   return {};
 }

@@ -36,6 +36,8 @@ struct Operand {
 struct Operation {
   bool is_send;
   bool takes_messages;
+  bool is_last;         // of its lane
+  std::uint32_t place;  // in its lane
   std::uint32_t count;  // chunks
 
   Chunks source;  // send
@@ -57,6 +59,7 @@ struct Program {
   std::uint32_t sends;     // the most sends in any lane of any rank
   std::uint32_t max_span;  // the most chunks in one operation
   std::uint32_t max_operands;
+  bool hears_from_all;  // this rank takes a message from every other
   std::vector<std::vector<Operation>> lanes;
 };
 

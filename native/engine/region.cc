@@ -23,6 +23,7 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
   void* const base = mmap(nullptr, layout_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   base_ = static_cast<std::byte*>(base);
+  for (std::uint32_t i = 0; i < ranks; ++i) states_.push_back(at<RankState>(layout_.state(i)));
 
   auto& header = *at<Header>(0);
   if (rank == 0) {

@@ -31,7 +31,7 @@ class Region {
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
-  RankState& state(std::uint32_t rank) const { return *at<RankState>(layout_.state(rank)); }
+  RankState& state(std::uint32_t rank) const { return *states_[rank]; }
   Poison& poison() const { return at<Header>(0)->poison; }
   bool poisoned() const { return poison().state.load(std::memory_order_acquire) != 0; }
 
@@ -63,6 +63,7 @@ class Region {
   std::uint32_t ranks_;
   Layout layout_;
   std::byte* base_ = nullptr;
+  std::vector<RankState*> states_;
   std::vector<pollfd> pidfds_;
   std::vector<std::uint32_t> watched_;  // whose they are
 };

@@ -24,7 +24,7 @@ namespace {
 constexpr uint32_t kListener = UINT32_MAX;
 constexpr uint32_t kWake = UINT32_MAX - 1;
 constexpr size_t kScratch = 128 << 10;
-constexpr int kBatch = 256;
+constexpr int kBatch = 64;
 constexpr int kPieces = 64;
 constexpr double kSweepEveryS = 5.0;
 constexpr size_t kMaxLogged = 1000;
@@ -141,6 +141,8 @@ void EventLoop::run() {
         }
       }
     }
+    // Only now, for all requests of the batch: who is answered at once would preempt this thread.
+    flush_touched();
     sweep();
     forget_closed();
     keys_ = machine_.keys();
@@ -190,7 +192,8 @@ void EventLoop::add(int fd) {
   sockets_[id] = {.fd = fd, .interest = EPOLLIN, .keepalive = false};
   epoll_event event{.events = EPOLLIN, .data = {.u32 = id}};
   ++connections_;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) drop(id, "epoll took no more");
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return drop(id, "epoll took no more");
+  read(id);  // clients speak first, and often have by now
 }
 
 bool EventLoop::allowed(const HostAddress& host) {
@@ -220,11 +223,9 @@ void EventLoop::on_event(ConnectionId id, uint32_t events) {
 void EventLoop::on_writable(ConnectionId id) {
   if (!flush(id)) return drop(id, nullptr);
   if (machine_.paused(id) && machine_.pending_output(id).pending() == 0) {
-    const char* reason = machine_.resume(id);
-    flush_touched();
-    if (reason) return drop(id, reason);
+    if (const char* reason = machine_.resume(id)) return refuse(id, reason);
   }
-  if (sockets_[id].fd >= 0) settle(id);
+  settle(id);
 }
 
 void EventLoop::read(ConnectionId id) {
@@ -232,9 +233,7 @@ void EventLoop::read(ConnectionId id) {
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (size <= 0) return drop(id, nullptr);
   const char* reason = machine_.receive(id, {scratch_.data(), static_cast<size_t>(size)});
-  flush_touched();
-  if (reason) return drop(id, reason);
-  if (sockets_[id].fd < 0) return;
+  if (reason) return refuse(id, reason);
   if (machine_.owns_ephemeral(id) && !sockets_[id].keepalive) {
     set_keepalive(sockets_[id].fd, 2, 3);
     sockets_[id].keepalive = true;
@@ -283,6 +282,12 @@ void EventLoop::settle(ConnectionId id) {
   socket.interest = wanted;
   epoll_event event{.events = wanted, .data = {.u32 = id}};
   epoll_ctl(epoll_, EPOLL_CTL_MOD, socket.fd, &event);
+}
+
+// As drop, but what was answered before the fault, or because of it, is still sent.
+void EventLoop::refuse(ConnectionId id, const char* reason) {
+  flush(id);
+  drop(id, reason);
 }
 
 // Closes the socket now; the id stays taken until the batch of events that may name it is done.

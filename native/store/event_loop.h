@@ -58,6 +58,7 @@ class EventLoop {
   bool flush(ConnectionId id);
   void flush_touched();
   void settle(ConnectionId id);
+  void refuse(ConnectionId id, const char* reason);
   void drop(ConnectionId id, const char* reason);
   void forget_closed();
   void sweep();

@@ -29,6 +29,7 @@ class Registry {
   // Takes all of them.
   std::vector<ConnectionId> pop_all(std::string_view key);
   void clear() { by_key_.clear(); }
+  bool empty() const { return by_key_.empty(); }
 
  private:
   ByName<std::deque<ConnectionId>> by_key_;

@@ -37,6 +37,7 @@ void State::stop_waiting(ConnectionId connection, Client& client) {
 }
 
 void State::release(Keyspace& space, std::string_view key) {
+  if (space.waiters.empty()) return;
   for (ConnectionId connection : space.waiters.pop_all(key)) found(connection);
 }
 

@@ -1,6 +1,10 @@
-"""The native server does what state.py says, byte for byte, for any requests of several clients."""
+"""The native server does what state.py says, byte for byte: for any requests of several clients,
+and for bytes that nobody meant, which it also survives.
+"""
 
 from __future__ import annotations
+
+import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,3 +134,101 @@ def test_native_agrees_with_definition(
             # These have no order; with the same keys and values they have the same bytes.
             ours, theirs = ({c: bytes(sorted(d)) for c, d in x.items()} for x in (ours, theirs))
         assert ours == theirs
+
+
+CASES = 100_000
+COMPARED = 5_000
+SEED = 20260301
+
+SEEDS = [
+    wire.encode_request(request)
+    for request in (
+        Request(Opcode.SET, (b"/k",), (b"value",)),
+        Request(Opcode.COMPARE_SET, (b"/k",), (b"", b"new")),
+        Request(Opcode.ADD, (b"/n",), number=3),
+        Request(Opcode.WAIT, (b"/a", b"/b")),
+        Request(Opcode.MULTI_SET, (b"/a", b"/b"), (b"1", b"2")),
+        Request(Opcode.MULTI_GET, (b"/a", b"/b")),
+        Request(Opcode.BARRIER, (b"/barrier",), number=2),
+        Request(Opcode.QUEUE_PUSH, (b"/q",), (b"item",)),
+        Request(Opcode.QUEUE_POP, (b"/q",)),
+        Request(Opcode.CANCEL_WAIT),
+        Request(Opcode.WAIT_GET, (b"/a", b"/k")),
+        Request(Opcode.QUEUE_TAKE, (b"/q",)),
+        Request(Opcode.SET_EPHEMERAL, (b"/e",), (b"mine",)),
+        Request(Opcode.ENTER, (b"/job",), number=1),
+    )
+]
+
+
+def hostile(chance: random.Random) -> list[bytes]:
+    """A stream, in pieces: valid requests with some bytes changed, cut, doubled, or pure noise."""
+    if chance.random() < 0.1:
+        stream = bytearray(chance.randbytes(chance.randrange(1, 100)))
+    else:
+        stream = bytearray(HELLO + (PROBE if chance.random() < 0.7 else b""))
+        for _ in range(chance.randrange(1, 6)):
+            stream += chance.choice(SEEDS)
+        for _ in range(chance.randrange(0, 4)):
+            place = chance.randrange(len(stream))
+            match chance.randrange(3):
+                case 0:
+                    stream[place] = chance.randrange(256)
+                case 1:
+                    del stream[place : place + chance.randrange(1, 9)]
+                case _:
+                    stream[place:place] = stream[place : place + chance.randrange(1, 20)]
+            if not stream:
+                stream += b"\0"
+    pieces = []
+    while stream:
+        size = chance.randrange(1, len(stream) + 1)
+        pieces.append(bytes(stream[:size]))
+        del stream[:size]
+    return pieces
+
+
+def test_native_survives_and_serves_others() -> None:
+    chance = random.Random(SEED)
+    machine = _native.StoreMachine()
+    bystander = machine.open(0.0)
+    assert machine.receive(bystander, HELLO) is None
+    add = wire.encode_request(Request(Opcode.ADD, (b"/bystander",), number=1))
+    for case in range(1, CASES + 1):
+        connection = machine.open(0.0)
+        for piece in hostile(chance):
+            if machine.receive(connection, piece) is not None:
+                break
+        machine.take_output()
+        if case % 10 == 0:
+            assert machine.receive(bystander, add) is None
+            assert (bystander, wire.i64(case // 10)) in machine.take_output(), (SEED, case)
+        machine.close(connection)
+
+
+def test_native_judges_as_the_definition_does() -> None:
+    chance = random.Random(SEED + 1)
+    native, twin = _native.StoreMachine(), Twin()
+    for case in range(COMPARED):
+        connection = native.open(0.0)
+        twin.open(connection)
+        twin.closed.discard(connection)
+        for piece in hostile(chance):
+            reason = native.receive(connection, piece)
+            twin.receive(connection, piece)
+            assert (reason is not None) == (connection in twin.closed), (case, reason)
+            if reason is not None:
+                break
+        ours = dict(native.take_output())
+        theirs = twin.take_output()
+        if connection not in twin.closed:
+            assert _unordered(ours.get(connection)) == _unordered(theirs.get(connection)), case
+            twin.close(connection)
+            twin.take_output()
+        native.close(connection)
+        native.take_output()
+
+
+def _unordered(data: bytes | None) -> list[int]:
+    """LIST_KEYS and WATCH have no order, and one piece may hold several requests."""
+    return sorted(data or b"")

@@ -140,6 +140,7 @@ def parent_of(entry: Path) -> int:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launch inherits it, if this runs under nohup
     launch = Launch(tmp_path)
     yield launch
     if launch.process is not None and launch.process.poll() is None:

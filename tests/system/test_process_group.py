@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +167,48 @@ def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
     assert len(list(launch.directory.glob("raised.*"))) == 4
 
 
+@pytest.mark.parametrize("method", ["tcp", "file", "store"])
+def test_other_ways_to_meet(launch: Launch, method: str) -> None:
+    """Without the launcher's variables, three processes meet where they are told to."""
+    script = launch.script(
+        "import os, sys, numpy as np, rallypoint as dist\n"
+        "from rallypoint.store.file import FileStore\n"
+        "rank, size = int(os.environ.pop('RANK')), int(os.environ.pop('WORLD_SIZE'))\n"
+        "method, path = sys.argv[1:]\n"
+        "where = {\n"
+        "    'tcp': {'init_method': 'tcp://127.0.0.1:' + os.environ['FREE_PORT']},\n"
+        "    'file': {'init_method': 'file://' + path},\n"
+        "    'store': {},\n"
+        "}[method]\n"
+        "if method == 'store': where['store'] = FileStore(path, size)\n"
+        "dist.init_process_group(rank=rank, world_size=size, **where)\n"
+        "values = np.ones(2)\n"
+        "dist.all_reduce(values)\n"
+        "assert (values == 3).all()\n"
+        "dist.destroy_process_group()\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    meeting = str(launch.directory / "meeting")
+    options = ("--nproc-per-node", "3", script, method, meeting)
+    assert launch.run(*options, environ={"FREE_PORT": port}) == 0, launch.err
+
+
+def test_missing_rank_is_named(launch: Launch) -> None:
+    script = launch.script(
+        "import os, sys, time, datetime, rallypoint as dist\n"
+        "if os.environ['RANK'] == '1': time.sleep(2); sys.exit()\n"
+        "try:\n"
+        "    dist.init_process_group(timeout=datetime.timedelta(seconds=0.5))\n"
+        "except dist.StoreTimeoutError as error:\n"
+        "    assert 'missing: 1;' in str(error), error\n"
+        "    assert not dist.is_initialized()\n"
+        "    open('told.' + os.environ['RANK'], 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert len(list(launch.directory.glob("told.*"))) == 2
+
+
 WRONG_USE = """
 import os, sys
 import numpy as np
@@ -188,6 +230,7 @@ for call, arguments in ((dist.get_rank, ()), (dist.all_reduce, (x,)), (dist.barr
     assert isinstance(error, RuntimeError)
 expect(ValueError, "backend='nonesuch'", dist.init_process_group, 'nonesuch')
 expect(ValueError, 'RANK', dist.init_process_group, rank=99)
+expect(ValueError, 'carrier-pigeon', dist.init_process_group, init_method='carrier-pigeon://x')
 dist.init_process_group()
 error = expect(RuntimeError, 'already initialized', dist.init_process_group)
 assert isinstance(error, ValueError)
@@ -255,19 +298,19 @@ def test_other_threads_run_while_a_rank_waits(launch: Launch) -> None:
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
 
-def train(launch: Launch, workers: int, history: str) -> dict[str, Any]:
+def train(launch: Launch, workers: int, history: str) -> tuple[list[float], float]:
     script = str(EXAMPLES / "train_digits.py")
     options = ("--standalone", "--nproc-per-node", str(workers), script, "--history", history)
     assert launch.run(*options) == 0, launch.err
-    result: dict[str, Any] = json.loads((launch.directory / history).read_text())
-    return result
+    result = json.loads((launch.directory / history).read_text())
+    return result["loss"], result["test_accuracy"]
 
 
 def test_training_is_the_same_with_any_number_of_workers(launch: Launch) -> None:
-    alone, together = train(launch, 1, "alone"), train(launch, 4, "together")
-    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=0, atol=1e-9)
-    assert together["test_accuracy"] == alone["test_accuracy"]
-    assert float(str(together["test_accuracy"])) >= 0.95
+    losses_alone, accuracy_alone = train(launch, 1, "alone")
+    losses, accuracy = train(launch, 4, "together")
+    np.testing.assert_allclose(losses, losses_alone, rtol=0, atol=1e-9)
+    assert accuracy == accuracy_alone >= 0.95
     assert "epoch 20/20" in launch.out
 
 

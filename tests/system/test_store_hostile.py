@@ -18,6 +18,7 @@ from datetime import timedelta
 
 import pytest
 
+from rallypoint import _native
 from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
 from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
@@ -211,6 +212,7 @@ def test_a_stuck_server_does_not_hold_its_clients() -> None:
     try:
         with TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3)) as store:
             process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)  # until every thread of it stands
             started = time.monotonic()
             with pytest.raises(StoreConnectionError, match=r"add of 'n'.*no answer within 0.3 s"):
                 store.add("n", 1)
@@ -242,6 +244,53 @@ def test_a_client_killed_in_a_wait_leaves_no_waiter(server: StoreServer) -> None
             time.sleep(0.01)
         store.queue_push("q", "for the living")
         assert store.queue_pop("q") == b"for the living"
+
+
+def test_who_says_nothing_is_closed_after_a_while() -> None:
+    machine = _native.StoreMachine()
+    silent, polite = machine.open(100.0), machine.open(100.0)
+    assert machine.receive(polite, HELLO) is None
+    assert machine.late(129.9) == []
+    assert machine.late(130.0) == [silent]
+
+
+def test_out_of_descriptors_the_server_lives_on() -> None:
+    """New connections are turned away at once; those that are there work; then there is room."""
+    process = subprocess.Popen(
+        ["sh", "-c", f"ulimit -n 40; exec {sys.executable} -m rallypoint store --port 0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        port = int(process.stdout.readline().rpartition(":")[2])
+        with TCPStore("127.0.0.1", port, timeout=TIMEOUT) as store:
+            crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+            assert "raise the limit on open files" in process.stderr.readline()
+            assert store.add("n", 1) == 1
+            for peer in crowd:
+                peer.close()
+            with store.clone() as another:
+                assert another.add("n", 1) == 2
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_masters_of_one_process_can_share_a_server() -> None:
+    first = TCPStore("127.0.0.1", 0, None, True, TIMEOUT, multi_tenant=True)
+    second = TCPStore("127.0.0.1", first.port, None, True, TIMEOUT, multi_tenant=True)
+    first.set("k", "v")
+    assert second.get("k") == b"v"
+    first.close()
+    assert second.get("k") == b"v"
+    second.close()
+    with pytest.raises(StoreConnectionError):
+        TCPStore("127.0.0.1", first.port, timeout=timedelta(seconds=0.2))
 
 
 def test_a_missing_server_is_an_error_within_the_timeout() -> None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
+
+_CLEAN_LOOKS = 5
+_BETWEEN_LOOKS_S = 0.01
 
 
 class Scratch:
@@ -41,11 +45,22 @@ class Scratch:
     def kill_marked(self) -> list[int]:
         """Kill what carries one of these error files in its environment, and so is ours.
 
-        Only for when the guardian, which knows better, is dead.
+        Only for when the guardian, which knows better, is dead. A process shows no environment
+        while it becomes another program, so that nothing counts as gone at the first look.
         """
+        killed: list[int] = []
+        clean = 0
+        while self.path and clean < _CLEAN_LOOKS:
+            found = self._kill_marked_once()
+            clean = 0 if found else clean + 1
+            killed += found
+            time.sleep(_BETWEEN_LOOKS_S)
+        return sorted(set(killed))
+
+    def _kill_marked_once(self) -> list[int]:
         mark = os.fsencode(f"TORCHELASTIC_ERROR_FILE={self.path}/")
         killed = []
-        for name in os.listdir("/proc") if self.path else ():
+        for name in os.listdir("/proc"):
             if not name.isdigit():
                 continue
             try:

@@ -1,8 +1,8 @@
 """Forms and dissolves the default process group.
 
-It asks the environment who takes part, meets the others at the store, shares memory with them, and
-agrees on what must be the same everywhere: rank 0's wishes count. Each group of a process has its
-own number, so that nothing of an earlier one can be taken for its own.
+It meets the others at a store, shares memory with them, and agrees on what must be the same
+everywhere: rank 0's wishes count. Each group of a process has its own number, so that nothing of an
+earlier one can be taken for its own. Finding the store and waiting there is `store.init_method`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,23 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint._native import region_bytes
-from rallypoint.base.errors import (
-    AlreadyInitializedError,
-    InvalidArgumentError,
-    StoreTimeoutError,
-)
-from rallypoint.base.worker_env import WorkerEnv
+from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.group import ProcessGroup, is_initialized, resolve, set_world
 from rallypoint.process_group.planning import COLLECTIVE_NAMES, planner
 from rallypoint.schedule.choose import check_override
-from rallypoint.store.client import TCPStore
+from rallypoint.store.init_method import OpenStore, await_ranks, open_store
+from rallypoint.store.store import Store
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 BACKENDS = ("rallypoint", "shm")
 
-# Measured (facts in docs/decisions/003-waiting.md): with a core for each rank, a peer answers
+# docs/decisions/003-waiting.md: with a core for each rank, a peer answers
 # within a short spin; without, the core must be given away at once.
 SPINS_WITH_CORES = 50
 YIELDS = 1000
@@ -45,23 +41,28 @@ def init_process_group(
     timeout: timedelta | None = None,
     world_size: int = -1,
     rank: int = -1,
+    store: Store | None = None,
     group_name: str = "",
 ) -> None:
     """Form the default process group; every rank of the job must call it.
 
+    While it waits, the lowest rank that is there says every 10 s which ranks are missing.
+
     Args:
         backend: "rallypoint" (the default) or "shm": shared memory, one machine.
-        init_method: "env://" (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-            `rallypoint run` and torchrun set them.
+        init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
+            `rallypoint run` and torchrun set them; or ``tcp://host:port``; or ``file:///path``.
         timeout: how long an operation may wait for a peer; 30 minutes unless given.
-        world_size, rank: instead of the environment's.
+        world_size, rank: instead of the environment's; needed for ``tcp://``, ``file://``, `store`.
+        store: an open store that all ranks share, instead of an `init_method`.
         group_name: kept apart from groups of other names at the same store.
 
     Raises:
         AlreadyInitializedError: there is a default group already.
         InvalidArgumentError: an impossible argument or environment variable.
-        StoreConnectionError: nobody serves the store at MASTER_ADDR:MASTER_PORT.
-        CollectiveTimeoutError: some ranks did not come.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
+        HostError: ranks are not on one machine.
     """
     if is_initialized():
         raise AlreadyInitializedError(
@@ -71,17 +72,33 @@ def init_process_group(
         raise InvalidArgumentError(
             f"backend={backend!r} is not available; use one of {', '.join(BACKENDS)}"
         )
-    if (init_method or "env://") != "env://":
-        raise InvalidArgumentError(f"init_method={init_method!r} is not available; use 'env://'")
     wait = DEFAULT_TIMEOUT if timeout is None else timeout
     if wait <= timedelta(0):
         raise InvalidArgumentError(f"timeout={wait} must be positive")
-    environ = dict(os.environ)
-    if rank >= 0:
-        environ["RANK"] = str(rank)
-    if world_size >= 0:
-        environ["WORLD_SIZE"] = str(world_size)
-    set_world(_form(WorkerEnv.from_environ(environ), environ, wait, group_name))
+    if store is not None:
+        _check_own_store(init_method, rank, world_size)
+        place = OpenStore(store=store, rank=rank, world_size=world_size)
+    else:
+        place = open_store(
+            init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
+        )
+    try:
+        group = _form(place, wait, group_name)
+    except BaseException:
+        if store is None:
+            place.store.close()
+        raise
+    set_world(group if store is not None else _closing(group, place.store))
+
+
+def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:
+    if init_method is not None:
+        raise InvalidArgumentError("give init_method or store, not both")
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"store= needs rank and world_size, with rank below world_size; they are {rank} and "
+            f"{world_size}"
+        )
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -95,69 +112,68 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     set_world(None)
 
 
-def _form(
-    me: WorkerEnv, environ: Mapping[str, str], timeout: timedelta, group_name: str
-) -> ProcessGroup:
+def _form(place: OpenStore, timeout: timedelta, group_name: str) -> ProcessGroup:
     global _groups_formed  # noqa: PLW0603 - counts this process's groups; see the module's rule
+    rank, ranks = place.rank, place.world_size
     deadline = time.monotonic() + timeout.total_seconds()
-    hosts_store = me.rank == 0 and not me.use_agent_store
-    store = TCPStore(
-        me.master_addr,
-        me.master_port,
-        is_master=hosts_store,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
-    key = f"rallypoint/{me.restart_count}/{_groups_formed}/{group_name}/segment"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"rallypoint/{attempt}/{_groups_formed}/{group_name}"
     _groups_formed += 1
 
-    override = environ.get("RALLYPOINT_ALGORITHM", "")
     owner: SegmentOwner | None = None
-    if me.rank == 0:
+    if rank == 0:
+        override = os.environ.get("RALLYPOINT_ALGORITHM", "")
         check_override(override)
-        owner = SegmentOwner(region_bytes(me.world_size))
+        owner = SegmentOwner(region_bytes(ranks))
         offer = owner.offer
-        store.set(key, json.dumps([offer.address, offer.secret.hex(), override]))
-    else:
-        try:
-            address, secret, override = json.loads(store.get(key))
-        except StoreTimeoutError as error:
-            raise StoreTimeoutError(
-                f"rank {me.rank}: rank 0 did not come to {me.master_addr}:{me.master_port} within "
-                f"{timeout.total_seconds():g} s; see whether it runs",
-                endpoint=error.endpoint,
-                operation=error.operation,
-                key=error.key,
-            ) from None
-        offer = Offer(str(address), bytes.fromhex(secret))
-
-    def attach(fd: int) -> Communicator:
-        has_cores = (me.local_world_size or me.world_size) <= len(os.sched_getaffinity(0))
-        return Communicator(
-            fd,
-            rank=me.rank,
-            ranks=me.world_size,
-            plan=planner(rank=me.rank, ranks=me.world_size, override=override),
-            timeout_s=timeout.total_seconds(),
-            spins=SPINS_WITH_CORES if has_cores else 0,
-            yields=YIELDS,
-            names=COLLECTIVE_NAMES,
+        place.store.set(
+            f"{prefix}/segment", json.dumps([offer.address, offer.secret.hex(), override])
         )
-
-    if owner is None:
-        communicator = join_segment(offer, me.rank, deadline, attach)
-    else:
-        try:
+    try:
+        await_ranks(place.store, prefix, rank=rank, world_size=ranks, timeout=timeout)
+        address, secret, override = json.loads(place.store.get(f"{prefix}/segment"))
+        attach = _attacher(rank, ranks, timeout, override)
+        if owner is None:
+            offer = Offer(address, bytes.fromhex(secret))
+            communicator = join_segment(offer, rank, deadline, attach)
+        else:
             communicator = attach(owner.fd)
-            owner.hand_out(me.world_size, deadline)
-        finally:
+            owner.hand_out(ranks, deadline)
+    finally:
+        if owner is not None:
             owner.close()
     communicator.watch_peers()
 
-    def destroy() -> None:
+    def leave() -> None:
         atexit.unregister(communicator.leave)
         communicator.leave()
-        store.close()
 
     atexit.register(communicator.leave)  # a rank that just ends must not look like one that died
-    return ProcessGroup(communicator, destroy)
+    return ProcessGroup(communicator, leave)
+
+
+def _attacher(
+    rank: int, ranks: int, timeout: timedelta, override: str
+) -> Callable[[int], Communicator]:
+    """How this rank turns the shared region's descriptor into its communicator."""
+    has_cores = ranks <= len(os.sched_getaffinity(0))
+    return lambda fd: Communicator(
+        fd,
+        rank=rank,
+        ranks=ranks,
+        plan=planner(rank=rank, ranks=ranks, override=override),
+        timeout_s=timeout.total_seconds(),
+        spins=SPINS_WITH_CORES if has_cores else 0,
+        yields=YIELDS,
+        names=COLLECTIVE_NAMES,
+    )
+
+
+def _closing(group: ProcessGroup, store: Store) -> ProcessGroup:
+    """A group whose end closes the store that was opened for it."""
+
+    def destroy() -> None:
+        group.on_destroy()
+        store.close()
+
+    return ProcessGroup(group.communicator, destroy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -43,7 +44,7 @@ class TCPStore(Store):
         is_master: also run the server, in this process.
         timeout: how long each operation may take unless told otherwise.
         wait_for_workers: with `world_size`, the master waits until so many clients have come.
-        multi_tenant: accepted for torch's sake.
+        multi_tenant: share one server per port with the other masters of this process.
         master_listen_fd: a bound socket for the server to take over.
         use_libuv: accepted for torch's sake; there is one kind of server.
         token: what the server, and whoever else is to reach it, must know.
@@ -73,7 +74,7 @@ class TCPStore(Store):
         self._token = token
         self._round: tuple[str, int] | None = None
         if is_master:
-            self._server = _start_server(host_name, port, master_listen_fd, token)
+            self._server = _start_server(host_name, port, multi_tenant, master_listen_fd, token)
             port = self._server.port if self._server else port
         self.host: str = host_name
         self.port: int = port
@@ -292,22 +293,31 @@ class TCPStore(Store):
     def close(self) -> None:
         """Close the connection, and the server if it runs here."""
         self._session.close()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None and _shared.get(server.port) is not server:
+            server.close()  # a shared one ends with the last of its masters
+
+
+# The servers of masters with multi_tenant, by port.
+_shared: weakref.WeakValueDictionary[int, StoreServer] = weakref.WeakValueDictionary()
 
 
 def _start_server(
-    host: str, port: int, listen_fd: int | None, token: bytes | None
+    host: str, port: int, multi_tenant: bool, listen_fd: int | None, token: bytes | None
 ) -> StoreServer | None:
     """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
+    if multi_tenant and (shared := _shared.get(port)) is not None:
+        return shared
     try:
-        return StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
+        server = StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
     except StoreConnectionError:
         agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") in {"1", "True"}
         if agent_has_it and os.environ.get("MASTER_PORT") == str(port):
             return None
         raise
+    if multi_tenant:
+        _shared[server.port] = server
+    return server
 
 
 def _listen_host(host: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.store import wire
@@ -16,6 +17,7 @@ _blob_head = struct.Struct("<Q").pack
 _i64 = struct.Struct("<q").pack
 
 
+@lru_cache(maxsize=512)
 def pack_key(key: str) -> bytes:
     """Pack a key, with the slash that stock clients put before it."""
     try:

@@ -72,15 +72,12 @@ class Session:
         with self._lock:
             connection = self._connection or self._usable(operation, key)
             try:
-                if not self.ours:
-                    reply = connection.exchange(request, layout.size, self.timeout_s)
-                    return layout.unpack(reply)[0]  # type: ignore[no-any-return]
-                reply = connection.exchange(request, 1 + layout.size, self.timeout_s)
-                if reply[0]:
+                reply = connection.exchange(request, self.ours + layout.size, self.timeout_s)
+                if self.ours and reply[0]:
                     # Every other reply is longer than the longest number.
                     connection.put_back(reply[1:])
                     self._check_status(connection, reply[0], operation, key)
-                return layout.unpack_from(reply, 1)[0]  # type: ignore[no-any-return]
+                return layout.unpack_from(reply, self.ours)[0]  # type: ignore[no-any-return]
             except OSError as error:
                 raise self._lost(operation, key, error, self.timeout_s) from error
             except BaseException as error:
