@@ -4,11 +4,12 @@ VENV := .venv
 PYTHON ?= python3
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check check-long bench clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make test    run all tests"
 	@echo "make check   formatting, types, import contracts"
+	@echo "make check-long  200 kills of a training job (about half an hour; needs torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -27,6 +28,9 @@ test: $(VENV)/.installed
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)
+
+check-long: $(VENV)/.installed
+	@RALLYPOINT_TEST_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_restart.py -k random
 
 bench: $(VENV)/.installed
 	@scripts/bench $(VENV)

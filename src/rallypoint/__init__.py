@@ -14,6 +14,7 @@ import importlib
 
 TYPE_CHECKING = False  # true for type checkers; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.base.error_file import record
     from rallypoint.base.errors import (
         AlreadyInitializedError,
         CallerError,
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
         StoreConnectionError,
         StoreError,
         StoreTimeoutError,
+        WorkersFailedError,
     )
     from rallypoint.engine.communicator import ReduceOp
+    from rallypoint.launch.spawn import spawn
     from rallypoint.process_group.group import (
         ProcessGroup,
         all_gather,
@@ -64,6 +67,7 @@ __all__ = [
     "StoreConnectionError",
     "StoreError",
     "StoreTimeoutError",
+    "WorkersFailedError",
     "all_gather",
     "all_reduce",
     "barrier",
@@ -73,8 +77,10 @@ __all__ = [
     "get_world_size",
     "init_process_group",
     "is_initialized",
+    "record",
     "recv",
     "send",
+    "spawn",
 ]
 
 _HOMES = {
@@ -82,6 +88,8 @@ _HOMES = {
     "ReduceOp": "rallypoint.engine.communicator",
     "destroy_process_group": "rallypoint.process_group.init",
     "init_process_group": "rallypoint.process_group.init",
+    "record": "rallypoint.base.error_file",
+    "spawn": "rallypoint.launch.spawn",
 }
 
 

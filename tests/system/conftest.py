@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -84,6 +85,13 @@ class Launch:
             time.sleep(0.01)
         raise AssertionError(f"no {count} {name} after 30 s; stderr: {self.err}")
 
+    def wait_for_file(self, name: str) -> None:
+        """Until that file is there, launch or not."""
+        deadline = time.monotonic() + 30
+        while not (self.directory / name).exists():
+            assert time.monotonic() < deadline, f"no {name} after 30 s"
+            time.sleep(0.01)
+
     def guardian_pid(self) -> int:
         assert self.process is not None
         (pid,) = [
@@ -139,3 +147,10 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         launch.process.send_signal(signal.SIGKILL)
         launch.process.wait()
     assert launch.left_over(within_s=5.0) == []
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

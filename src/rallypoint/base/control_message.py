@@ -37,6 +37,7 @@ class WorkerError:
         type: qualified name of the exception's class, e.g. ``"ValueError"``.
         time_s: when it was raised to the top, seconds since the epoch.
         is_echo: it, or what it was raised from, only reports another rank's death.
+        is_startup: it came before the program's own work: a missing file or module, bad syntax.
     """
 
     type: str
@@ -44,6 +45,7 @@ class WorkerError:
     traceback: str
     time_s: float
     is_echo: bool = False
+    is_startup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def _to_object(message: Hello | WorkerError | Abort, limit: int) -> dict[str, ob
                 "traceback": shorten(message.traceback, limit),
                 "time": message.time_s,
                 "is_echo": message.is_echo,
+                "is_startup": message.is_startup,
             }
         case Abort(reason):
             return {"v": VERSION, "kind": "abort", "reason": shorten(reason, min(limit, 4 << 10))}
@@ -140,8 +143,8 @@ def _from_object(fields: dict[str, object]) -> Message:
             "traceback": str(traceback),
             "time": int() | float() as time_s,
         } if 0 <= time_s < _MAX_TIME_S:
-            is_echo = fields.get("is_echo") is True
-            return WorkerError(type_name, message, traceback, float(time_s), is_echo)
+            is_echo, is_startup = (fields.get(key) is True for key in ("is_echo", "is_startup"))
+            return WorkerError(type_name, message, traceback, float(time_s), is_echo, is_startup)
         case {"kind": "abort", "reason": str(reason)}:
             return Abort(reason)
     if kind in ("hello", "error", "abort"):

@@ -4,6 +4,7 @@
         CallerError    the caller asked for something that cannot be done
         PeerError      another process died, fell silent or called something else
         HostError      the machine, the network or a server refused
+        WorkersFailedError  processes that this one started
 
 Each says what happened, to whom, and what to do next, in one sentence, and carries what is known
 as attributes. Each is also the built-in that Python users expect (ValueError, TimeoutError, ...).
@@ -118,3 +119,22 @@ class StoreFencedError(StoreError):
 
 class QueueEmptyError(StoreError, LookupError):
     """A queue of the store holds nothing and the caller did not want to wait."""
+
+
+# The job's fault.
+
+
+class WorkersFailedError(RallypointError, RuntimeError):
+    """Workers that were started by this process failed.
+
+    Attributes:
+        status: the exit status that the launcher would have had.
+        failures: by rank, the tracebacks of the workers that raised an exception.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 1, failures: dict[int, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.failures = failures or {}

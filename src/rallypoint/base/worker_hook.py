@@ -36,6 +36,8 @@ class _Reporter:
     def at_exit(self) -> None:
         # The interpreter leaves the exception here even if the program has set its own excepthook.
         error = getattr(sys, "last_value", None)
+        if error is None:
+            error = _missing_program()
         if isinstance(error, BaseException):
             self.report(error, error.__traceback__)
 
@@ -65,7 +67,36 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
     except Exception:
         message = "<its message cannot be printed>"
     text = "".join(traceback.format_exception(kind, error, trace))
-    return encode(WorkerError(name, message, text, time.time(), _is_echo(error)))
+    startup = _is_startup(error, trace)
+    return encode(WorkerError(name, message, text, time.time(), _is_echo(error), startup))
+
+
+def _missing_program() -> BaseException | None:
+    """What kept Python from running the script or module at all: it tells nobody but stderr."""
+    name = sys.argv[0] if sys.argv else ""
+    if name in ("", "-", "-c") or hasattr(sys.modules.get("__main__"), "__file__"):
+        return None
+    if name == "-m":
+        words = sys.orig_argv
+        module = words[words.index("-m") + 1] if "-m" in words[:-1] else "?"
+        return ModuleNotFoundError(f"No module named {module!r} to run with -m")
+    return FileNotFoundError(f"cannot run {name!r}")
+
+
+def _is_startup(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether the program failed while it was still being read and imported."""
+    if isinstance(error, FileNotFoundError) and trace is None:
+        return True
+    if not isinstance(error, (ImportError, SyntaxError)):
+        return False
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        # Bodies of modules, and what imports or runs them; anything else is a function at work.
+        runs_modules = code.co_filename == "<frozen runpy>" or "importlib" in code.co_filename
+        if code.co_name != "<module>" and not runs_modules:
+            return False
+        trace = trace.tb_next
+    return True
 
 
 def _is_echo(error: BaseException | None) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cli.options import Flag, UsageError, describe, parse
+from rallypoint.launch.job import Nodes
 
 PROGRAM = "rallypoint run"
 
@@ -15,7 +16,14 @@ FLAGS = (
     Flag("--nproc-per-node", "workers on this machine: a number, or 'auto' or 'cpu' for\n"
          "one per CPU that this process may use (default 1)", "N"),
     Flag("--standalone", "one machine, nothing to agree on with others (the default)"),
-    Flag("--nnodes", "machines; only 1 so far", "N"),
+    Flag("--nnodes", "machines (default 1)", "N"),
+    Flag("--node-rank", "which of the machines this is, from 0 (default 0)", "N"),
+    Flag("--master-addr", "machine 0's address (default 127.0.0.1)", "ADDRESS"),
+    Flag("--master-port", "machine 0's port for the workers' store (default 29500; on one\n"
+         "machine any free one)", "PORT"),
+    Flag("--max-restarts", "how often workers that fail are all started again (default 0)", "N"),
+    Flag("--monitor-interval", "accepted for torchrun's sake: workers are watched, not polled",
+         "SECONDS"),
     Flag("--module", "SCRIPT is a module, as in python -m", short="-m"),
     Flag("--no-python", "SCRIPT is a program of its own, not Python's"),
     Flag("--run-path", "run SCRIPT by runpy.run_path inside the interpreter"),
@@ -62,10 +70,14 @@ def run(words: Sequence[str]) -> int:
         from rallypoint.launch.agent import run as run_job
         from rallypoint.launch.job import Job
 
+        nodes = read_nodes(values)
         job = Job(
             command=worker_program(values, command, os.environ),
             local_world_size=count_workers(values),
-            run_id=_new_run_id(),
+            max_restarts=_whole(values, "--max-restarts", 0),
+            nodes=nodes,
+            # As torchrun: nodes that are given one by one cannot agree on a random one.
+            run_id=_new_run_id() if nodes.count == 1 else "none",
             host=os.uname().nodename,
             environ=os.environ,
             log_prefix=values.get("--log-prefix"),
@@ -85,9 +97,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def count_workers(values: Mapping[str, str]) -> int:
-    """The number of workers that --nproc-per-node (and --nnodes) ask for."""
-    if values.get("--nnodes", "1") not in ("1", "1:1"):
-        raise UsageError(f"{PROGRAM}: --nnodes {values['--nnodes']}: only one machine so far.")
+    """The number of workers that --nproc-per-node asks for."""
     text = values.get("--nproc-per-node", "1")
     if text in ("auto", "cpu"):
         return len(os.sched_getaffinity(0))
@@ -101,6 +111,26 @@ def count_workers(values: Mapping[str, str]) -> int:
             f"{PROGRAM}: --nproc-per-node is {text!r}; it must be 1 or more, 'auto' or 'cpu'."
         )
     return int(text[:9])
+
+
+def read_nodes(values: Mapping[str, str]) -> Nodes:
+    """With which other machines the job runs."""
+    count, _, most = values.get("--nnodes", "1").partition(":")
+    if most not in ("", count):
+        raise UsageError(
+            f"{PROGRAM}: --nnodes {count}:{most}: the number of machines cannot change yet;"
+            " give one number."
+        )
+    nodes = _whole({"--nnodes": count}, "--nnodes", 1)
+    if "--standalone" in values and nodes != 1:
+        raise UsageError(f"{PROGRAM}: --standalone is one machine; leave out --nnodes {nodes}.")
+    return Nodes(
+        count=nodes,
+        node_rank=_whole(values, "--node-rank", 0),
+        master_addr=values.get("--master-addr", "127.0.0.1"),
+        master_port=_whole(values, "--master-port", 0 if nodes == 1 else 29500),
+        token=os.environb.get(b"RALLYPOINT_TOKEN") or None,
+    )
 
 
 def worker_program(
@@ -128,6 +158,13 @@ def worker_program(
     if "--run-path" in values:
         return (*python, "-c", _RUN_PATH, *command)
     return (*python, *command)
+
+
+def _whole(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"{PROGRAM}: {name} is {text!r}; it must be a whole number.")
+    return int(text)
 
 
 def _seconds(values: Mapping[str, str], name: str, default: float) -> float:

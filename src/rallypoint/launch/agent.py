@@ -1,7 +1,7 @@
-"""The agent: one thread, one event loop, that performs what decide.py decides.
+"""The agent: one thread, one event loop, that performs what node.py decides.
 
 It waits for kernel events only: the guardian's reports, the workers' control sockets and output,
-signals, and the one deadline that the decisions set. It holds no policy.
+signals, the coordinator's orders, and the deadlines that the decisions set. It holds no policy.
 """
 
 from __future__ import annotations
@@ -9,29 +9,33 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.decide import (
+from rallypoint.launch.decide import Finish, Outcome, Start, Stop
+from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
+from rallypoint.launch.logs import Outlet, open_outlets
+from rallypoint.launch.meeting import Alone, Meeting
+from rallypoint.launch.memory_limit import count_oom_kills
+from rallypoint.launch.node import (
     Decision,
     EndEverything,
-    Finish,
-    JobState,
+    NodeState,
+    Phase,
     SignalWorkers,
-    State,
+    Tell,
 )
-from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
-from rallypoint.launch.job import STOP_SIGNALS, Job
-from rallypoint.launch.logs import Outlet, open_outlets
+from rallypoint.launch.round import Round
 from rallypoint.launch.scratch import Scratch
-from rallypoint.launch.store_host import StoreHost
+from rallypoint.launch.signals import FORWARDED, Signals, say
 from rallypoint.launch.worker import Worker
+from rallypoint.launch.worker_group import WorkerGroup, signal_name
 
 _PATIENCE_WHEN_STOPPED_S = 1.0
-_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+# The guardian knows each worker of all rounds by one 32-bit number.
+_ROUNDS = (1 << 32) // MAX_LOCAL_WORKERS
 
 
 def run(job: Job) -> int:
@@ -42,9 +46,9 @@ def run(job: Job) -> int:
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
     _fill_standard_descriptors()
-    agent = Agent(job)
+    agent = Agent(job, _meeting_of(job))
     try:
-        with _Signals(agent.selector, agent.signal_received):
+        with Signals(agent.selector, agent.signal_received):
             try:
                 agent.start()
                 status = agent.wait()
@@ -58,97 +62,178 @@ def run(job: Job) -> int:
 
 
 class Agent:
-    """Starts, watches and ends the workers of one job."""
+    """Starts, watches and ends the workers of one node, round after round."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, meeting: Meeting) -> None:
         self.selector = selectors.DefaultSelector()
         self._job = job
-        self._state = JobState(job.local_world_size, shutdown_timeout_s=job.shutdown_timeout_s)
-        self._store: StoreHost | None = None
+        self._meeting = meeting
+        self._state = NodeState(job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s)
         self._guardian: Guardian | None = None
         self._scratch: Scratch | None = None
-        self._workers: list[Worker] = []
+        self._round: Round | None = None
+        self._workers: dict[int, Worker] = {}  # by rank
         self._outlets: tuple[Outlet, Outlet] | None = None
         self._unkillable: list[int] = []
+        self._oom_kills: int | None = None
         self._started = time.monotonic()
 
     def start(self) -> None:
-        """Start the store, the guardian and all workers."""
-        self._store = StoreHost()
+        """Start the guardian, and join the others."""
         self._scratch = Scratch(self._job.run_id, self._job.environ)
         self._guardian = Guardian(temporary_directory=self._scratch.path)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         if self._job.log_prefix is not None:
             self._outlets = open_outlets(self.selector)
-        for local_rank in range(self._job.local_world_size):
-            worker = Worker(self._job, local_rank, self._scratch.error_file(local_rank))
-            self._workers.append(worker)
-            if self._outlets is not None:
-                worker.redirect(self._outlets, self.selector)
-            try:
-                worker.start(self._guardian, self._store.endpoint)
-            except GuardianLostError:
-                return  # wait() finds out the same way
-            self.selector.register(
-                worker.control, selectors.EVENT_READ, lambda worker=worker: self._read(worker)
-            )
-        self._store.serve()
+        self._oom_kills = count_oom_kills()
+        self._meeting.open(self.selector)
 
     def wait(self) -> int:
-        """Perform decisions until the job is over; the exit status."""
-        while self._state.state is not State.DONE:
-            timeout = None
-            if self._state.wake_at is not None:
-                timeout = max(0.0, self._state.wake_at - time.monotonic())
+        """Perform orders and decisions until the job is over; the exit status."""
+        while True:
+            self._obey()
+            if self._state.phase is Phase.DONE:
+                return self._state.status
+            alarms = [at for at in (self._state.wake_at, self._meeting.wake_at) if at is not None]
+            timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
-        return self._state.status
+            if self._meeting.wake_at is not None and time.monotonic() >= self._meeting.wake_at:
+                self._meeting.tick()
 
     def end(self) -> None:
         """Leave no process behind."""
         if self._guardian is not None:
-            self._guardian.close()
-        if self._state.guardian_was_lost and self._scratch is not None:
+            # One that was asked to end everything and did not answer gets no second chance.
+            self._guardian.close(*([0.0] if self._state.guardian_lost_because else []))
+        if self._state.guardian_lost_because and self._scratch is not None:
             self._scratch.kill_marked()
-        if self._store is not None:
-            self._store.close()
+        self._meeting.close()
 
     def close(self) -> None:
         """Pass on the last output, and close everything."""
+        self._let_workers_go()
         patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
-        for worker in self._workers:
-            worker.drain_output(patience_s)
-            worker.control.close()
         for outlet in self._outlets or ():
             outlet.flush(patience_s)
         self.selector.close()
 
     def report(self) -> None:
         """Tell how the job ended, unless all is well."""
-        stop_signal = self._state.stop_signal
-        if self._state.status == 0 and not self._state.unkillable:
-            return
-        from rallypoint.launch.failure import signal_name, summary
-
-        text = summary(
-            self._state,
-            host=self._job.host,
-            local_ranks={worker.rank: worker.local_rank for worker in self._workers},
-        )
-        if stop_signal is not None and not text:
+        finish, stop_signal = self._state.finish, self._state.stop_signal
+        lines = []
+        if self._state.guardian_lost_because:
+            lines.append(
+                f"job failed: the launcher's guardian process {self._state.guardian_lost_because},"
+                " and all workers died with it; look for the out-of-memory killer in the kernel's"
+                " log (dmesg)"
+            )
+        elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
+            is_elsewhere = finish.culprit not in (None, self._job.nodes.node_rank)
+            text = self._summary(
+                self._state.group,
+                title="job failed",
+                because=finish.because,
+                elsewhere=f"node {finish.culprit}: {finish.what}" if is_elsewhere else "",
+            )
+            lines.append(text or f"job failed: {finish.because}")
+        elif finish is not None and finish.outcome is Outcome.STOPPED:
             after_s = time.monotonic() - self._started
-            text = f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s"
-        say(text)
+            if stop_signal is None:
+                lines.append(f"{finish.because}, after {after_s:.1f} s")
+            else:
+                lines.append(f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s")
+        if self._state.unkillable:
+            pids = ", ".join(map(str, self._state.unkillable))
+            lines.append(
+                f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
+            )
+        if lines:
+            say("\n".join(lines))
+
+    def _summary(self, group: WorkerGroup, *, title: str, because: str, elsewhere: str = "") -> str:
+        from rallypoint.launch.failure import NO_LOGS, Telling, summary
+
+        before, now = self._oom_kills, count_oom_kills()
+        telling = Telling(
+            title=title,
+            because=because,
+            host=self._job.host,
+            local_ranks=group.local_ranks,
+            oom_kills=None if before is None or now is None else now - before,
+            elsewhere=elsewhere,
+            logs=NO_LOGS if self._state.phase is Phase.DONE else "",
+        )
+        return summary(group, telling)
+
+    # Orders.
+
+    def _obey(self) -> None:
+        while self._meeting.orders:
+            now = time.monotonic()
+            match self._meeting.orders.pop(0):
+                case Start() as start:
+                    self._start_round(start)
+                case Stop() as stop:
+                    self._perform(self._state.round_stopped(stop.round, stop.because, now))
+                case Finish() as finish:
+                    self._perform(self._state.finished(finish, now))
+
+    def _start_round(self, start: Start) -> None:
+        failed, elsewhere = self._state.group, self._state.stopped_because
+        places = start.round.placements(self._job.nodes.node_rank)
+        first = places[0].rank
+        decision = self._state.started(start.round.number, range(first, first + len(places)))
+        if self._state.phase is not Phase.RUNNING:
+            return
+        self._perform(decision)
+        self._let_workers_go()
+        self._round = start.round
+        self._spawn(start.round)
+        self._meeting.settle()
+        if start.because:
+            title = f"round {start.round.number - 1} failed"
+            text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
+            say(text)
+            self._oom_kills = count_oom_kills()
+
+    def _spawn(self, of: Round) -> None:
+        assert self._scratch is not None
+        assert self._guardian is not None
+        self._scratch.start_round(of.number)
+        for place in of.placements(self._job.nodes.node_rank):
+            worker = Worker(self._job, place, self._scratch.error_file(place.local_rank))
+            self._workers[place.rank] = worker
+            if self._outlets is not None:
+                worker.redirect(self._outlets, self.selector)
+            number = of.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
+            try:
+                worker.start(self._guardian, number, of)
+            except GuardianLostError:
+                return  # wait() finds out the same way
+            self.selector.register(
+                worker.control, selectors.EVENT_READ, lambda worker=worker: self._read(worker)
+            )
+
+    def _let_workers_go(self) -> None:
+        patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        for worker in self._workers.values():
+            worker.drain_output(patience_s)
+            if worker.control in self.selector.get_map():
+                self.selector.unregister(worker.control)
+            worker.control.close()
+        self._workers.clear()
 
     # Events.
 
     def signal_received(self, number: int) -> None:
         """A signal came for the agent."""
-        if number in _FORWARDED:
-            self._signal(SignalWorkers(tuple(sorted(self._state.running)), number))
+        if number in FORWARDED:
+            self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
         else:
-            self._perform(self._state.stop_requested(number, time.monotonic()))
+            text = f"{signal_name(number)} stopped node {self._job.nodes.node_rank}"
+            self._perform(self._state.stop_requested(number, text, time.monotonic()))
 
     def _guardian_spoke(self) -> None:
         assert self._guardian is not None
@@ -163,20 +248,31 @@ class Agent:
 
     def _reported(self, report: Report) -> None:
         match report.kind:
-            case ReportKind.STARTED:
-                self._workers[report.worker].pid = report.pid
-            case ReportKind.EXITED | ReportKind.SPAWN_FAILED:
-                self._worker_ended(self._workers[report.worker], report)
             case ReportKind.UNKILLABLE:
                 self._unkillable.append(report.pid)
             case ReportKind.ENDED:
                 self._perform(self._state.everything_ended(tuple(self._unkillable)))
+            case _:
+                worker = self._worker_of(report.worker)
+                if worker is None:
+                    return  # of a round that is over
+                if report.kind is ReportKind.STARTED:
+                    worker.pid = report.pid
+                else:
+                    self._worker_ended(worker, report)
+
+    def _worker_of(self, number: int) -> Worker | None:
+        round_number, local_rank = divmod(number, MAX_LOCAL_WORKERS)
+        if self._round is None or round_number != self._round.number % _ROUNDS:
+            return None
+        first = self._round.placements(self._job.nodes.node_rank)[0].rank
+        return self._workers.get(first + local_rank)
 
     def _worker_ended(self, worker: Worker, report: Report) -> None:
         now = time.monotonic()
         end = worker.exit(report)
         self._read(worker)  # what it said before it ended counts as before
-        if not end.succeeded and worker.rank not in self._state.errors:
+        if not end.succeeded and worker.rank not in self._state.group.errors:
             from rallypoint.launch.failure import read_error_file
 
             error = worker.recorded_error(lambda text: read_error_file(text, time_s=end.time_s))
@@ -197,23 +293,27 @@ class Agent:
 
     def _perform(self, decision: Decision) -> None:
         if decision.reason and self._job.verbose:
-            say(f"{self._state.state.value}: {decision.reason}")
+            say(f"{self._state.phase.value}: {decision.reason}")
         for action in decision.actions:
             match action:
                 case SignalWorkers():
-                    if self._state.state is State.STOPPING and action.signal != signal.SIGCONT:
+                    if self._state.phase is Phase.STOPPING and action.signal != signal.SIGCONT:
                         for rank in action.ranks:
                             self._workers[rank].control.abort(decision.reason)
                     self._signal(action)
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
-                case Finish():
-                    pass  # wait() sees that the state is DONE
+                case Tell(report):
+                    self._meeting.tell(report)
 
     def _signal(self, action: SignalWorkers) -> None:
+        if self._round is None:
+            return
+        first = self._round.placements(self._job.nodes.node_rank)[0].rank
+        base = self._round.number % _ROUNDS * MAX_LOCAL_WORKERS - first
         for rank in action.ranks:
             self._to_guardian(
-                lambda guardian, rank=rank: guardian.signal(rank, action.signal)  # type: ignore[misc]
+                lambda guardian, rank=rank: guardian.signal(base + rank, action.signal)  # type: ignore[misc]
             )
 
     def _to_guardian(self, request: Callable[[Guardian], None]) -> None:
@@ -225,34 +325,12 @@ class Agent:
             self._perform(self._state.guardian_lost())
 
 
-class _Signals:
-    """While in force, stop signals and those to forward arrive as events of the loop."""
+def _meeting_of(job: Job) -> Meeting:
+    if job.nodes.count == 1:
+        return Alone(job)
+    from rallypoint.launch.static import meeting_of
 
-    def __init__(self, selector: selectors.BaseSelector, callback: Callable[[int], None]) -> None:
-        self._callback = callback
-        self._selector = selector
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> None:
-        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._reading, selectors.EVENT_READ, self._read)
-        self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in (*(getattr(signal, name) for name in STOP_SIGNALS), *_FORWARDED):
-            # nohup ignores SIGHUP, and means the job too.
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue
-            self._before[number] = signal.signal(number, _note)
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        os.close(self._reading)
-        os.close(self._writing)
-
-    def _read(self) -> None:
-        for number in os.read(self._reading, 4096):
-            self._callback(number)
+    return meeting_of(job)
 
 
 def _fill_standard_descriptors() -> None:
@@ -262,18 +340,3 @@ def _fill_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
-
-
-def _note(_number: int, _frame: FrameType | None) -> None:
-    """Nothing: but without a handler Python would not write to the wakeup descriptor."""
-
-
-def say(text: str) -> None:
-    """One message of the launcher on stderr."""
-    try:
-        # A carriage return at a terminal: the message replaces the "^C" that may stand there.
-        start = "\r" if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{start}rallypoint: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or None
-        return  # nobody listens; the exit status still tells

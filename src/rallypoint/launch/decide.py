@@ -1,83 +1,127 @@
-"""Decides what to do when a worker ends, fails or is to be stopped: what happened and `now` go in,
-actions and their reason come out. No clock, process or descriptor is touched here.
+"""Decides for the whole job: when a round begins, when it must stop, and what comes after it.
 
-    RUNNING --failure--------------> STOPPING --all ended, or out of time--> ENDING --> DONE
-       |  \\--echo--> HOLDING --root-/                                          ^
-       \\--all ended------------------------------------------------------------/
+    GATHERING --all nodes are here--> RUNNING --a failure, a stop, all ended--> STOPPING
+        ^                                                      --all nodes ended--> DONE
+        \\--restart, resize-------------------------------------------/
 
-STOPPING: workers were asked to end. ENDING: whatever is left, grandchildren included, is killed.
-An *echo* is a failure that only reports another rank's death; HOLDING gives that one time to show.
+What agents report and `now` go in; orders to all agents and their reason come out. One agent, that
+of node 0, runs this for all; a job of one machine runs it too. No socket, clock or process here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
-from rallypoint.base.control_message import WorkerError
+from rallypoint.launch.round import Member, Round
 
-SIGINT, SIGTERM, SIGCONT = 2, 15, 18
-ECHO_GRACE_S = 0.3
-
-
-class State(Enum):
-    """Where the job stands."""
-
-    RUNNING = "running"
-    HOLDING = "holding"
-    STOPPING = "stopping"
-    ENDING = "ending"
-    DONE = "done"
+NOTICE_EVERY_S = 10.0
 
 
-_MOVES: dict[State, tuple[State, ...]] = {
-    State.RUNNING: (State.HOLDING, State.STOPPING, State.ENDING, State.DONE),
-    State.HOLDING: (State.STOPPING, State.ENDING, State.DONE),
-    State.STOPPING: (State.ENDING, State.DONE),
-    State.ENDING: (State.DONE,),
-    State.DONE: (),
-}
+# What agents report.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting."""
+class Cause:
+    """One worker's failure, in a line."""
 
     rank: int
-    pid: int
+    node_rank: int
+    text: str
     time_s: float
-    code: int | None = None
-    signal: int | None = None
-    core_dumped: bool = False
-    start_error: str | None = None
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it ended by itself with code 0."""
-        return self.code == 0
+    is_echo: bool = False
+    is_startup: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SignalWorkers:
-    """Send `signal` to the process groups of these ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A worker of this node failed: the round cannot succeed any more."""
 
-    ranks: tuple[int, ...]
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndEverything:
-    """Kill every process below the guardian; answer with `everything_ended`."""
+    node_rank: int
+    round: int
+    text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Nothing of the round is left running on this node, but for what cannot be killed."""
+
+    node_rank: int
+    round: int
+    succeeded: bool
+    causes: tuple[Cause, ...] = ()
+    unkillable: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """A signal asked this node's agent to stop the job."""
+
+    node_rank: int
+    text: str
+
+
+Report = Broken | Ended | StopAsked
+
+
+# What they are told.
+
+
+class Outcome(Enum):
+    """How a job ends."""
+
+    SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
+    GIVEN_UP = "given up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start the workers of this round; `because` says why there is a new one."""
+
+    round: Round
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the workers of this round."""
+
+    round: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Report and leave with this exit status."""
+    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any."""
 
-    status: int
+    outcome: Outcome
+    because: str
+    culprit: int | None = None
+    what: str = ""
 
 
-Action = SignalWorkers | EndEverything | Finish
+Order = Start | Stop | Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRound:
+    """Open an empty worker store, and order all members to start."""
+
+    number: int
+    members: tuple[Member, ...]
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Tell the user why nothing happens."""
+
+    text: str
+
+
+Action = OpenRound | Stop | Finish | Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,161 +135,255 @@ class Decision:
 NOTHING = Decision()
 
 
+# The policy.
+
+
+class Next(Enum):
+    """What comes after a round."""
+
+    SUCCEED = "succeed"
+    RESTART = "restart"
+    RESIZE = "resize"
+    STOP = "stop"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnd:
+    """All that counts when a round is over on every node that is still there."""
+
+    succeeded: bool = False
+    causes: tuple[Cause, ...] = ()
+    restarts_used: int = 0
+    max_restarts: int = 0
+    stop_asked: str = ""
+    nodes_left: int = 1
+    nodes_lost: tuple[int, ...] = ()
+    min_nodes: int = 1
+    unkillable: int = 0
+
+    @property
+    def root(self) -> Cause | None:
+        """Who failed first: the earliest that is no echo, if there is one."""
+        return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
+
+
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A worker that failed, as opposed to one that the launcher stopped."""
+class Verdict:
+    """What comes next, and why."""
 
-    exit: Exit
-    error: WorkerError | None
-
-    @property
-    def is_echo(self) -> bool:
-        """Whether it only reports another rank's death."""
-        return self.error is not None and self.error.is_echo
-
-    @property
-    def time_s(self) -> float:
-        """When it showed: an exception shows before its process ends."""
-        return min(self.exit.time_s, self.error.time_s) if self.error else self.exit.time_s
+    next: Next
+    reason: str
 
 
-class JobState:
-    """One job on one machine. Each method takes one event and gives one `Decision`."""
+def judge(end: RoundEnd) -> Verdict:  # noqa: PLR0911 - one line for each rule
+    """What comes after this round."""
+    root = end.root
+    left = end.max_restarts - end.restarts_used
+    if end.succeeded:
+        return Verdict(Next.SUCCEED, "every worker succeeded")
+    if end.unkillable:
+        return Verdict(Next.GIVE_UP, "what cannot be killed may still use what a new round needs")
+    if end.stop_asked and not (root is not None and left <= 0):
+        return Verdict(Next.STOP, end.stop_asked)
+    if end.nodes_lost and end.nodes_left < end.min_nodes:
+        return Verdict(
+            Next.GIVE_UP,
+            f"{_nodes(end.nodes_lost)} lost, {end.nodes_left} left, {end.min_nodes} needed",
+        )
+    if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
+        return Verdict(Next.RESIZE, f"{_nodes(end.nodes_lost)} lost; the others go on")
+    if root is None:
+        return Verdict(Next.GIVE_UP, "its workers ended, and nobody knows why")
+    if root.is_startup:
+        return Verdict(
+            Next.GIVE_UP, "it failed before its own work began, so another try would end the same"
+        )
+    if left > 0:
+        return Verdict(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
+    if end.max_restarts:
+        return Verdict(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
+    return Verdict(Next.GIVE_UP, "no restarts are allowed; --max-restarts allows them")
 
-    def __init__(self, world_size: int, *, shutdown_timeout_s: float) -> None:
-        self.state = State.RUNNING
-        self.world_size = world_size
-        self.running: set[int] = set(range(world_size))
-        self.exits: dict[int, Exit] = {}
-        self.errors: dict[int, WorkerError] = {}
-        # Who still ran when the launcher began to stop the job: their ends are its doing.
-        self.stopped: set[int] = set()
-        self.stop_signal: int | None = None
-        self.unkillable: tuple[int, ...] = ()
-        self.guardian_was_lost = False
-        # When to call `tick` at the latest; None: only events matter.
-        self.wake_at: float | None = None
-        self._shutdown_timeout_s = shutdown_timeout_s
 
-    # Events.
+def _nodes(ranks: Sequence[int]) -> str:
+    return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
-    def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:
-        """A worker says which exception is ending it."""
-        if rank not in self.running:
+
+# The machine.
+
+
+class Stage(Enum):
+    """Where the job stands."""
+
+    GATHERING = "gathering"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+_MOVES: dict[Stage, tuple[Stage, ...]] = {
+    Stage.GATHERING: (Stage.RUNNING, Stage.DONE),
+    Stage.RUNNING: (Stage.STOPPING, Stage.GATHERING, Stage.DONE),
+    Stage.STOPPING: (Stage.GATHERING, Stage.DONE),
+    Stage.DONE: (),
+}
+
+
+@dataclass(slots=True)
+class _Node:
+    member: Member
+    ended: Ended | None = None
+    is_gone: bool = False
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """The job. Each method takes one event and gives one `Decision`.
+
+    `nodes` are there from the start to the end: with static members, one that is lost ends the job.
+    """
+
+    nodes: int
+    max_restarts: int
+    join_timeout_s: float = 600.0
+    stage: Stage = Stage.GATHERING
+    round: int = -1
+    restarts: int = 0
+    wake_at: float | None = None
+    stop_asked: str = ""
+    lost: list[int] = field(default_factory=list, init=False)
+    _members: dict[int, _Node] = field(default_factory=dict, init=False)
+    _deadline: float = field(default=0.0, init=False)
+
+    def opened(self, now: float) -> Decision:
+        """Nodes may join from now on."""
+        self._deadline = now + self.join_timeout_s
+        self.wake_at = min(now + NOTICE_EVERY_S, self._deadline)
+        return NOTHING
+
+    def joined(self, member: Member) -> Decision:
+        """A node's agent is here."""
+        if self.stage is not Stage.GATHERING or member.node_rank in self._members:
             return NOTHING
-        self.errors.setdefault(rank, error)
-        if self.state is State.HOLDING and not error.is_echo:
-            return self._stop(SIGTERM, f"rank {rank} raised {error.type} before its peers", now)
-        return NOTHING
-
-    def worker_exited(self, end: Exit, now: float) -> Decision:
-        """A worker has ended, or could not be started."""
-        if end.rank not in self.running:
+        self._members[member.node_rank] = _Node(member)
+        if len(self._members) < self.nodes:
             return NOTHING
-        self.running.discard(end.rank)
-        self.exits[end.rank] = end
-        match self.state:
-            case State.RUNNING | State.HOLDING if not end.succeeded:
-                return self._failed(Failure(end, self.errors.get(end.rank)), now)
-            case State.RUNNING | State.HOLDING | State.STOPPING if not self.running:
-                return self._end("all workers have ended")
+        return self._open("", f"all {self.nodes} nodes are here")
+
+    def reported(self, report: Report) -> Decision:
+        """A member's agent reports."""
+        match report:
+            case Broken(round=self.round):
+                return self._stop(report.text)
+            case StopAsked():
+                self.stop_asked = self.stop_asked or report.text
+                if self.stage is Stage.GATHERING:
+                    return self._finish(Outcome.STOPPED, report.text)
+                return self._stop(report.text)
+            case Ended(round=self.round) if self._expects(report.node_rank):
+                self._members[report.node_rank].ended = report
+                stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
+                judged = self._judge_if_all_ended()
+                reasons = [text for text in (stopped.reason, judged.reason) if text]
+                return Decision(stopped.actions + judged.actions, "; ".join(reasons))
         return NOTHING
 
-    def stop_requested(self, signal: int, now: float) -> Decision:
-        """A signal asks the launcher to stop the job."""
-        match self.state:
-            case State.RUNNING | State.HOLDING:
-                if not self.failures():
-                    self.stop_signal = signal
-                return self._stop(signal, f"signal {signal} asked for it", now)
-            case State.STOPPING if signal == SIGINT:
-                return self._end("interrupted while the workers were stopping")
-        return NOTHING
+    def node_lost(self, node_rank: int, why: str) -> Decision:
+        """A member's agent is gone, and its workers with it."""
+        node = self._members.get(node_rank)
+        if self.stage is Stage.DONE or node is None:
+            return NOTHING
+        if node.ended is not None and node.ended.succeeded:
+            node.is_gone = True  # its work is done: it is only missed if there is another round
+            return Decision((), f"node {node_rank} left after its workers had succeeded: {why}")
+        del self._members[node_rank]
+        if self.stage is Stage.GATHERING:
+            return Decision((), f"node {node_rank} left before the start: {why}")
+        self.lost.append(node_rank)
+        stopped = self._stop(f"node {node_rank} was lost: {why}")
+        judged = self._judge_if_all_ended()
+        return Decision(stopped.actions + judged.actions, stopped.reason or judged.reason)
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
-        if self.wake_at is None or now < self.wake_at:
+        if self.stage is not Stage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
+        text = f"{len(self._members)}/{self.nodes} nodes joined; missing {self._missing()}"
+        if now >= self._deadline:
+            waited = (
+                f"{text}, after {self.join_timeout_s:g} s; start it there, or look why it ended"
+            )
+            return self._finish(Outcome.GIVEN_UP, waited)
+        self.wake_at = min(now + NOTICE_EVERY_S, self._deadline)
+        return Decision((Notice(text),), "")
+
+    def _missing(self) -> str:
+        absent = [rank for rank in range(self.nodes) if rank not in self._members]
+        shown = ", ".join(map(str, absent[:16]))
+        return f"node-rank {shown}" + (", ..." if len(absent) > 16 else "")
+
+    def _expects(self, node_rank: int) -> bool:
+        return self.stage in (Stage.RUNNING, Stage.STOPPING) and node_rank in self._members
+
+    def _judge_if_all_ended(self) -> Decision:
+        ends = [node.ended for node in self._members.values()]
+        if not all(ends):
+            return NOTHING
+        gone = [rank for rank, node in self._members.items() if node.is_gone]
+        causes = tuple(cause for end in ends if end for cause in end.causes)
+        facts = RoundEnd(
+            succeeded=not self.lost and all(end.succeeded for end in ends if end),
+            causes=causes,
+            restarts_used=self.restarts,
+            max_restarts=self.max_restarts,
+            stop_asked=self.stop_asked,
+            nodes_left=len(self._members) - len(gone),
+            nodes_lost=tuple(sorted(self.lost + gone)),
+            min_nodes=self.nodes,
+            unkillable=sum(end.unkillable for end in ends if end),
+        )
+        verdict = judge(facts)
+        match verdict.next:
+            case Next.SUCCEED:
+                return self._finish(Outcome.SUCCEEDED, verdict.reason)
+            case Next.STOP:
+                return self._finish(Outcome.STOPPED, verdict.reason)
+            case Next.GIVE_UP:
+                return self._finish(Outcome.GIVEN_UP, verdict.reason, facts.root)
+            case Next.RESTART:
+                self.restarts += 1
+        self._move(Stage.GATHERING)
+        return self._open(verdict.reason, verdict.reason)
+
+    def _open(self, because: str, reason: str) -> Decision:
+        self._move(Stage.RUNNING)
         self.wake_at = None
-        match self.state:
-            case State.HOLDING:
-                return self._stop(SIGTERM, "no rank failed before the first that lost a peer", now)
-            case State.STOPPING:
-                return self._end(
-                    f"{len(self.running)} workers still ran {self._shutdown_timeout_s:g} s"
-                    " after they were asked to end"
-                )
-        return NOTHING
+        self.round += 1
+        for node in self._members.values():
+            node.ended = None
+        members = tuple(self._members[rank].member for rank in sorted(self._members))
+        return Decision((OpenRound(number=self.round, members=members, because=because),), reason)
 
-    def everything_ended(self, unkillable: tuple[int, ...]) -> Decision:
-        """The guardian has killed and reaped all there was, but for these process numbers."""
-        if self.state is not State.ENDING:
+    def _stop(self, because: str) -> Decision:
+        if self.stage is not Stage.RUNNING:
             return NOTHING
-        self.unkillable = unkillable
-        return self._finish("nothing is left running" if not unkillable else "the rest is stuck")
+        self._move(Stage.STOPPING)
+        return Decision((Stop(round=self.round, because=because),), because)
 
-    def guardian_lost(self) -> Decision:
-        """The guardian died, and with it all workers."""
-        if self.state is State.DONE:
-            return NOTHING
-        self.guardian_was_lost = True
-        return self._finish("the guardian process died")
-
-    # Verdicts.
-
-    def failures(self) -> list[Failure]:
-        """Who failed, the root cause first: the earliest that is not an echo, if there is one."""
-        found = [
-            Failure(end, self.errors.get(rank))
-            for rank, end in self.exits.items()
-            if not end.succeeded and rank not in self.stopped
-        ]
-        return sorted(found, key=lambda failure: (failure.is_echo, failure.time_s))
-
-    @property
-    def status(self) -> int:
-        """The launcher's exit status: 0 only if every worker succeeded."""
-        if self.guardian_was_lost or self.failures():
-            return 1
-        if self.stop_signal is not None:
-            return 128 + self.stop_signal
-        succeeded = sum(end.succeeded for end in self.exits.values())
-        return 0 if succeeded == self.world_size else 1
-
-    # Moves.
-
-    def _failed(self, failure: Failure, now: float) -> Decision:
-        rank = failure.exit.rank
-        if not self.running:
-            return self._end(f"rank {rank} failed and no other runs")
-        if not failure.is_echo:
-            return self._stop(SIGTERM, f"rank {rank} failed", now)
-        if self.state is State.HOLDING:
-            return NOTHING
-        self._move(State.HOLDING)
-        self.wake_at = now + ECHO_GRACE_S
-        return Decision((), f"rank {rank} lost a peer; waiting for the one that failed first")
-
-    def _stop(self, signal: int, reason: str, now: float) -> Decision:
-        self._move(State.STOPPING)
-        # A rank that has said what is ending it failed by itself, even if our signal is faster.
-        self.stopped = {rank for rank in self.running if rank not in self.errors}
-        self.wake_at = now + self._shutdown_timeout_s
-        ranks = tuple(sorted(self.running))
-        # SIGCONT: a worker that is suspended could not act on the first signal.
-        return Decision((SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT)), reason)
-
-    def _end(self, reason: str) -> Decision:
-        self._move(State.ENDING)
+    def _finish(self, outcome: Outcome, because: str, root: Cause | None = None) -> Decision:
+        self._move(Stage.DONE)
         self.wake_at = None
-        return Decision((EndEverything(),), reason)
+        culprit = root.node_rank if root else None
+        what = root.text if root else ""
+        finish = Finish(outcome=outcome, because=because, culprit=culprit, what=what)
+        return Decision((finish,), because)
 
-    def _finish(self, reason: str) -> Decision:
-        self._move(State.DONE)
-        self.wake_at = None
-        return Decision((Finish(self.status),), reason)
+    def _move(self, to: Stage) -> None:
+        if to not in _MOVES[self.stage]:
+            raise RuntimeError(f"a job cannot go from {self.stage.value} to {to.value}")
+        self.stage = to
 
-    def _move(self, to: State) -> None:
-        if to not in _MOVES[self.state]:
-            raise RuntimeError(f"a job cannot go from {self.state.value} to {to.value}")
-        self.state = to
+
+def _first_words(end: Ended) -> str:
+    return end.causes[0].text if end.causes else f"node {end.node_rank} ended early"

@@ -1,31 +1,47 @@
 """What went wrong, told once: from failures to the lines that the user reads.
 
-Pure text; who failed first is decide.py's verdict.
+Pure text; who failed first is worker_group.py's verdict, what comes next decide.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.decide import Failure, JobState
+from rallypoint.launch.worker_group import Failure, WorkerGroup
 
+NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"
 _MAX_LISTED = 16
+_ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 
 
-def signal_name(number: int) -> str:
-    """``"SIGKILL"`` for 9; numbers without a name of their own as ``"signal 35"``."""
-    import signal
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What there is to tell beside the failures.
 
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    Attributes:
+        title: what came of them, e.g. "job failed".
+        because: what comes next, and why.
+        local_ranks: of the ranks of this node.
+        oom_kills: how often the out-of-memory killer struck meanwhile; None: nobody knows.
+        elsewhere: the root cause, if another node can tell more of it.
+        logs: where the workers' output is kept; empty: that is told at another time.
+    """
+
+    title: str
+    because: str = ""
+    host: str = ""
+    local_ranks: Mapping[int, int]
+    oom_kills: int | None = None
+    elsewhere: str = ""
+    logs: str = ""
 
 
 def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
-    """What torch's @record decorator wrote to TORCHELASTIC_ERROR_FILE; None if that is not it.
+    """What a @record decorator wrote to TORCHELASTIC_ERROR_FILE; None if that is not it.
 
     `time_s` is when the worker ended: the file's own time has only whole seconds.
     """
@@ -42,29 +58,30 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
     return WorkerError(kind, rest, trace, time_s)
 
 
-def summary(state: JobState, *, host: str, local_ranks: dict[int, int]) -> str:
-    """The block that ends a failed job: root cause first, then who else, then who was stopped."""
-    failures = state.failures()
+def summary(group: WorkerGroup, telling: Telling) -> str:
+    """The block that ends a failed round: root cause first, then who else, then who was stopped."""
+    failures = group.failures()
     lines: list[str] = []
+    if telling.elsewhere:
+        lines.append(f"{telling.title}: {telling.elsewhere}")
     if failures:
         root, *others = failures
-        lines.append(f"job failed: {_cause(root)}")
-        lines += _details(root, host, local_ranks[root.exit.rank])
+        alike = [root, *(other for other in others if _key(other) == _key(root))]
+        others = [other for other in others if other not in alike]
+        if telling.elsewhere:
+            others = failures
+        else:
+            lines.append(f"{telling.title}: {root.text}{_count(alike)}")
+            lines += _details(root, alike, telling)
         if others:
-            lines.append(f"  also failed: {_listing([_cause(other) for other in others])}")
-        ranks = sorted(state.stopped)
-        if ranks:
-            lines.append(f"  stopped by the launcher: {name_ranks(ranks)}")
-    if state.guardian_was_lost:
-        lines.append(
-            "job failed: the launcher's guardian process was killed, and all workers died with it;"
-            " look for the out-of-memory killer in the kernel's log (dmesg)"
-        )
-    if state.unkillable:
-        pids = ", ".join(map(str, state.unkillable))
-        lines.append(
-            f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
-        )
+            lines.append(f"  also failed: {_listing(others)}")
+    if lines:
+        if group.stopped:
+            lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
+        if telling.because:
+            lines.append(f"  {telling.because}")
+        if telling.logs:
+            lines.append(f"  logs: {telling.logs}")
     return "\n".join(lines)
 
 
@@ -80,42 +97,63 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-def _listing(items: list[str]) -> str:
+def _key(failure: Failure) -> tuple[str, str]:
+    """Equal for failures that are the same but for the rank, and addresses in memory."""
+    if failure.error is None:
+        return ("", failure.what)
+    own = re.compile(rf"\b{failure.exit.rank}\b")
+    text = failure.error.traceback or failure.error.message
+    # Indented lines are the program's own: their numbers are no ranks.
+    lines = [line if line[:1] == " " else own.sub("N", line) for line in text.split("\n")]
+    return (failure.error.type, _ADDRESS.sub("0x", "\n".join(lines)))
+
+
+def _count(alike: Sequence[Failure]) -> str:
+    if len(alike) == 1:
+        return ""
+    return f" (x{len(alike)} {name_ranks(sorted(each.exit.rank for each in alike))})"
+
+
+def _listing(failures: Sequence[Failure]) -> str:
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(_key(failure), []).append(failure)
+    items = [alike[0].text + _count(alike) for alike in groups.values()]
     shown = "; ".join(items[:_MAX_LISTED])
     hidden = len(items) - _MAX_LISTED
     return f"{shown}; and {hidden} more" if hidden > 0 else shown
 
 
-def _cause(failure: Failure) -> str:
-    who = f"rank {failure.exit.rank}"
-    if failure.exit.start_error is not None:
-        return f"{who} could not be started: {failure.exit.start_error}"
-    if failure.error is not None:
-        message = failure.error.message.strip().partition("\n")[0]
-        return f"{who} raised {failure.error.type}{': ' if message else ''}{message:.200}"
-    return f"{who} {_ending(failure)}"
-
-
-def _ending(failure: Failure) -> str:
-    end = failure.exit
-    if end.signal is None:
-        return f"exited with code {end.code}"
-    dumped = " (core dumped)" if end.core_dumped else ""
-    return f"was killed by {signal_name(end.signal)}{dumped}"
-
-
-def _details(failure: Failure, host: str, local_rank: int) -> list[str]:
+def _details(failure: Failure, alike: Sequence[Failure], telling: Telling) -> list[str]:
     end = failure.exit
     when = datetime.fromtimestamp(failure.time_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what = "" if end.start_error is not None else f" {_ending(failure)},"
+    what = "" if end.start_error is not None else f" {failure.ending},"
     pid = f", pid {end.pid}" if end.pid else ""
-    lines = [f"  rank {end.rank} (local rank {local_rank}{pid}, host {host}){what} at {when}"]
+    local_rank = telling.local_ranks[end.rank]
+    lines = [
+        f"  rank {end.rank} (local rank {local_rank}{pid}, host {telling.host}){what} at {when}"
+    ]
     if end.signal == 9:
-        lines.append(
-            "  the launcher did not send this signal; often it is the kernel's out-of-memory killer"
-            " (see dmesg)"
-        )
+        lines.append(f"  {_who_killed(telling.oom_kills)}")
     if failure.error is not None and failure.error.traceback:
         trace = failure.error.traceback.rstrip().splitlines()
-        lines += ["  traceback of rank " + str(end.rank) + ":", *("    " + line for line in trace)]
+        lines += [f"  traceback of rank {end.rank}{_count(alike)}:"]
+        lines += ["    " + line for line in trace]
     return lines
+
+
+def _who_killed(oom_kills: int | None) -> str:
+    if oom_kills is None:
+        return (
+            "the launcher did not send this signal; often it is the kernel's out-of-memory killer"
+            " (see dmesg)"
+        )
+    if oom_kills == 0:
+        return (
+            "neither the launcher sent this signal nor, by the count of this control group, the"
+            " kernel's out-of-memory killer"
+        )
+    return (
+        f"the kernel's out-of-memory killer struck {oom_kills} times in this control group"
+        " meanwhile: give the job more memory, or start fewer workers"
+    )

@@ -7,8 +7,9 @@ defines the bytes. Why it exists: docs/decisions/010-guardian.md.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
+import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,8 @@ class Guardian:
                     f"cannot start the guardian {_PROGRAM}: {error.strerror};"
                     " install the package again (pip install --force-reinstall rallypoint)."
                 ) from None
+        # A guardian that hangs must not hang the agent, which then takes it for lost.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 8, 0))
         self._socket = ours
         self._partial = b""
 
@@ -135,11 +138,27 @@ class Guardian:
             for kind, worker, pid, code, status, time_ns in _REPORT.iter_unpack(data[:whole])
         ]
 
-    def close(self) -> None:
-        """Let the guardian go; it kills what is left, and this waits for its end."""
+    def close(self, patience_s: float = 8.0) -> None:
+        """Let the guardian go; it kills what is left. One that takes longer is killed itself."""
         self._socket.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        try:
+            if not self._wait_for_end(patience_s):
+                os.kill(self.pid, signal.SIGKILL)
+                self._wait_for_end(1.0)
+            os.waitpid(self.pid, os.WNOHANG)
+        except (ChildProcessError, ProcessLookupError):  # someone else has reaped it
+            return
+
+    def _wait_for_end(self, patience_s: float) -> bool:
+        """Whether it has ended within this time."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            return bool(select.select([pidfd], [], [], patience_s)[0])
+        finally:
+            os.close(pidfd)
 
     def _send(self, kind: int, payload: bytes, descriptors: Sequence[int] = ()) -> None:
         data = memoryview(_HEADER.pack(len(payload), kind) + payload)
@@ -148,7 +167,7 @@ class Guardian:
                 sent = socket.send_fds(self._socket, [data], list(descriptors))
                 data = data[sent:]
             self._socket.sendall(data)
-        except ConnectionError:
+        except (ConnectionError, BlockingIOError):
             raise GuardianLostError(
                 "the guardian process died; all workers died with it."
             ) from None

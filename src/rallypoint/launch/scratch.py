@@ -28,12 +28,18 @@ class Scratch:
         name = "".join(c if c.isalnum() or c in "-._" else "_" for c in run_id[:64])
         parent = os.path.abspath(environ.get("TMPDIR") or "/tmp")
         self.path = f"{parent}/rallypoint_{name}_{os.urandom(4).hex()}"
-        if not (_make(self.path) and _make(f"{self.path}/attempt_0")):
+        if not _make(self.path):
             self.path = ""
+
+    def start_round(self, number: int) -> None:
+        """Before the error files of a round: a place for them."""
+        self._attempt = f"{self.path}/attempt_{number}"
+        if self.path:
+            _make(self._attempt)
 
     def error_file(self, local_rank: int) -> str | None:
         """Where this worker may record its error; None if there is no place for it."""
-        directory = f"{self.path}/attempt_0/{local_rank}"
+        directory = f"{self._attempt}/{local_rank}"
         return f"{directory}/error.json" if self.path and _make(directory) else None
 
     def kill_marked(self) -> list[int]:

@@ -1,36 +1,77 @@
-"""The store that the agent hosts for its workers at MASTER_ADDR:MASTER_PORT."""
+"""The store that an agent hosts for the workers of one round at MASTER_ADDR:MASTER_PORT."""
 
 from __future__ import annotations
 
+import errno
 import socket
 
-from rallypoint.launch.job import Endpoint
+from rallypoint.base.errors import HostError
+from rallypoint.launch.round import Endpoint
 
 TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.store.server import StoreServer
 
+ANY = "::"
+
 
 class StoreHost:
-    """A store server, on loopback because all workers are local.
+    """A store server, empty at first.
 
     From construction on workers can connect, and from `serve` on they are served. In between the
     agent starts them, so that the server's own start costs no time.
+
+    Args:
+        host: the address to listen on; `ANY` is every interface.
+        port: 0 takes a free one.
+
+    Raises:
+        HostError: it cannot listen there; the message names who does.
     """
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._listener = listen(host, port)
         self._server: StoreServer | None = None
-        self.endpoint = Endpoint(host="127.0.0.1", port=self._listener.getsockname()[1])
+        self.port: int = self._listener.getsockname()[1]
+        self.endpoint = Endpoint(host=host, port=self.port)
 
     def serve(self) -> None:
-        """Begin to answer."""
+        """Begin to answer; a second call does nothing."""
         from rallypoint.store.server import StoreServer
 
-        self._server = StoreServer(listen_fd=self._listener.detach())
+        if self._server is None:
+            self._server = StoreServer(listen_fd=self._listener.detach())
 
     def close(self) -> None:
         """Stop listening; connections end."""
         self._listener.close()
         if self._server is not None:
             self._server.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        HostError: it cannot listen there; the message names address, port and who holds it.
+    """
+    try:
+        if host == ANY and socket.has_dualstack_ipv6():
+            return socket.create_server(
+                (ANY, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096
+            )
+        host = "0.0.0.0" if host == ANY else host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=4096)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise HostError(
+                f"cannot listen on {host}, port {port}: {error.strerror or error};"
+                " give another address or port with --master-addr and --master-port."
+            ) from None
+        from rallypoint.launch.port_holder import holder_of
+
+        raise HostError(
+            f"cannot listen on {host}, port {port}: it is in use by {holder_of(port)};"
+            " end that, or choose another with --master-port."
+        ) from None

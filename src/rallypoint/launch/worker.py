@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.control import ControlChannel
-from rallypoint.launch.decide import Exit
 from rallypoint.launch.guardian import Guardian, Report, ReportKind
-from rallypoint.launch.job import Endpoint, Job, format_prefix, worker_environ
+from rallypoint.launch.job import Job, format_prefix, worker_environ
 from rallypoint.launch.logs import LineReader, Outlet
+from rallypoint.launch.round import Placement, Round
+from rallypoint.launch.worker_group import Exit
 
 _CLD_EXITED, _CLD_DUMPED = 1, 3
 _STAGES = {1: "make a process", 2: "enter the working directory", 3: "run"}
@@ -19,13 +20,14 @@ _MAX_ERROR_FILE_BYTES = 1 << 20
 
 
 class Worker:
-    """One worker of the job, from before its start until after its end."""
+    """One worker of a round, from before its start until after its end."""
 
-    def __init__(self, job: Job, local_rank: int, error_file: str | None) -> None:
-        self.rank = self.local_rank = local_rank
+    def __init__(self, job: Job, place: Placement, error_file: str | None) -> None:
+        self.rank, self.local_rank = place.rank, place.local_rank
         self.control = ControlChannel()
         self.pid = 0
         self._job = job
+        self._place = place
         self._error_file = error_file
         self._readers: list[LineReader] = []
 
@@ -39,15 +41,13 @@ class Worker:
         )
         self._readers = [LineReader(outlet, prefix, selector) for outlet in outlets]
 
-    def start(self, guardian: Guardian, store: Endpoint) -> None:
-        """Ask the guardian for the process."""
+    def start(self, guardian: Guardian, number: int, of: Round) -> None:
+        """Ask the guardian for the process, which it is to know by `number`."""
         stdout, stderr = [reader.worker_fd for reader in self._readers] or [1, 2]
         guardian.spawn(
-            self.rank,
+            number,
             self._job.worker_command(self.local_rank),
-            worker_environ(
-                self._job, local_rank=self.local_rank, store=store, error_file=self._error_file
-            ),
+            worker_environ(self._job, place=self._place, of=of, error_file=self._error_file),
             descriptors=(0, stdout, stderr, self.control.worker_fileno),
         )
         self.control.started()

@@ -148,3 +148,20 @@ for _ in range(500):
             timeout=60,
         )
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "is_startup"),
+    [
+        ("import no_such_module", True),
+        ("from os import no_such_name", True),
+        ("exec('def broken(:')", True),
+        ("def work(): import no_such_module\nwork()", False),
+        ("import runpy; runpy.run_module('no_such_module')", True),
+        ("raise ValueError()", False),
+        ("open('/no/such/file')", False),
+    ],
+)
+def test_a_failure_before_the_programs_own_work_is_marked(code: str, is_startup: bool) -> None:
+    _, messages = run_worker(code)
+    assert only_error(messages).is_startup == is_startup

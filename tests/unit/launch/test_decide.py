@@ -1,258 +1,250 @@
-"""Stories of one job: what happens, when, and what the launcher decides; one line per event.
+"""What comes after a round, as a table; and stories of jobs of several nodes.
 
-    TIME EVENT -> STATE: ACTIONS
+    EVENT -> STAGE: ACTIONS
 
-Events: `0 exit 3` rank 0 exits with 3, `0 killed 9`, `0 raises`, `0 echoes` (an error that
-reports a lost peer), `0 unstartable`, `signal 2`, `tick`, `ended` (everything is dead),
-`stuck 77`, `guardian lost`.
+Events: `join 1`, `broken 1`, `ended 1` (all succeeded there), `ended 1 failed` (and `early`, `echo`
+or `stuck`), `lost 1`, `stop 0`, `tick 10`.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.decide import (
     Action,
+    Broken,
+    Cause,
+    Coordinator,
     Decision,
-    EndEverything,
-    Exit,
+    Ended,
     Finish,
-    JobState,
-    SignalWorkers,
-    State,
+    Next,
+    Notice,
+    OpenRound,
+    Outcome,
+    RoundEnd,
+    Stage,
+    Stop,
+    StopAsked,
+    judge,
 )
+from rallypoint.launch.round import Member
+
+FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
+ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)
+EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_startup=True)
+
+
+@pytest.mark.parametrize(
+    ("end", "then", "why"),
+    [
+        (RoundEnd(succeeded=True), Next.SUCCEED, "every worker succeeded"),
+        (RoundEnd(succeeded=True, stop_asked="SIGINT"), Next.SUCCEED, "every worker succeeded"),
+        (RoundEnd(causes=(FAILED,)), Next.GIVE_UP, "--max-restarts allows them"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=1), Next.RESTART, "2 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=2), Next.GIVE_UP, "all 2"),
+        (RoundEnd(causes=(EARLY, FAILED), max_restarts=2), Next.GIVE_UP, "would end the same"),
+        (RoundEnd(causes=(ECHO, EARLY), max_restarts=2), Next.GIVE_UP, "would end the same"),
+        (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
+        (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
+        (RoundEnd(stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, unkillable=1), Next.GIVE_UP, "killed"),
+        (
+            RoundEnd(causes=(ECHO,), nodes_left=2, nodes_lost=(2,), min_nodes=2),
+            Next.RESIZE,
+            "node 2 lost; the others go on",
+        ),
+        (
+            RoundEnd(causes=(ECHO,), nodes_left=1, nodes_lost=(0, 2), min_nodes=2, max_restarts=2),
+            Next.GIVE_UP,
+            "nodes 0, 2 lost, 1 left, 2 needed",
+        ),
+        (RoundEnd(), Next.GIVE_UP, "nobody knows why"),
+    ],
+)
+def test_what_comes_after_a_round(end: RoundEnd, then: Next, why: str) -> None:
+    verdict = judge(end)
+    assert verdict.next is then
+    assert why in verdict.reason
+
 
 STORIES = {
-    "all succeed": """
-        0.0 0 exit 0 -> running: nothing
-        0.1 1 exit 0 -> running: nothing
-        0.2 2 exit 0 -> ending: end everything
-        0.3 ended -> done: finish 0
+    "two nodes succeed": """
+        join 1 -> gathering: nothing
+        join 0 -> running: open round 0 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
     """,
-    "one fails, the rest obey": """
-        0.0 1 raises -> running: nothing
-        0.1 1 exit 1 -> stopping: signal 15 to 0 2; signal 18 to 0 2
-        0.2 0 killed 15 -> stopping: nothing
-        0.3 2 killed 15 -> ending: end everything
-        0.4 ended -> done: finish 1
-        root 1, stopped 0 2
+    "a failure anywhere is one restart for all": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        broken 0 -> stopping: nothing
+        ended 0 echo -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 0 -> running: nothing
+        ended 1 failed -> running: stop round 1; open round 2 of 0 1
+        ended 1 failed -> stopping: stop round 2
+        ended 0 echo -> done: given up, node 1
     """,
-    "one fails, one does not obey": """
-        0.0 1 killed 9 -> stopping: signal 15 to 0 2; signal 18 to 0 2
-        0.2 0 exit 0 -> stopping: nothing
-        9.9 tick -> stopping: nothing
-        10.0 tick -> ending: end everything
-        10.1 2 killed 9 -> ending: nothing
-        10.1 ended -> done: finish 1
-        root 1, stopped 0 2
+    "what one node has finished is done again when another fails": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 0 -> running: nothing
+        broken 1 -> stopping: stop round 0
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
     """,
-    "an echo waits for its cause": """
-        0.00 0 echoes -> running: nothing
-        0.01 0 exit 1 -> holding: nothing
-        0.02 1 exit 3 -> stopping: signal 15 to 2; signal 18 to 2
-        0.03 2 killed 15 -> ending: end everything
-        0.04 ended -> done: finish 1
-        root 1, then 0, stopped 2
+    "a report of an old round is none": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        ended 0 -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        old 0 -> running: nothing
+        ended 0 -> running: nothing
+        old 1 -> running: nothing
+        ended 1 -> done: succeeded
     """,
-    "an exception is a cause before its process has ended": """
-        0.00 0 echoes -> running: nothing
-        0.01 0 exit 1 -> holding: nothing
-        0.02 1 raises -> stopping: signal 15 to 1 2; signal 18 to 1 2
-        0.03 1 killed 15 -> stopping: nothing
-        0.04 2 killed 15 -> ending: end everything
-        0.05 ended -> done: finish 1
-        root 1, then 0, stopped 2
+    "a lost node ends a job of fixed nodes": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        lost 1 -> stopping: stop round 0
+        ended 0 echo -> done: given up, node 0
     """,
-    "an echo without a cause is the cause": """
-        0.0 0 echoes -> running: nothing
-        0.0 0 exit 1 -> holding: nothing
-        0.2 tick -> holding: nothing
-        0.3 tick -> stopping: signal 15 to 1 2; signal 18 to 1 2
-        0.4 1 killed 15 -> stopping: nothing
-        0.4 2 killed 15 -> ending: end everything
-        0.5 ended -> done: finish 1
-        root 0, stopped 1 2
+    "the last node is lost after the others have finished": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 0 -> running: nothing
+        lost 1 -> done: stop round 0; given up
     """,
-    "all echo": """
-        0.0 2 echoes -> running: nothing
-        0.1 0 echoes -> running: nothing
-        0.1 0 exit 1 -> holding: nothing
-        0.2 2 exit 1 -> holding: nothing
-        0.2 1 exit 0 -> ending: end everything
-        0.5 ended -> done: finish 1
-        root 2, then 0, stopped
+    "a node that has finished may go": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 1 -> running: nothing
+        lost 1 -> running: nothing
+        ended 0 -> done: succeeded
     """,
-    "the last one fails": """
-        0.0 0 exit 0 -> running: nothing
-        0.0 1 exit 0 -> running: nothing
-        0.0 2 exit 7 -> ending: end everything
-        0.1 ended -> done: finish 1
-        root 2, stopped
+    "a node that has finished and gone is missed in the next round": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 1 -> running: nothing
+        lost 1 -> running: nothing
+        ended 0 failed -> done: stop round 0; given up, node 0
     """,
-    "an error of a worker that then succeeds is none": """
-        0.0 0 raises -> running: nothing
-        0.0 0 exit 0 -> running: nothing
-        0.0 1 exit 0 -> running: nothing
-        0.0 2 exit 0 -> ending: end everything
-        0.1 ended -> done: finish 0
+    "a stop on one node stops all": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        stop 1 -> stopping: stop round 0
+        ended 1 stopped -> stopping: nothing
+        ended 0 stopped -> done: stopped
     """,
-    "a program that does not exist": """
-        0.0 0 unstartable -> stopping: signal 15 to 1 2; signal 18 to 1 2
-        0.0 1 unstartable -> stopping: nothing
-        0.0 2 unstartable -> ending: end everything
-        0.1 ended -> done: finish 1
-        root 0, stopped 1 2
+    "who is missing is told every ten seconds": """
+        join 0 -> gathering: nothing
+        tick 9 -> gathering: nothing
+        tick 10 -> gathering: '1/2 nodes joined; missing node-rank 1'
+        tick 11 -> gathering: nothing
+        lost 0 -> gathering: nothing
+        tick 20 -> gathering: '0/2 nodes joined; missing node-rank 0, 1'
+        tick 25 -> done: given up
+        join 1 -> done: nothing
     """,
-    "Ctrl-C": """
-        0.0 signal 2 -> stopping: signal 2 to 0 1 2; signal 18 to 0 1 2
-        0.1 0 raises -> stopping: nothing
-        0.1 0 exit 1 -> stopping: nothing
-        0.1 1 exit 0 -> stopping: nothing
-        0.1 2 killed 2 -> ending: end everything
-        0.2 ended -> done: finish 130
+    "a stop while gathering": """
+        join 0 -> gathering: nothing
+        stop 0 -> done: stopped
     """,
-    "two Ctrl-C": """
-        0.0 signal 2 -> stopping: signal 2 to 0 1 2; signal 18 to 0 1 2
-        0.1 signal 2 -> ending: end everything
-        0.2 0 killed 9 -> ending: nothing
-        0.2 ended -> done: finish 130
-    """,
-    "SIGTERM again changes nothing": """
-        0.0 signal 15 -> stopping: signal 15 to 0 1 2; signal 18 to 0 1 2
-        1.0 signal 15 -> stopping: nothing
-        10.0 tick -> ending: end everything
-        10.1 ended -> done: finish 143
-    """,
-    "Ctrl-C after a failure: the failure is told": """
-        0.0 0 exit 1 -> stopping: signal 15 to 1 2; signal 18 to 1 2
-        0.1 signal 2 -> ending: end everything
-        0.2 ended -> done: finish 1
-        root 0, stopped 1 2
-    """,
-    "Ctrl-C while an echo is held": """
-        0.0 0 echoes -> running: nothing
-        0.0 0 exit 1 -> holding: nothing
-        0.1 signal 2 -> stopping: signal 2 to 1 2; signal 18 to 1 2
-        0.2 1 exit 1 -> stopping: nothing
-        0.2 2 exit 1 -> ending: end everything
-        0.2 ended -> done: finish 1
-        root 0, stopped 1 2
-    """,
-    "the guardian dies": """
-        0.0 0 exit 0 -> running: nothing
-        0.1 guardian lost -> done: finish 1
-        0.2 guardian lost -> done: nothing
-        0.2 1 killed 9 -> done: nothing
-    """,
-    "something cannot be killed": """
-        0.0 0 killed 9 -> stopping: signal 15 to 1 2; signal 18 to 1 2
-        10.0 tick -> ending: end everything
-        15.0 stuck 77 -> done: finish 1
-        root 0, stopped 1 2
+    "what cannot be killed forbids a new round": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 0 stuck -> stopping: stop round 0
+        ended 1 stopped -> done: given up, node 0
     """,
 }
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
 def test_story(story: str) -> None:
-    job = JobState(3, shutdown_timeout_s=10.0)
+    job = Coordinator(2, max_restarts=2, join_timeout_s=25.0)
+    job.opened(0.0)
     for line in filter(None, map(str.strip, story.splitlines())):
-        if line.startswith("root"):
-            root, *others = [failure.exit.rank for failure in job.failures()]
-            told = f"root {root}" + "".join(f", then {rank}" for rank in others)
-            assert f"{told}, stopped {show_ranks(job.stopped)}".strip() == line
-            continue
         event = line.partition(" -> ")[0]
         decision = happen(job, event)
-        assert bool(decision.actions) <= bool(decision.reason)
-        assert f"{event} -> {job.state.value}: {show(decision)}" == line
+        shown = "; ".join(map(show, decision.actions)) or "nothing"
+        assert f"{event} -> {job.stage.value}: {shown}" == line
 
 
-def happen(job: JobState, event: str) -> Decision:  # noqa: PLR0911
-    time, *words = event.split()
-    now = float(time)
-    match words:
-        case [rank, "exit", code]:
-            return job.worker_exited(Exit(rank=int(rank), pid=1, time_s=now, code=int(code)), now)
-        case [rank, "killed", signal]:
-            return job.worker_exited(
-                Exit(rank=int(rank), pid=1, time_s=now, signal=int(signal)), now
+def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
+    what, number, *how = event.split()
+    node = int(number)
+    match what:
+        case "join":
+            return job.joined(Member(node_rank=node, host="h", local_world_size=1))
+        case "broken":
+            return job.reported(Broken(node_rank=node, round=job.round, text="rank x failed"))
+        case "ended":
+            cause = {"failed": FAILED, "echo": ECHO, "early": EARLY, "stuck": FAILED}.get(
+                "".join(how)
             )
-        case [rank, "unstartable"]:
-            return job.worker_exited(
-                Exit(rank=int(rank), pid=0, time_s=now, start_error="no such file"), now
+            causes = () if cause is None else (dataclasses.replace(cause, node_rank=node),)
+            end = Ended(
+                node_rank=node,
+                round=job.round,
+                succeeded=not how,
+                causes=causes,
+                unkillable="stuck" in how,
             )
-        case [rank, "raises" | "echoes" as how]:
-            error = WorkerError("E", "m", "t", now, is_echo=how == "echoes")
-            return job.worker_reported(int(rank), error, now)
-        case ["signal", number]:
-            return job.stop_requested(int(number), now)
-        case ["tick"]:
-            return job.tick(now)
-        case ["ended"]:
-            return job.everything_ended(())
-        case ["stuck", pid]:
-            return job.everything_ended((int(pid),))
-        case ["guardian", "lost"]:
-            return job.guardian_lost()
+            return job.reported(end)
+        case "old":
+            return job.reported(Ended(node_rank=node, round=job.round - 1, succeeded=True))
+        case "lost":
+            return job.node_lost(node, "its connection closed")
+        case "stop":
+            return job.reported(StopAsked(node_rank=node, text=f"SIGTERM stopped node {node}"))
+        case "tick":
+            return job.tick(float(number))
     raise AssertionError(event)
 
 
-def show(decision: Decision) -> str:
-    return "; ".join(map(show_action, decision.actions)) or "nothing"
-
-
-def show_action(action: Action) -> str:
+def show(action: Action) -> str:
     match action:
-        case SignalWorkers(ranks, signal):
-            return f"signal {signal} to {show_ranks(ranks)}"
-        case EndEverything():
-            return "end everything"
-        case Finish(status):
-            return f"finish {status}"
+        case OpenRound(number=number, members=members):
+            return f"open round {number} of {' '.join(str(m.node_rank) for m in members)}"
+        case Stop(round=number):
+            return f"stop round {number}"
+        case Finish(outcome=outcome, culprit=culprit):
+            return outcome.value + ("" if culprit is None else f", node {culprit}")
+        case Notice(text):
+            return repr(text)
 
 
-def show_ranks(ranks: set[int] | tuple[int, ...]) -> str:
-    return " ".join(map(str, sorted(ranks)))
-
-
-EVENTS = st.sampled_from(
-    [f"{rank} {what}" for rank in range(3) for what in ("exit 0", "exit 3", "killed 9")]
-    + [f"{rank} {what}" for rank in range(3) for what in ("raises", "echoes", "unstartable")]
-    + ["signal 2", "signal 15", "tick", "tick", "guardian lost"]
+WORDS = st.sampled_from(
+    [f"{what} {node}" for node in range(3) for what in ("join", "broken", "ended", "old", "lost")]
+    + [f"ended {node} {how}" for node in range(3) for how in ("failed", "echo", "stuck")]
+    + ["ended 0 early", "stop 1", "tick 10"]
 )
 
 
-@given(events=st.lists(st.tuples(st.floats(0, 8), EVENTS), max_size=20))
-def test_every_order_of_events_comes_to_an_end(events: list[tuple[float, str]]) -> None:
-    """Whatever happens: time and the guardian's answer bring the job to its end, once."""
-    job = JobState(3, shutdown_timeout_s=10.0)
+@given(events=st.lists(WORDS, max_size=40), max_restarts=st.integers(0, 3))
+def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: int) -> None:
+    job = Coordinator(3, max_restarts)
+    job.opened(0.0)
     actions: list[Action] = []
-    now = 0.0
-    for wait, event in events:
-        now += wait
-        actions += happen(job, f"{now} {event}").actions
-    # If nobody acts any more, the workers that were asked to end do not.
-    if job.state is State.RUNNING:
-        actions += happen(job, f"{now} signal 15").actions
-    while job.wake_at is not None:
-        now = max(now, job.wake_at)
-        actions += happen(job, f"{now} tick").actions
-    if job.state is State.ENDING:
-        actions += happen(job, f"{now} ended").actions
-    assert job.state is State.DONE
-    assert sum(isinstance(action, Finish) for action in actions) == 1
-    assert sum(isinstance(action, EndEverything) for action in actions) <= 1
-    all_succeeded = len(job.exits) == 3 and all(end.succeeded for end in job.exits.values())
-    if job.status == 0:
-        assert all_succeeded
-
-
-def test_an_illegal_move_raises() -> None:
-    job = JobState(1, shutdown_timeout_s=1.0)
-    job.guardian_lost()
-    with pytest.raises(RuntimeError, match="cannot go from done"):
-        job._move(State.RUNNING)
+    for event in events:
+        actions += happen(job, event).actions
+    opened = [action.number for action in actions if isinstance(action, OpenRound)]
+    assert opened == list(range(len(opened)))
+    assert len(opened) <= 1 + max_restarts
+    stopped = [action.round for action in actions if isinstance(action, Stop)]
+    assert len(set(stopped)) == len(stopped)
+    finishes = [action for action in actions if isinstance(action, Finish)]
+    assert len(finishes) == (job.stage is Stage.DONE)
+    if finishes and finishes[0].outcome is Outcome.SUCCEEDED:
+        last = max(i for i, action in enumerate(actions) if isinstance(action, OpenRound))
+        assert not any(isinstance(action, Stop) for action in actions[last:])

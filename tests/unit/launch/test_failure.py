@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.decide import Exit, JobState
-from rallypoint.launch.failure import name_ranks, read_error_file, signal_name, summary
+from rallypoint.launch.failure import Telling, name_ranks, read_error_file, summary
+from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
 
 WHEN = 1_800_000_000.25
 
 
-def told(state: JobState) -> list[str]:
-    local_ranks = {rank: rank for rank in range(8)}
-    return summary(state, host="h", local_ranks=local_ranks).splitlines()
+def group_of(world_size: int) -> WorkerGroup:
+    group = WorkerGroup(range(world_size))
+    group.started()
+    return group
+
+
+def told(group: WorkerGroup, **telling: Any) -> list[str]:
+    group.stopping()
+    facts = Telling(title="job failed", host="h", local_ranks=group.local_ranks, **telling)
+    return summary(group, facts).splitlines()
+
+
+def failed(rank: int, *, code: int | None = None, signal: int | None = None) -> Exit:
+    return Exit(rank=rank, pid=42, time_s=WHEN + 1, code=code, signal=signal)
 
 
 def test_a_traceback_and_who_was_stopped() -> None:
-    state = JobState(4, shutdown_timeout_s=1.0)
-    state.worker_reported(2, WorkerError("ValueError", "bad\nthing", "Traceback\n  x", WHEN), 0.0)
-    state.worker_exited(Exit(rank=2, pid=42, time_s=WHEN + 1, code=1), 0.0)
-    lines = told(state)
+    group = group_of(4)
+    group.reported(2, WorkerError("ValueError", "bad\nthing", "Traceback\n  x", WHEN))
+    group.exited(failed(2, code=1))
+    lines = told(group, because="restart 1 of 3", logs="/logs")
     assert lines[0] == "job failed: rank 2 raised ValueError: bad"
     assert lines[1].startswith("  rank 2 (local rank 2, pid 42, host h) exited with code 1, at 20")
     assert lines[1].endswith(".250")
@@ -33,44 +45,86 @@ def test_a_traceback_and_who_was_stopped() -> None:
         "    Traceback",
         "      x",
         "  stopped by the launcher: ranks 0-1, 3",
+        "  restart 1 of 3",
+        "  logs: /logs",
     ]
 
 
+def test_the_same_traceback_is_told_once() -> None:
+    group = group_of(10)
+    for rank in (3, 0, 1, 2, 4, 5, 6, 7):
+        trace = f'  File "x.py", line 3, in f\nKeyError: {rank} <f at 0x7f{rank:010x}>'
+        group.reported(rank, WorkerError("KeyError", str(rank), trace, WHEN + rank * (rank != 3)))
+        group.exited(failed(rank, code=1))
+    group.reported(8, WorkerError("OSError", "other", "x", WHEN + 9))
+    group.exited(failed(8, code=1))
+    lines = told(group)
+    assert lines[0] == "job failed: rank 3 raised KeyError: 3 (x8 ranks 0-7)"
+    assert lines[2] == "  traceback of rank 3 (x8 ranks 0-7):"
+    assert lines[5:] == [
+        "  also failed: rank 8 raised OSError: other",
+        "  stopped by the launcher: rank 9",
+    ]
+
+
+def test_line_numbers_tell_tracebacks_apart() -> None:
+    group = group_of(2)
+    for rank in range(2):
+        trace = f'  File "x.py", line {rank}, in f\nE'
+        group.reported(rank, WorkerError("E", "", trace, WHEN))
+        group.exited(failed(rank, code=1))
+    assert told(group)[0] == "job failed: rank 0 raised E"
+
+
 def test_signals_have_names() -> None:
-    state = JobState(1, shutdown_timeout_s=1.0)
-    state.worker_exited(Exit(rank=0, pid=42, time_s=WHEN, signal=11, core_dumped=True), 0.0)
-    assert told(state)[0] == "job failed: rank 0 was killed by SIGSEGV (core dumped)"
+    group = group_of(1)
+    group.exited(Exit(rank=0, pid=42, time_s=WHEN, signal=11, core_dumped=True))
+    assert told(group)[0] == "job failed: rank 0 was killed by SIGSEGV (core dumped)"
     assert signal_name(9) == "SIGKILL"
     assert signal_name(40) == "signal 40"
 
 
+@pytest.mark.parametrize(
+    ("count", "hint"),
+    [
+        (None, "often it is the kernel's out-of-memory killer"),
+        (0, "neither the launcher sent this signal nor"),
+        (2, "out-of-memory killer struck 2 times"),
+    ],
+)
+def test_who_may_have_killed(count: int | None, hint: str) -> None:
+    group = group_of(1)
+    group.exited(failed(0, signal=9))
+    assert hint in told(group, oom_kills=count)[2]
+
+
 def test_others_that_failed_too() -> None:
-    state = JobState(2, shutdown_timeout_s=1.0)
-    state.worker_reported(0, WorkerError("PeerLostError", "gone", "", WHEN, is_echo=True), 0.0)
-    state.worker_exited(Exit(rank=0, pid=1, time_s=WHEN, code=1), 0.0)
-    state.worker_exited(Exit(rank=1, pid=2, time_s=WHEN, signal=9), 0.0)
-    lines = told(state)
+    group = group_of(2)
+    group.reported(0, WorkerError("PeerLostError", "gone", "", WHEN, is_echo=True))
+    group.exited(failed(0, code=1))
+    group.exited(failed(1, signal=9))
+    lines = told(group)
     assert lines[0] == "job failed: rank 1 was killed by SIGKILL"
-    assert "out-of-memory" in lines[2]
     assert lines[3:] == ["  also failed: rank 0 raised PeerLostError: gone"]
 
 
-def test_a_program_that_cannot_be_run() -> None:
-    state = JobState(1, shutdown_timeout_s=1.0)
-    end = Exit(rank=0, pid=9, time_s=WHEN, start_error="cannot run './x': Permission denied")
-    state.worker_exited(end, 0.0)
-    assert told(state)[0] == (
-        "job failed: rank 0 could not be started: cannot run './x': Permission denied"
-    )
-
-
-def test_what_cannot_be_killed_is_named() -> None:
-    state = JobState(1, shutdown_timeout_s=1.0)
-    state.worker_exited(Exit(rank=0, pid=9, time_s=WHEN, code=0), 0.0)
-    state.everything_ended((77, 78))
-    assert told(state) == [
-        "cannot kill process 77, 78: stuck in the kernel or not ours to kill; left behind"
+def test_the_cause_may_be_on_another_node() -> None:
+    group = group_of(2)
+    group.reported(0, WorkerError("PeerLostError", "gone", "trace", WHEN, is_echo=True))
+    group.exited(failed(0, code=1))
+    assert told(group, elsewhere="node 1: rank 2 was killed by SIGKILL") == [
+        "job failed: node 1: rank 2 was killed by SIGKILL",
+        "  also failed: rank 0 raised PeerLostError: gone",
+        "  stopped by the launcher: rank 1",
     ]
+
+
+def test_a_program_that_cannot_be_run() -> None:
+    group = group_of(1)
+    group.exited(Exit(rank=0, pid=9, time_s=WHEN, start_error="cannot run './x': not allowed"))
+    assert (
+        told(group)[0] == "job failed: rank 0 could not be started: cannot run './x': not allowed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.launch.job import Endpoint, Job, worker_environ
+from rallypoint.launch.job import Job, Nodes, worker_environ
+from rallypoint.launch.round import Endpoint, Member, Round
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
 
@@ -23,8 +24,10 @@ def make_job(*command: str, workers: int = 2, environ: Mapping[str, str] | None 
     )
 
 
-def environ_of(job: Job, error_file: str | None = "/e") -> dict[str, str]:
-    return worker_environ(job, local_rank=1, store=STORE, error_file=error_file)
+def environ_of(job: Job, error_file: str | None = "/e", local_rank: int = 1) -> dict[str, str]:
+    alone = Round(number=0, members=(job.member,), store=STORE)
+    place = alone.placements(0)[local_rank]
+    return worker_environ(job, place=place, of=alone, error_file=error_file)
 
 
 def test_all_variables() -> None:
@@ -65,8 +68,47 @@ def test_what_the_user_set_stays() -> None:
 
 def test_one_worker_may_use_all_cores() -> None:
     job = make_job(workers=1)
-    environ = worker_environ(job, local_rank=0, store=STORE, error_file=None)
-    assert "OMP_NUM_THREADS" not in environ
+    assert "OMP_NUM_THREADS" not in environ_of(job, local_rank=0)
+
+
+def test_ranks_count_through_nodes_and_within_roles() -> None:
+    nodes = [("trainer", 2), ("reader", 1), ("trainer", 3)]
+    members = tuple(
+        Member(node_rank=i, host="h", local_world_size=size, role=role)
+        for i, (role, size) in enumerate(nodes)
+    )
+    third = Round(number=2, members=members, store=STORE)
+    job = Job(
+        command=("x",),
+        local_world_size=3,
+        role="trainer",
+        max_restarts=5,
+        run_id="id",
+        host="h",
+        environ={},
+        nodes=Nodes(count=3, node_rank=2, master_port=1),
+    )
+    places = third.placements(2)
+    assert [(place.rank, place.local_rank, place.role_rank) for place in places] == [
+        (3, 0, 2),
+        (4, 1, 3),
+        (5, 2, 4),
+    ]
+    environ = worker_environ(job, place=places[1], of=third, error_file=None)
+    expected = {
+        "RANK": "4",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_NAME": "trainer",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "5",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+    }
+    assert expected.items() <= environ.items()
 
 
 def test_an_outer_launchers_error_file_is_not_ours() -> None:
@@ -84,3 +126,9 @@ def test_impossible_jobs_cannot_be_built() -> None:
         Job(command=(), local_world_size=1, run_id="", host="", environ={})
     with pytest.raises(InvalidArgumentError, match="cannot run 0 workers"):
         make_job(workers=0)
+    with pytest.raises(InvalidArgumentError, match="--node-rank is 2; with --nnodes 2 it must be"):
+        Nodes(count=2, node_rank=2, master_port=1)
+    with pytest.raises(InvalidArgumentError, match="--master-port is 0"):
+        Nodes(count=2)
+    with pytest.raises(InvalidArgumentError, match="node ranks must be 0, 1"):
+        Round(number=0, members=(), store=STORE)

@@ -1,0 +1,124 @@
+"""How an agent gets its rounds: it reports to the job's coordinator and takes its orders.
+
+`Meeting` is all that the agent needs: orders hand it rounds (members, ranks, the store), and a
+rendezvous over the network is another Meeting. `Alone` is the coordinator of a job of one node,
+which its agent asks directly. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from abc import ABC, abstractmethod
+
+from rallypoint.launch.decide import (
+    Coordinator,
+    Decision,
+    Finish,
+    Notice,
+    OpenRound,
+    Order,
+    Report,
+    Start,
+    Stop,
+)
+from rallypoint.launch.job import Job
+from rallypoint.launch.round import Endpoint, Round
+from rallypoint.launch.signals import say
+from rallypoint.launch.store_host import StoreHost
+
+
+class Meeting(ABC):
+    """The agent's side of the agreement on rounds."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []  # what the agent is to do next; it takes them away
+        self.wake_at: float | None = None  # when to call `tick` at the latest
+
+    @abstractmethod
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """Begin; events are callbacks of the selector.
+
+        Raises:
+            HostError: it cannot listen where it must.
+        """
+
+    @abstractmethod
+    def tell(self, report: Report) -> None:
+        """Tell the coordinator."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Time has passed."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """The workers have been started: do what could wait until then."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The agent ends."""
+
+
+class Alone(Meeting):
+    """The coordinator's own agent. It hosts the worker store, a new one for each round."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+        self._coordinator = Coordinator(job.nodes.count, job.max_restarts, job.nodes.join_timeout_s)
+        self._store: StoreHost | None = None
+        self._old_store: StoreHost | None = None
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """See Meeting."""
+        self._perform(self._coordinator.opened(time.monotonic()))
+        self._perform(self._coordinator.joined(self._job.member))
+
+    def tell(self, report: Report) -> None:
+        """See Meeting."""
+        self._perform(self._coordinator.reported(report))
+
+    def tick(self) -> None:
+        """See Meeting."""
+        self._perform(self._coordinator.tick(time.monotonic()))
+
+    def settle(self) -> None:
+        """See Meeting. The new store has a port of its own, so the old one's end can wait."""
+        if self._old_store is not None:
+            self._old_store.close()
+            self._old_store = None
+        if self._store is not None:
+            self._store.serve()
+
+    def close(self) -> None:
+        """See Meeting."""
+        self.settle()
+        if self._store is not None:
+            self._store.close()
+
+    def _perform(self, decision: Decision) -> None:
+        if decision.reason and self._job.verbose:
+            say(f"job {self._coordinator.stage.value}: {decision.reason}")
+        for action in decision.actions:
+            match action:
+                case OpenRound():
+                    endpoint = self._open_store()
+                    opened = Round(number=action.number, members=action.members, store=endpoint)
+                    self._give(Start(round=opened, because=action.because))
+                case Stop() | Finish():
+                    self._give(action)
+                case Notice(text):
+                    say(text)
+        self.wake_at = self._coordinator.wake_at
+
+    def _give(self, order: Order) -> None:
+        self.orders.append(order)
+
+    def _open_store(self) -> Endpoint:
+        port = self._job.nodes.master_port
+        self._old_store, self._store = self._store, None
+        if port:  # the same port: the old round's workers are known dead, its store can go
+            self.settle()
+        self._store = StoreHost(port=port)
+        return self._store.endpoint

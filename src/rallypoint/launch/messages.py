@@ -1,0 +1,123 @@
+"""Reports and orders between agents as JSON: frozen records <-> bytes, strictly checked.
+
+Whatever is not exactly a message of this version is refused: an agent must not act on half of one.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.errors import ControlMessageError
+from rallypoint.launch.decide import (
+    Broken,
+    Cause,
+    Ended,
+    Finish,
+    Order,
+    Outcome,
+    Report,
+    Start,
+    Stop,
+    StopAsked,
+)
+from rallypoint.launch.round import Endpoint, Member, Round
+
+VERSION = 1
+Message = Report | Order | Member
+
+# Per record: its fields and their types; a list of one type is a tuple of such records.
+_FIELDS: dict[type, dict[str, object]] = {
+    Cause: {
+        "rank": int,
+        "node_rank": int,
+        "text": str,
+        "time_s": float,
+        "is_echo": bool,
+        "is_startup": bool,
+    },
+    Broken: {"node_rank": int, "round": int, "text": str},
+    Ended: {
+        "node_rank": int,
+        "round": int,
+        "succeeded": bool,
+        "causes": [Cause],
+        "unkillable": int,
+    },
+    StopAsked: {"node_rank": int, "text": str},
+    Member: {"node_rank": int, "host": str, "local_world_size": int, "role": str},
+    Endpoint: {"host": str, "port": int},
+    Round: {"number": int, "members": [Member], "store": Endpoint},
+    Start: {"round": Round, "because": str},
+    Stop: {"round": int, "because": str},
+    Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
+}
+_MESSAGES = {
+    kind.__name__: kind for kind in (Broken, Ended, StopAsked, Member, Start, Stop, Finish)
+}
+
+
+def encode(message: Message) -> bytes:
+    """One message."""
+    import json
+
+    body = {"v": VERSION, "kind": type(message).__name__, **_plain(message)}
+    return json.dumps(body).encode("ascii")
+
+
+def decode(data: bytes) -> Message:
+    """Read one message.
+
+    Raises:
+        ControlMessageError: it is none, or one of another version.
+    """
+    import json
+
+    try:
+        fields = json.loads(data)
+        if fields.pop("v") != VERSION:
+            raise ControlMessageError(
+                "an agent of another version of rallypoint takes part; install the same everywhere."
+            )
+        message = _record(_MESSAGES[fields.pop("kind")], fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ControlMessageError):
+            raise
+        raise ControlMessageError(f"an agent sent what is no message: {data[:80]!r}.") from None
+    assert isinstance(message, Message)
+    return message
+
+
+def _plain(record: object) -> dict[str, object]:
+    return {name: _plain_value(getattr(record, name)) for name in _FIELDS[type(record)]}
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, Outcome):
+        return value.value
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return _plain(value) if type(value) in _FIELDS else value
+
+
+def _record(kind: type, fields: dict[str, object]) -> object:
+    expected = _FIELDS[kind]
+    if fields.keys() != expected.keys():
+        raise TypeError(kind)
+    values = {name: _value(expected[name], value) for name, value in fields.items()}
+    return kind(**values)
+
+
+def _value(expected: object, value: object) -> object:
+    if expected is Outcome:
+        return Outcome(value)
+    if isinstance(expected, list):
+        if not isinstance(value, list):
+            raise TypeError(value)
+        return tuple(_value(expected[0], each) for each in value)
+    if isinstance(expected, tuple):
+        return None if value is None else _value(expected[0], value)
+    if isinstance(expected, type) and expected in _FIELDS:
+        if not isinstance(value, dict):
+            raise TypeError(value)
+        return _record(expected, value)
+    if type(value) is not expected:  # a bool is no number here
+        raise TypeError(value)
+    return value

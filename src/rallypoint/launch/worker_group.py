@@ -1,0 +1,169 @@
+"""The workers of one node in one round: who runs, who ended how, and what that makes of the group.
+
+    INIT --started--> HEALTHY --all succeeded--> SUCCEEDED
+      \\                  | \\--one failed--> UNHEALTHY --all ended--> FAILED
+       \\-----------------+--the launcher ended them--> STOPPED
+
+Pure facts and verdicts; what to do about them is node.py's and decide.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from signal import Signals
+
+from rallypoint.base.control_message import WorkerError
+
+
+class GroupState(Enum):
+    """Where a group stands; the names are torch's."""
+
+    INIT = "init"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+_MOVES: dict[GroupState, tuple[GroupState, ...]] = {
+    GroupState.INIT: (GroupState.HEALTHY, GroupState.STOPPED),
+    GroupState.HEALTHY: (GroupState.UNHEALTHY, GroupState.SUCCEEDED, GroupState.STOPPED),
+    GroupState.UNHEALTHY: (GroupState.FAILED,),
+    GroupState.SUCCEEDED: (),
+    GroupState.FAILED: (),
+    GroupState.STOPPED: (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting."""
+
+    rank: int
+    pid: int
+    time_s: float
+    code: int | None = None
+    signal: int | None = None
+    core_dumped: bool = False
+    start_error: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended by itself with code 0."""
+        return self.code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker that failed, as opposed to one that the launcher stopped."""
+
+    exit: Exit
+    error: WorkerError | None
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it only reports another rank's death."""
+        return self.error is not None and self.error.is_echo
+
+    @property
+    def is_startup(self) -> bool:
+        """Whether it came before the program's own work began: another try would end the same."""
+        return self.exit.start_error is not None or (
+            self.error is not None and self.error.is_startup
+        )
+
+    @property
+    def time_s(self) -> float:
+        """When it showed: an exception shows before its process ends."""
+        return min(self.exit.time_s, self.error.time_s) if self.error else self.exit.time_s
+
+    @property
+    def text(self) -> str:
+        """One line: who failed, and how."""
+        return f"rank {self.exit.rank} {self.what}"
+
+    @property
+    def what(self) -> str:
+        """How it failed: by its exception, if that is known."""
+        if self.exit.start_error is not None:
+            return f"could not be started: {self.exit.start_error}"
+        if self.error is not None:
+            message = self.error.message.strip().partition("\n")[0]
+            return f"raised {self.error.type}{': ' if message else ''}{message:.200}"
+        return self.ending
+
+    @property
+    def ending(self) -> str:
+        """How its process ended."""
+        if self.exit.signal is None:
+            return f"exited with code {self.exit.code}"
+        dumped = " (core dumped)" if self.exit.core_dumped else ""
+        return f"was killed by {signal_name(self.exit.signal)}{dumped}"
+
+
+def signal_name(number: int) -> str:
+    """``"SIGKILL"`` for 9; numbers without a name of their own as ``"signal 35"``."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class WorkerGroup:
+    """The group. Events come in as method calls; ranks are the job's, not the node's."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.state = GroupState.INIT
+        self.running: set[int] = set(ranks)
+        self.local_ranks = {rank: i for i, rank in enumerate(sorted(self.running))}
+        self.exits: dict[int, Exit] = {}
+        self.errors: dict[int, WorkerError] = {}
+        # Who still ran when the launcher began to stop the group: their ends are its doing.
+        self.stopped: set[int] = set()
+
+    def started(self) -> None:
+        """The workers are being started."""
+        self._move(GroupState.HEALTHY)
+
+    def reported(self, rank: int, error: WorkerError) -> None:
+        """A worker says which exception is ending it; the first one counts."""
+        self.errors.setdefault(rank, error)
+
+    def exited(self, end: Exit) -> None:
+        """A worker has ended."""
+        self.running.discard(end.rank)
+        self.exits[end.rank] = end
+        failed = not end.succeeded and end.rank not in self.stopped
+        if failed and self.state is GroupState.HEALTHY:
+            self._move(GroupState.UNHEALTHY)
+
+    def stopping(self) -> None:
+        """From now on ends are the launcher's doing."""
+        # A rank that has said what is ending it failed by itself, even if our signal is faster.
+        self.stopped |= {rank for rank in self.running if rank not in self.errors}
+
+    def ended(self) -> None:
+        """Nothing of the group is left running."""
+        if self.state is GroupState.UNHEALTHY:
+            self._move(GroupState.FAILED)
+        elif self.state is GroupState.HEALTHY and not self.stopped and not self.running:
+            self._move(GroupState.SUCCEEDED)  # one failure, and it would not be healthy
+        elif self.state in (GroupState.INIT, GroupState.HEALTHY):
+            self._move(GroupState.STOPPED)
+
+    def failures(self) -> list[Failure]:
+        """Who failed, the root cause first: the earliest that is not an echo, if there is one."""
+        found = [
+            Failure(end, self.errors.get(rank))
+            for rank, end in self.exits.items()
+            if not end.succeeded and rank not in self.stopped
+        ]
+        return sorted(found, key=lambda failure: (failure.is_echo, failure.time_s))
+
+    def _move(self, to: GroupState) -> None:
+        if to not in _MOVES[self.state]:
+            raise RuntimeError(f"a worker group cannot go from {self.state.value} to {to.value}")
+        self.state = to

@@ -1,0 +1,85 @@
+"""Workers that make it hard to end them, a guardian that hangs, and many launches at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.system.conftest import Launch
+from tests.system.test_launch import GRANDCHILDREN
+
+pytestmark = pytest.mark.system
+
+CULPRIT = """
+import os, pathlib, signal, sys, time
+def is_up():
+    pathlib.Path("up." + os.environ["RANK"]).touch()
+if os.environ["RANK"] == "0":
+    while len(list(pathlib.Path(".").glob("up.*"))) < 1: time.sleep(0.01)
+    time.sleep(0.1)
+    os.abort()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "least_s", "most_s"),
+    [
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); is_up(); time.sleep(600)", 1.0, 2.5),
+        ("is_up(); os.kill(os.getpid(), signal.SIGSTOP)", 0.0, 1.0),
+        ("is_up()\nwhile True: print('x' * 10000)", 0.0, 1.0),
+        ("os.close(1); os.close(2); is_up(); time.sleep(600)", 0.0, 1.0),
+        (GRANDCHILDREN + "is_up(); os._exit(0)", 0.0, 1.0),
+    ],
+    ids=["ignores TERM", "stopped", "fills stdout", "closes stdout", "leaves grandchildren"],
+)
+def test_each_ends_and_nothing_is_left(
+    launch: Launch, text: str, least_s: float, most_s: float
+) -> None:
+    words = ["--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-prefix", "{rank}: "]
+    process = launch.start(*words, launch.script(CULPRIT + text))
+    launch.wait_for("up.*")
+    begin = time.monotonic()
+    assert process.wait(30) == 1
+    assert least_s <= time.monotonic() - begin < most_s + 0.5
+    assert launch.left_over() == []
+    assert launch.left_files() == []
+    assert "job failed: rank 0 was killed by SIGABRT" in launch.err
+
+
+def test_a_worker_that_leaves_grandchildren_succeeds(launch: Launch) -> None:
+    assert launch.run(launch.script(GRANDCHILDREN)) == 0
+    assert launch.left_over() == []
+
+
+def test_a_guardian_that_hangs_does_not_hang_the_agent(launch: Launch) -> None:
+    script = launch.script(CULPRIT.replace("os.abort()", "time.sleep(600)") + "is_up()\n")
+    process = launch.start("--nproc-per-node", "2", "--shutdown-timeout", "0", script)
+    launch.wait_for("up.*")
+    os.kill(launch.guardian_pid(), signal.SIGSTOP)
+    process.terminate()
+    assert process.wait(30) == 1
+    assert "guardian process did not answer for 8 s, and was killed" in launch.err
+    assert launch.left_over(within_s=1.0) == []
+
+
+def test_fifty_launches_at_once(launch: Launch) -> None:
+    script = launch.script("""
+import os, sys
+from rallypoint.store.client import TCPStore
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+assert store.add("workers", 1) <= 2
+store.set(os.environ["RANK"], os.environ["TORCHELASTIC_RUN_ID"])
+mine = os.environ["TORCHELASTIC_RUN_ID"].encode()
+assert [store.get("0"), store.get("1")] == [mine, mine]
+""")
+    command = [sys.executable, "-m", "rallypoint", "run", "--standalone", "--nproc-per-node", "2"]
+    processes = [
+        subprocess.Popen([*command, script], stderr=subprocess.PIPE, cwd=launch.directory)
+        for _ in range(50)
+    ]
+    results = [(process.communicate(timeout=100)[1], process.returncode) for process in processes]
+    assert results == [(b"", 0)] * 50

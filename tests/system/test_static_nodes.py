@@ -1,0 +1,204 @@
+"""Two agents with node ranks, as on two machines: one verdict for both, whoever fails or goes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = pytest.mark.system
+
+RUN = (sys.executable, "-m", "rallypoint", "run")
+
+SCRIPT = """
+import os, pathlib, sys, time
+e = os.environ
+rank, number = e["RANK"], e["TORCHELASTIC_RESTART_COUNT"]
+print("up", number, rank, e["WORLD_SIZE"], e["LOCAL_RANK"], e["GROUP_RANK"], e["GROUP_WORLD_SIZE"],
+      e["MASTER_PORT"], e["TORCHELASTIC_RUN_ID"], flush=True)
+from rallypoint.store.client import TCPStore
+store = TCPStore(e["MASTER_ADDR"], int(e["MASTER_PORT"]))
+assert all(key.startswith(number + "/") for key in store.list_keys())
+store.set(f"{number}/{rank}", "here")
+store.wait([f"{number}/{other}" for other in range(3)])
+pathlib.Path(f"up.{number}.{rank}").touch()
+"""
+FAIL_ONCE = SCRIPT + (
+    "if rank == sys.argv[1] and number < sys.argv[2]: os.abort()\n"
+    "if number < sys.argv[2]: time.sleep(600)\n"
+)
+SLEEP = SCRIPT + "time.sleep(600)\n"
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Launch, Launch]]:
+    """A launch for each node, in one directory of workers' files but with outputs of its own."""
+    both = []
+    for rank in range(2):
+        (tmp_path / f"node{rank}").mkdir()
+        both.append(Launch(tmp_path / f"node{rank}"))
+    yield both[0], both[1]
+    for launch in both:
+        if launch.process is not None and launch.process.poll() is None:
+            launch.process.kill()
+            launch.process.wait()
+        assert launch.left_over(within_s=5.0) == []
+        assert launch.left_files() == []
+
+
+def start(
+    nodes: tuple[Launch, Launch], port: int, text: str, *arguments: str, restarts: int = 0
+) -> list[subprocess.Popen[bytes]]:
+    """Two workers on node 0, one on node 1."""
+    return [
+        start_one(launch, rank, port, text, *arguments, restarts=restarts)
+        for rank, launch in enumerate(nodes)
+    ]
+
+
+def start_one(
+    launch: Launch, rank: int, port: int, text: str, *arguments: str, restarts: int = 0
+) -> subprocess.Popen[bytes]:
+    words = ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", str(2 - rank)]
+    words += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    words += ["--max-restarts", str(restarts)]
+    return launch.start(*words, launch.script(text), *arguments)
+
+
+def test_ranks_count_through_both(nodes: tuple[Launch, Launch], free_port: int) -> None:
+    processes = start(nodes, free_port, SCRIPT)
+    assert [process.wait(30) for process in processes] == [0, 0]
+    assert sorted(nodes[0].out.splitlines()) == [
+        f"up 0 0 3 0 0 2 {free_port} none",
+        f"up 0 1 3 1 0 2 {free_port} none",
+    ]
+    assert nodes[1].out == f"up 0 2 3 0 1 2 {free_port} none\n"
+    assert nodes[0].err == nodes[1].err == ""
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_a_failure_on_either_restarts_both(
+    nodes: tuple[Launch, Launch], free_port: int, rank: str
+) -> None:
+    processes = start(nodes, free_port, FAIL_ONCE, rank, "2", restarts=2)
+    assert [process.wait(30) for process in processes] == [0, 0]
+    failing, other = nodes if rank == "0" else nodes[::-1]
+    for number in range(2):
+        cause = f"round {number} failed: rank {rank} was killed by SIGABRT"
+        assert cause in failing.err
+        node = 0 if rank == "0" else 1
+        assert f"round {number} failed: node {node}: rank {rank} was killed by SIGABRT" in other.err
+    for launch in nodes:
+        assert launch.err.count("restart 1 of 2") == launch.err.count("restart 2 of 2") == 1
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_without_restarts_a_failure_on_either_ends_both(
+    nodes: tuple[Launch, Launch], free_port: int, rank: str
+) -> None:
+    processes = start(nodes, free_port, FAIL_ONCE, rank, "1")
+    assert [process.wait(30) for process in processes] == [1, 1]
+    failing, other = nodes if rank == "0" else nodes[::-1]
+    assert f"job failed: rank {rank} was killed by SIGABRT" in failing.err
+    assert f": rank {rank} was killed by SIGABRT" in other.err
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_agent_killed_ends_the_other(
+    nodes: tuple[Launch, Launch], free_port: int, lost: int
+) -> None:
+    processes = start(nodes, free_port, SLEEP, restarts=3)
+    nodes[0].wait_for("up.*", 2)
+    nodes[1].wait_for("up.*", 1)
+    processes[lost].kill()
+    begin = time.monotonic()
+    assert processes[1 - lost].wait(30) == 1
+    assert time.monotonic() - begin < 1.0
+    told = "node 0 at 127.0.0.1" if lost == 0 else "node 1 lost, 1 left, 2 needed"
+    assert told in nodes[1 - lost].err
+
+
+def test_a_signal_to_one_stops_both(nodes: tuple[Launch, Launch], free_port: int) -> None:
+    processes = start(nodes, free_port, SLEEP, restarts=3)
+    nodes[0].wait_for("up.*", 2)
+    nodes[1].wait_for("up.*", 1)
+    processes[1].send_signal(signal.SIGTERM)
+    assert [process.wait(30) for process in processes] == [1, 143]
+    assert "rallypoint: SIGTERM stopped node 1, after " in nodes[0].err
+
+
+def test_who_is_missing_is_named(nodes: tuple[Launch, Launch], free_port: int) -> None:
+    for rank, missing in ((0, "1/2 nodes joined; missing node-rank 1"), (1, "missing node-rank 0")):
+        process = start_one_impatient(nodes[rank], rank, free_port)
+        assert process.wait(30) == 1
+        assert missing in nodes[rank].err
+        assert "s; start it there" in nodes[rank].err or "s (no store answered" in nodes[rank].err
+
+
+def start_one_impatient(launch: Launch, rank: int, port: int) -> subprocess.Popen[bytes]:
+    program = (
+        "import os, sys\n"
+        "from rallypoint.launch.agent import run\n"
+        "from rallypoint.launch.job import Job, Nodes\n"
+        f"nodes = Nodes(count=2, node_rank={rank}, master_port={port}, join_timeout_s=1.0)\n"
+        "job = Job(command=('true',), local_world_size=1, run_id='none', host='h',"
+        " environ=os.environ, nodes=nodes)\n"
+        "sys.exit(run(job))\n"
+    )
+    return launch.start(launcher=("-c", program))
+
+
+def test_a_node_rank_twice(nodes: tuple[Launch, Launch], free_port: int) -> None:
+    script = nodes[0].script("")
+    words = ["--nnodes", "3", "--node-rank", "1", "--master-port", str(free_port), script]
+    host = subprocess.Popen([*RUN, "--nnodes", "3", "--master-port", str(free_port), script])
+    try:
+        for launch in nodes:
+            launch.start(*words)
+        deadline = time.monotonic() + 30
+        while all(launch.process.poll() is None for launch in nodes if launch.process):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (loser,) = [each for each in nodes if each.process and each.process.poll() is not None]
+        assert "node rank 1 is taken by host" in loser.err
+    finally:
+        host.terminate()
+        assert host.wait(30) == 143
+    for launch in nodes:
+        assert launch.process is not None
+        assert launch.process.wait(30) == 1
+
+
+def test_a_latecomer_is_told(nodes: tuple[Launch, Launch], free_port: int) -> None:
+    host = start_one(nodes[0], 0, free_port, SLEEP)
+    first = start_one(nodes[1], 1, free_port, SLEEP)
+    nodes[0].wait_for("up.*", 2)
+    process = start_one_impatient(nodes[1], 1, free_port)
+    assert process.wait(30) == 1
+    assert "a job that has begun already" in nodes[1].err
+    host.terminate()
+    assert [host.wait(30), first.wait(30)] == [143, 1]
+
+
+def test_a_port_in_use_is_named_with_its_holder(launch: Launch, free_port: int) -> None:
+    holder = launch.script(
+        f"import socket, time\ns = socket.create_server(('127.0.0.1', {free_port}))\n"
+        "open('listening', 'w').close()\ntime.sleep(600)\n",
+        "holder.py",
+    )
+    other = subprocess.Popen(["python3", holder], cwd=launch.directory)
+    try:
+        launch.wait_for_file("listening")
+        assert launch.run("--master-port", str(free_port), launch.script("")) == 1
+    finally:
+        other.kill()
+        other.wait()
+    assert f"cannot listen on 127.0.0.1, port {free_port}: it is in use by process {other.pid}" in (
+        launch.err
+    )
