@@ -51,10 +51,11 @@ void Executor::prepare() {
   lane_count_ = static_cast<std::uint32_t>(program_->lanes.size());
   for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
     const auto& operations = program_->lanes[lane];
-    lanes_[lane].first = operations.data();
-    lanes_[lane].end = operations.data() + operations.size();
+    const Operation* const first = operations.data();
+    lanes_[lane] = {first, first + operations.size(), first, 0};
   }
   cut_ = Cut(*program_, call_->count, item_bytes(what_.dtype));
+  is_simple_ = cut_.is_simple && what_.op != ReduceOp::avg;
   block_bytes_ = cut_.count * cut_.item;
   reducer_ = reducer(what_.dtype, what_.op);
   signature_ = signature_of(*call_);
@@ -218,13 +219,14 @@ Executor::Step Executor::advance(std::uint32_t number) {
     next = lane.first;
     channel_.set_progress(number, channel_.iterations + piece + 1, 0);
   }
-  lane.piece = pieces;
+  lane.next = lane.first;
+  if constexpr (!kSimple) lane.piece = pieces;
   return Step::finished;
 }
 
 // Run every lane as far as it goes.
 Executor::Step Executor::advance() {
-  if (cut_.is_simple && what_.op != ReduceOp::avg) return advance<true>(0);
+  if (is_simple_) return advance<true>(0);
   bool finished = true;
   bool moved = false;
   for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
@@ -246,20 +248,21 @@ Executor::Step Executor::advance() {
   if (program_ != call.program || cut_.count != call.count || what_.bits() != call.what.bits()) {
     prepare();
   }
-  finished_ = 0;
-  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
-    lanes_[lane].next = lanes_[lane].first;
-    lanes_[lane].piece = 0;
-  }
   if (advance() != Step::finished) {
     const Trouble trouble = wait(host);
     if (trouble != Trouble::none) return trouble;
   } else if (!program_->hears_from_all) {
     record();
   }
+  if (!is_simple_) rewind();
   channel_.iterations += cut_.pieces;
   ++channel_.calls;
   return Trouble::none;
+}
+
+void Executor::rewind() {
+  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) lanes_[lane].piece = 0;
+  finished_ = 0;
 }
 
 // The rest of a call that could not be run in one go.

@@ -76,6 +76,7 @@ class Executor {
 
   void prepare();
   void record();
+  void rewind();
   Step advance();
   Trouble wait(Host& host);
 
@@ -113,6 +114,7 @@ class Executor {
   Operator what_{};
   std::uint32_t lane_count_ = 0;
   Cut cut_;
+  bool is_simple_ = false;
   std::uint64_t block_bytes_ = 0;
   Reducer reducer_ = nullptr;
   std::uint64_t signature_ = 0;
