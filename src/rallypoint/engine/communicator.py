@@ -112,7 +112,7 @@ class Communicator:
             case Trouble.PEER_LOST:
                 text = f"{who} died during {interrupted}"
             case Trouble.PEER_LEFT:
-                text = f"{who} had left the group when {interrupted} needed it"
+                text = f"{who} had left the group, or ended, when {interrupted} needed it"
             case Trouble.MISMATCH:
                 kind = MismatchError
                 text = (
