@@ -170,7 +170,6 @@ def kill_at_random(launch: Launch, chance: random.Random, kills: int) -> None:
 @pytest.mark.needs_torch
 @pytest.mark.timeout(60 + 30 * KILLS)
 def test_ddp_training_survives_kills_at_random_moments(launch: Launch) -> None:
-    pytest.importorskip("sklearn")
     seed = int(os.environ.get("RALLYPOINT_TEST_SEED", random.randrange(10**6)))
     print(f"seed {seed}")
     chance = random.Random(seed)

@@ -179,8 +179,8 @@ def test_only_listed_hosts_and_loopback_are_let_in(server: StoreServer) -> None:
         server.allow(["node-7.example"])
 
 
+@pytest.mark.needs_torch
 def test_what_our_server_adds_is_refused_in_words_elsewhere() -> None:
-    pytest.importorskip("torch")
     import torch.distributed as torch_dist
 
     master = torch_dist.TCPStore("127.0.0.1", 0, None, True, TIMEOUT)
