@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -104,17 +105,24 @@ class PythonCommunicator {
     const std::optional<DType> dtype = source.dtype();
     if (!dtype || target.dtype() != dtype || op >= kReduceOps) return kBadBuffer;
     const Region& region = communicator_.region();
-    const Program& program =
-        planned(collective, root, source.bytes(), region.rank(), region.ranks());
-    if (target.bytes() != program.output_blocks * source.bytes()) return kBadBuffer;
+    const std::uint64_t bytes = common_bytes(source.bytes(), target.bytes());
+    const Program& program = planned(collective, root, bytes, region.rank(), region.ranks());
+    const std::uint64_t block = program.output_blocks > 0
+                                    ? target.bytes() / program.output_blocks
+                                    : source.bytes() / std::max(program.input_blocks, 1u);
+    const std::uint64_t item = item_bytes(*dtype);
+    if (!holds(source, program.input_blocks, block) ||
+        !holds(target, program.output_blocks, block) || block % item != 0) {
+      return kBadBuffer;
+    }
     const Call call{&program,
                     {static_cast<std::uint16_t>(collective), *dtype, static_cast<ReduceOp>(op),
                      static_cast<std::int32_t>(root)},
-                    source.bytes() / item_bytes(*dtype),
+                    block / item,
                     source.data(),
                     target.data(),
                     timeout_s_};
-    return finish(communicator_.collective(), call, source.bytes());
+    return finish(communicator_.collective(), call, bytes);
   }
 
   int run_pair(std::uint32_t collective, std::uint32_t from, std::uint32_t to, std::int32_t tag,
@@ -151,6 +159,16 @@ class PythonCommunicator {
   std::int32_t pid(std::uint32_t rank) { return communicator_.region().state(rank).pid.load(); }
 
  private:
+  // The size that programs are chosen by: the same on every rank, whether or not it is the root.
+  static std::uint64_t common_bytes(std::uint64_t input, std::uint64_t output) {
+    return input == 0 || output == 0 ? input + output : std::min(input, output);
+  }
+
+  // A buffer that the program does not use may be anything.
+  static bool holds(const View& view, std::uint64_t blocks, std::uint64_t block) {
+    return blocks == 0 || view.bytes() == blocks * block;
+  }
+
   static int finish(Executor& executor, const Call& call, std::uint64_t bytes) {
     PythonHost host;
     if (bytes >= kLongBytes) host.before_wait();

@@ -21,6 +21,11 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[int, int], Program]]] = {
         "direct": lambda ranks, _: direct.all_gather(ranks),
         "ring": lambda ranks, _: ring.all_gather(ranks),
     },
+    Collective.REDUCE: {"direct": direct.reduce},
+    Collective.GATHER: {"direct": direct.gather},
+    Collective.SCATTER: {"direct": direct.scatter},
+    Collective.REDUCE_SCATTER: {"direct": lambda ranks, _: direct.reduce_scatter(ranks)},
+    Collective.ALL_TO_ALL: {"direct": lambda ranks, _: direct.all_to_all(ranks)},
     Collective.BARRIER: {"direct": lambda ranks, _: direct.barrier(ranks)},
     Collective.SEND: {"direct": lambda *_: direct.send()},
 }

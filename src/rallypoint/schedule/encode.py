@@ -99,8 +99,7 @@ class _Encoder:
 
 
 def _header(program: Program, rank: int, lanes: tuple[Lane, ...]) -> list[int]:
-    blocks_in = program.collective.input_blocks(program.ranks)
-    blocks_out = program.collective.output_blocks(program.ranks)
+    blocks_in, blocks_out = program.input_blocks(rank), program.output_blocks(rank)
     return [
         *(MAGIC, program.ranks, rank, crc32(program.name.encode()) >> 1),
         *(program.chunks, blocks_in, blocks_out, program.scratch_chunks, program.sends),

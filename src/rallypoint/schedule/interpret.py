@@ -42,14 +42,13 @@ def interpret(
         ProgramError: ranks wait for each other, a message was never taken, or a chunk is read
             before it is written.
     """
-    outputs = program.collective.output_blocks(program.ranks) * program.chunks
     memories: list[Memory] = [
         {
             Buffer.INPUT: list(values),
-            Buffer.OUTPUT: [None] * outputs,
+            Buffer.OUTPUT: [None] * (program.output_blocks(rank) * program.chunks),
             Buffer.SCRATCH: [None] * program.scratch_chunks,
         }
-        for values in inputs
+        for rank, values in enumerate(inputs)
     ]
     mail: defaultdict[Route, deque[list[Any]]] = defaultdict(deque)
     todo = {

@@ -5,7 +5,12 @@ operations of one rank are generated when asked for, so that a program of 100,00
 
 A buffer is a row of blocks, a block is a row of `chunks` chunks, and chunk `i` of any buffer is as
 long as chunk `i % chunks` of every other. Lanes of one rank run side by side, each in its own
-order. Data larger than a slot is run through the same program piece by piece, lane by lane.
+order. Data larger than a slot is run through the same program piece by piece, lane by lane; lanes
+do not wait for each other between pieces, and scratch chunks are the same memory in each.
+
+How long a block is is the engine's matter. A program whose messages all go from input or output to
+output would also serve blocks of different lengths, as every rank that sees a block knows whose it
+is; verify.py tells which programs do.
 """
 
 from __future__ import annotations
@@ -14,24 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-
-class Collective(IntEnum):
-    """What a program does as a whole."""
-
-    ALL_REDUCE = 0
-    BROADCAST = 1
-    ALL_GATHER = 2
-    BARRIER = 3
-    SEND = 4
-
-    def input_blocks(self, ranks: int) -> int:
-        """How many blocks (each one `count` of the call) a rank puts in."""
-        del ranks  # one each; scatter and all_to_all will differ
-        return 1
-
-    def output_blocks(self, ranks: int) -> int:
-        """How many blocks a rank gets out."""
-        return ranks if self is Collective.ALL_GATHER else 1
+from rallypoint.schedule.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 
 
 class Buffer(IntEnum):
@@ -106,6 +94,7 @@ class Program:
         scratch_chunks: how many chunks of scratch memory each rank needs.
         sends: the most sends that any lane of any rank has (the engine numbers messages by it).
         lanes: rank -> its lanes.
+        root: the rank that differs, in collectives that have one.
     """
 
     name: str
@@ -115,6 +104,15 @@ class Program:
     sends: int
     lanes: Callable[[int], tuple[Lane, ...]]
     scratch_chunks: int = 0
+    root: int = 0
+
+    def input_blocks(self, rank: int) -> int:
+        """How many blocks the rank puts in."""
+        return self.collective.input_blocks(self.ranks, is_root=rank == self.root)
+
+    def output_blocks(self, rank: int) -> int:
+        """How many blocks the rank gets out."""
+        return self.collective.output_blocks(self.ranks, is_root=rank == self.root)
 
 
 class ProgramError(ValueError):

@@ -195,7 +195,7 @@ def spans_and_scratch(ranks: int) -> Program:
 def test_custom_program_as_interpreted(make: Any, ranks: int) -> None:
     """Lanes, spans, scratch and several targets: the engine does what the interpreter does."""
     program: Program = make(ranks)
-    blocks_out = program.collective.output_blocks(ranks)
+    blocks_out = program.output_blocks(0)
     for count in (program.chunks, 60 * program.chunks, 64_000 * program.chunks):
         inputs = arrays(ranks, count, "float64", count)
         chunks = [list(values.reshape(program.chunks, -1)) for values in inputs]

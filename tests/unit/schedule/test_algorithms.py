@@ -16,19 +16,33 @@ RANKS = range(1, 18)
 
 def run(program: Program) -> list[list[Terms]]:
     inputs = [
-        [(f"{rank}.{chunk}",) for chunk in range(program.chunks)] for rank in range(program.ranks)
+        [(f"{rank}.{chunk}",) for chunk in range(program.input_blocks(rank) * program.chunks)]
+        for rank in range(program.ranks)
     ]
     return interpret(program, inputs, lambda left, right: left + right)
 
 
+CASES = [(c, name) for c in Collective if c is not Collective.SEND for name in ALGORITHMS[c]]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", ALGORITHMS[Collective.ALL_REDUCE])
-def test_all_reduce_combines_each_input_once_and_alike_everywhere(name: str, ranks: int) -> None:
-    outputs = run(build(Collective.ALL_REDUCE, name, ranks=ranks))
-    for chunk, terms in enumerate(outputs[0]):
-        assert sorted(terms) == sorted(f"{rank}.{chunk}" for rank in range(ranks))
-    # The same order of operands everywhere: the same bits everywhere.
-    assert all(output == outputs[0] for output in outputs)
+@pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
+def test_each_output_holds_its_sources_once(collective: Collective, name: str, ranks: int) -> None:
+    roots = sorted({0, ranks // 2, ranks - 1}) if collective.has_root else [0]
+    for root in roots:
+        program = build(collective, name, ranks=ranks, root=root)
+        outputs = run(program)
+        for rank, chunks in enumerate(outputs):
+            assert len(chunks) == program.output_blocks(rank) * program.chunks
+            for place, terms in enumerate(chunks):
+                block, chunk = divmod(place, program.chunks)
+                sources = collective.sources(rank=rank, block=block, ranks=ranks, root=root)
+                wanted = [f"{peer}.{index * program.chunks + chunk}" for peer, index in sources]
+                if collective is not Collective.BARRIER:
+                    assert sorted(terms) == sorted(wanted)
+        if collective is Collective.ALL_REDUCE:
+            # The same order of operands everywhere: the same bits everywhere.
+            assert all(output == outputs[0] for output in outputs)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -36,20 +50,6 @@ def test_direct_all_reduce_combines_in_rank_order(ranks: int) -> None:
     for name in ("direct_one_shot", "direct_two_shot"):
         for terms in run(build(Collective.ALL_REDUCE, name, ranks=ranks))[0]:
             assert [int(term.split(".")[0]) for term in terms] == list(range(ranks))
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", ALGORITHMS[Collective.ALL_GATHER])
-def test_all_gather_collects_all_blocks(name: str, ranks: int) -> None:
-    expected = [(f"{rank}.0",) for rank in range(ranks)]
-    assert run(build(Collective.ALL_GATHER, name, ranks=ranks)) == [expected] * ranks
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_broadcast_copies_the_root(ranks: int) -> None:
-    for root in range(ranks):
-        program = build(Collective.BROADCAST, "direct", ranks=ranks, root=root)
-        assert run(program) == [[(f"{root}.0",)]] * ranks
 
 
 def test_send_moves_one_message() -> None:

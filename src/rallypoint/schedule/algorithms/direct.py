@@ -2,6 +2,7 @@
 
 one shot      0 -> 1,2,3   1 -> 0,2,3   ...      each rank reduces everything itself
 two shots     chunk c of every rank -> rank c, which reduces it and sends the result to all
+to a root     1,2,3 -> 0   (gather, reduce)      and from it: 0 -> 1,2,3 (broadcast, scatter)
 
 One shot moves n - 1 times the data but waits once; two shots move twice (n - 1) / n of it and
 wait twice. Operands are reduced in rank order, so all ranks get the same bits.
@@ -33,6 +34,11 @@ def _in_rank_order(rank: int, ranks: int, own: Chunks) -> tuple[Chunks | Incomin
     return tuple(own if peer == rank else Incoming(peer) for peer in range(ranks))
 
 
+def _hand_out(rank: int, ranks: int) -> Lane:
+    """Send to each other rank its chunk of the input."""
+    return tuple(Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in range(ranks) if peer != rank)
+
+
 def all_reduce_one_shot(ranks: int) -> Program:
     """Every rank sends its input to all and reduces all inputs itself."""
 
@@ -45,23 +51,53 @@ def all_reduce_one_shot(ranks: int) -> Program:
 
 
 def all_reduce_two_shot(ranks: int) -> Program:
-    """Rank c reduces chunk c for all, then hands the result to all."""
+    """Rank c reduces chunk c for all, then hands the result to all.
+
+    One lane sends the chunks, in the order of ranks, so that rank 0 can reduce first; the other
+    reduces and exchanges results. So it needs no more than one slot in each.
+    """
     if ranks == 1:
         return all_reduce_one_shot(1)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         peers = others(rank, ranks)
         result = Chunks(Buffer.OUTPUT, rank)
-        operations: list[Operation] = [Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in peers]
-        operations.append(
-            Reduce(_in_rank_order(rank, ranks, Chunks(Buffer.INPUT, rank)), (result,))
-        )
-        operations.append(Send(result, peers))
-        operations += [receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in peers]
-        return (tuple(operations),)
+        own = Chunks(Buffer.INPUT, rank)
+        operations: list[Operation] = [
+            Reduce(_in_rank_order(rank, ranks, own), (result,)),
+            Send(result, peers),
+            *(receive(peer, Chunks(Buffer.OUTPUT, peer), lane=1) for peer in peers),
+        ]
+        return (_hand_out(rank, ranks), tuple(operations))
 
     return Program(
-        "direct_two_shot", Collective.ALL_REDUCE, ranks, chunks=ranks, sends=ranks, lanes=lanes
+        "direct_two_shot", Collective.ALL_REDUCE, ranks, chunks=ranks, sends=ranks - 1, lanes=lanes
+    )
+
+
+def reduce(ranks: int, root: int) -> Program:
+    """All send to the root, which reduces in rank order."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        own = Chunks(Buffer.INPUT, 0)
+        if rank != root:
+            return ((Send(own, (root,)),),)
+        operands = _in_rank_order(rank, ranks, own)
+        return ((Reduce(operands, (Chunks(Buffer.OUTPUT, 0),)),),)
+
+    return Program("direct", Collective.REDUCE, ranks, chunks=1, sends=1, lanes=lanes, root=root)
+
+
+def reduce_scatter(ranks: int) -> Program:
+    """Rank b gets block b of all, and reduces them in rank order."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        operands = _in_rank_order(rank, ranks, Chunks(Buffer.INPUT, rank))
+        reduction = Reduce(operands, (Chunks(Buffer.OUTPUT, 0),))
+        return (_hand_out(rank, ranks), (reduction,)) if ranks > 1 else ((reduction,),)
+
+    return Program(
+        "direct", Collective.REDUCE_SCATTER, ranks, chunks=1, sends=max(ranks - 1, 1), lanes=lanes
     )
 
 
@@ -75,7 +111,7 @@ def broadcast(ranks: int, root: int) -> Program:
         keep = copy(own, result)
         return ((Send(own, others(root, ranks)), keep),) if ranks > 1 else ((keep,),)
 
-    return Program("direct", Collective.BROADCAST, ranks, chunks=1, sends=1, lanes=lanes)
+    return Program("direct", Collective.BROADCAST, ranks, chunks=1, sends=1, lanes=lanes, root=root)
 
 
 def all_gather(ranks: int) -> Program:
@@ -88,6 +124,58 @@ def all_gather(ranks: int) -> Program:
         return ((*send, keep, *(receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in peers)),)
 
     return Program("direct", Collective.ALL_GATHER, ranks, chunks=1, sends=1, lanes=lanes)
+
+
+def gather(ranks: int, root: int) -> Program:
+    """All send to the root."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        own = Chunks(Buffer.INPUT, 0)
+        if rank != root:
+            return ((Send(own, (root,)),),)
+        peers = others(root, ranks)
+        keep = copy(own, Chunks(Buffer.OUTPUT, root))
+        return ((keep, *(receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in peers)),)
+
+    return Program("direct", Collective.GATHER, ranks, chunks=1, sends=1, lanes=lanes, root=root)
+
+
+def scatter(ranks: int, root: int) -> Program:
+    """The root sends to each rank what is for it."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        result = Chunks(Buffer.OUTPUT, 0)
+        if rank != root:
+            return ((receive(root, result),),)
+        sends = (Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in others(root, ranks))
+        return ((*sends, copy(Chunks(Buffer.INPUT, root), result)),)
+
+    return Program(
+        "direct",
+        Collective.SCATTER,
+        ranks,
+        chunks=1,
+        sends=max(ranks - 1, 1),
+        lanes=lanes,
+        root=root,
+    )
+
+
+def all_to_all(ranks: int) -> Program:
+    """Every rank sends to each other what is for it; one lane sends while the other receives."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        keep = copy(Chunks(Buffer.INPUT, rank), Chunks(Buffer.OUTPUT, rank))
+        if ranks == 1:
+            return ((keep,),)
+        sends = (Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in others(rank, ranks))
+        senders = reversed(others(rank, ranks))  # in the order in which they come to this rank
+        takes = (receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in senders)
+        return (tuple(sends), (keep, *takes))
+
+    return Program(
+        "direct", Collective.ALL_TO_ALL, ranks, chunks=1, sends=max(ranks - 1, 1), lanes=lanes
+    )
 
 
 def barrier(ranks: int) -> Program:
