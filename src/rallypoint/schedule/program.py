@@ -92,9 +92,12 @@ class Program:
         name: the algorithm, e.g. ``"ring"``.
         chunks: into how many chunks each block is cut.
         scratch_chunks: how many chunks of scratch memory each rank needs.
-        sends: the most sends that any lane of any rank has (the engine numbers messages by it).
+        sends: no lane of any rank has more sends (the engine numbers messages by it).
         lanes: rank -> its lanes.
+        span: no operation of any rank has more chunks (the engine cuts pieces by it).
         root: the rank that differs, in collectives that have one.
+        restartable: nothing of an input is overwritten, in place, before every input has been
+            read for the last time; so a call of one piece can be begun again by the survivors.
     """
 
     name: str
@@ -104,7 +107,9 @@ class Program:
     sends: int
     lanes: Callable[[int], tuple[Lane, ...]]
     scratch_chunks: int = 0
+    span: int = 1
     root: int = 0
+    restartable: bool = False
 
     def input_blocks(self, rank: int) -> int:
         """How many blocks the rank puts in."""
