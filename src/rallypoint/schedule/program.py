@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from rallypoint.base.errors import CallerError
 from rallypoint.schedule.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 
 
@@ -120,5 +121,41 @@ class Program:
         return self.collective.output_blocks(self.ranks, is_root=rank == self.root)
 
 
-class ProgramError(ValueError):
-    """A program cannot work; the message names the rank and the operation."""
+class ProgramError(CallerError, ValueError):
+    """A program cannot work.
+
+    Attributes:
+        rank, lane, step, chunk: the place at fault, each None where it is not one place.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        lane: int | None = None,
+        step: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.lane = lane
+        self.step = step
+        self.chunk = chunk
+
+
+def describe(operation: Operation) -> str:
+    """An operation in words, e.g. ``"input 0 + from rank 1 -> output 0"``."""
+    if isinstance(operation, Send):
+        ranks = "ranks" if len(operation.to) > 1 else "rank"
+        return f"send {_words(operation.source)} to {ranks} {', '.join(map(str, operation.to))}"
+    operands = " + ".join(_words(operand) for operand in operation.operands)
+    targets = " and ".join(_words(target) for target in operation.targets)
+    return f"{operands} -> {targets or 'nothing'}"
+
+
+def _words(place: Chunks | Incoming) -> str:
+    if isinstance(place, Incoming):
+        return f"from rank {place.peer}" + (f" lane {place.lane}" if place.lane else "")
+    end = f" to {place.index + place.count - 1}" if place.count > 1 else ""
+    return f"{place.buffer.name.lower()} {place.index}{end}"

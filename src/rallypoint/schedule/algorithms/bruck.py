@@ -70,50 +70,71 @@ def all_gather(ranks: int) -> Program:
 def all_to_all(ranks: int) -> Program:
     """Blocks at distances that have bit k go 2^k ranks further in step k.
 
-    Scratch memory holds the blocks by distance, then for each step a place to pack what is sent.
+    Scratch memory holds the blocks by distance; then, for each step, what is sent and what came.
     """
-    waves = [[d for d in range(ranks) if d & step] for step in steps(ranks)]
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        operations: list[Operation] = []
+        own = copy(Chunks(Buffer.INPUT, rank), Chunks(Buffer.OUTPUT, rank))
+        operations: list[Operation] = [own]
         packed = ranks
-        for step, wave in zip(steps(ranks), waves, strict=True):
-            for place, distance in enumerate(wave):
-                # Its lower bits are behind it if it has any; otherwise it starts here.
-                moved = distance & (step - 1)
-                source = (
-                    Chunks(Buffer.SCRATCH, distance)
-                    if moved
-                    else Chunks(Buffer.INPUT, (rank + distance) % ranks)
-                )
-                operations.append(copy(source, Chunks(Buffer.SCRATCH, packed + place)))
-            message = Chunks(Buffer.SCRATCH, packed, len(wave))
-            packed += len(wave)
+        for step in steps(ranks):
+            runs = _runs(ranks, step)
+            size = sum(count for _, count in runs)
+            arrived = packed + size
+            operations += _pack(rank, ranks, runs, packed)
+            message = Chunks(Buffer.SCRATCH, packed, size)
             operations.append(Send(message, ((rank + step) % ranks,)))
-            arrived = Chunks(Buffer.SCRATCH, packed, len(wave))
-            packed += len(wave)
-            operations.append(receive((rank - step) % ranks, arrived))
-            for place, distance in enumerate(wave):
-                is_there = distance < 2 * step
-                target = (
-                    Chunks(Buffer.OUTPUT, (rank - distance) % ranks)
-                    if is_there
-                    else Chunks(Buffer.SCRATCH, distance)
-                )
-                operations.append(copy(Chunks(Buffer.SCRATCH, arrived.index + place), target))
-        keep = copy(Chunks(Buffer.INPUT, rank), Chunks(Buffer.OUTPUT, rank))
-        return ((keep, *operations),)
+            target = Chunks(Buffer.SCRATCH, arrived, size)
+            operations.append(receive((rank - step) % ranks, target))
+            operations += _unpack(rank, ranks, runs, arrived)
+            packed = arrived + size
+        return (tuple(operations),)
 
+    sizes = [sum(count for _, count in _runs(ranks, step)) for step in steps(ranks)]
     return Program(
         NAME,
         Collective.ALL_TO_ALL,
         ranks,
         chunks=1,
-        sends=max(len(waves), 1),
+        sends=max(len(sizes), 1),
         lanes=lanes,
-        span=max((len(wave) for wave in waves), default=1),
-        scratch_chunks=ranks + 2 * sum(len(wave) for wave in waves),
+        span=max(sizes, default=1),
+        scratch_chunks=ranks + 2 * sum(sizes),
     )
+
+
+def _runs(ranks: int, step: int) -> list[tuple[int, int]]:
+    """The distances that have the bit of a step: (first, count) of each run."""
+    return [(d, min(step, ranks - d)) for d in range(step, ranks, 2 * step)]
+
+
+def _pack(
+    rank: int, ranks: int, runs: list[tuple[int, int]], place: int
+) -> Iterator[Operation]:
+    """Put what is to be sent in a row. The first of a run starts here; the others came before."""
+    for first, count in runs:
+        own = Chunks(Buffer.INPUT, (rank + first) % ranks)
+        yield copy(own, Chunks(Buffer.SCRATCH, place))
+        if count > 1:
+            yield copy(
+                Chunks(Buffer.SCRATCH, first + 1, count - 1),
+                Chunks(Buffer.SCRATCH, place + 1, count - 1),
+            )
+        place += count
+
+
+def _unpack(
+    rank: int, ranks: int, runs: list[tuple[int, int]], place: int
+) -> Iterator[Operation]:
+    """The first run, without higher bits, is at its goal; the others wait for their next step."""
+    first, count = runs[0]
+    for offset in range(count):
+        target = Chunks(Buffer.OUTPUT, (rank - first - offset) % ranks)
+        yield copy(Chunks(Buffer.SCRATCH, place + offset), target)
+    place += count
+    for first, count in runs[1:]:
+        yield copy(Chunks(Buffer.SCRATCH, place, count), Chunks(Buffer.SCRATCH, first, count))
+        place += count
 
 
 def barrier(ranks: int) -> Program:

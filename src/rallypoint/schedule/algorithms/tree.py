@@ -174,5 +174,5 @@ def _program(
         scratch_chunks=0 if collective is Collective.BROADCAST else len(trees),
         root=trees[0].root if collective.has_root else 0,
         # All of an input has been read when the root of a single tree has its result.
-        restartable=len(trees) == 1 or collective is not Collective.ALL_REDUCE,
+        restartable=len(trees) == 1 or collective is Collective.BROADCAST,
     )
