@@ -75,9 +75,7 @@ class Contents:
         for index in range(chunks.index, chunks.index + chunks.count):
             value = self._values.get((rank, chunks.buffer, index))
             if value is None:
-                raise self._error(
-                    event, f"{chunks.buffer.name.lower()} {index} holds nothing yet"
-                )
+                raise self._error(event, f"{chunks.buffer.name.lower()} {index} holds nothing yet")
             values.append(value)
         return values
 

@@ -90,7 +90,7 @@ class _Machine:
 
     def _compile(self, lane: int) -> list[tuple[int, ...]]:
         """For each operation of a lane, the routes of its messages."""
-        rank, number = self.trace.lanes[lane]
+        rank = self.trace.lanes[lane][0]
         ways = []
         for step, operation in enumerate(self._lanes[lane]):
             if isinstance(operation, Send):
@@ -102,9 +102,7 @@ class _Machine:
                     continue
                 sender = self._ids.get((operand.peer, operand.lane))
                 if sender is None:
-                    raise self._error(
-                        lane, step, f"rank {operand.peer} has no lane {operand.lane}"
-                    )
+                    raise self._error(lane, step, f"rank {operand.peer} has no lane {operand.lane}")
                 route = self._route(sender, rank)
                 taker = self._taker[route]
                 if taker not in (-1, lane):
@@ -150,10 +148,10 @@ class _Machine:
             if isinstance(operation, Send):
                 if self._slot_holder(lane) is not None:
                     break
-                message = (len(self._untaken[lane]), len(events))
+                letter = (len(self._untaken[lane]), len(events))
                 self._untaken[lane].append(len(routes))
                 for route in routes:
-                    mail[route].append(message)
+                    mail[route].append(letter)
                     woken.add(self._taker[route])
                 events.append(Event(lane, clock, piece, step, operation, ()))
             else:
@@ -207,21 +205,21 @@ class _Machine:
             way.append(lane)
             step = self._step[lane]
             if isinstance(self._lanes[lane][step], Send):
-                message = self._slot_holder(lane)
+                holder = self._slot_holder(lane)
                 receiver, route = next(
                     (receiver, route)
                     for (sender, receiver), route in self._routes.items()
-                    if sender == lane and any(number == message for number, _ in self._mail[route])
+                    if sender == lane and any(number == holder for number, _ in self._mail[route])
                 )
                 taker = self._taker[route]
                 if taker < 0 or self._is_done(taker):
-                    sending = next(e for number, e in self._mail[route] if number == message)
+                    sending = next(e for number, e in self._mail[route] if number == holder)
                     return self._never_taken(lane, receiver, sending)
                 lane = taker
                 continue
-            route = self._missing(self._ways[lane][step])
-            assert route is not None, "a lane that misses nothing can run"
-            sender = self._sender[route]
+            missing = self._missing(self._ways[lane][step])
+            assert missing is not None, "a lane that misses nothing can run"
+            sender = self._sender[missing]
             if self._is_done(sender):
                 rank, number = self.trace.lanes[sender]
                 text = f"rank {rank}, lane {number} never sends what is taken here"

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rallypoint.schedule.execution import Trace
 from rallypoint.schedule.program import Buffer, Chunks, Program, Send
@@ -48,6 +49,9 @@ class Access(NamedTuple):
     is_input: bool
 
 
+Accesses = dict[Place, list[Access]]
+
+
 class Race(NamedTuple):
     """Two accesses to a place, the second one a write."""
 
@@ -62,7 +66,7 @@ class Clocks:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._rows: Any = None
+        self._rows: NDArray[np.int32] | None = None
 
     def before(self, first: int, second: int) -> bool:
         """Whether the first event always comes before the second one."""
@@ -71,13 +75,14 @@ class Clocks:
             return one.clock < other.clock
         return bool(self.row(second)[one.lane] > one.clock)
 
-    def row(self, event: int) -> Any:
+    def row(self, event: int) -> NDArray[np.int32]:
         """For each lane, how many of its events come before or with this one."""
         if self._rows is None:
             self._rows = self._compute()
-        return self._rows[event]
+        row: NDArray[np.int32] = self._rows[event]
+        return row
 
-    def _compute(self) -> Any:
+    def _compute(self) -> NDArray[np.int32]:
         rows = np.zeros((len(self._trace.events), len(self._trace.lanes)), np.int32)
         last = [-1] * len(self._trace.lanes)
         for number, event in enumerate(self._trace.events):
@@ -91,8 +96,8 @@ class Clocks:
         return rows
 
 
-def accesses(trace: Trace) -> dict[Place, list[Access]]:
-    """All accesses by chunk, in the order of the trace; later pieces only where they share memory."""
+def accesses(trace: Trace) -> Accesses:
+    """All accesses by chunk, in the order of the trace; of later pieces only to scratch memory."""
     found: defaultdict[Place, list[Access]] = defaultdict(list)
 
     def note(rank: int, chunks: Chunks, access: Access) -> None:
@@ -119,14 +124,14 @@ def accesses(trace: Trace) -> dict[Place, list[Access]]:
     return found
 
 
-def in_place(
-    program: Program, trace: Trace, found: dict[Place, list[Access]]
-) -> dict[Place, list[Access]]:
+def in_place(program: Program, trace: Trace, found: Accesses) -> Accesses:
     """The accesses to those chunks that are both input and output, as outputs."""
     shared = {}
     for rank in range(program.ranks):
         alias = program.collective.alias(rank, is_root=rank == program.root)
-        for chunk in range(program.chunks) if alias else ():
+        if alias is None:
+            continue
+        for chunk in range(program.chunks):
             source = (rank, Buffer.INPUT, alias[0] * program.chunks + chunk)
             target = (rank, Buffer.OUTPUT, alias[1] * program.chunks + chunk)
             both = sorted((*found.get(source, ()), *found.get(target, ())))
@@ -142,7 +147,7 @@ def is_copy(trace: Trace, event: int) -> bool:
     return not isinstance(operation, Send) and len(operation.operands) == 1
 
 
-def races(trace: Trace, clocks: Clocks, found: dict[Place, list[Access]]) -> Iterator[Race]:
+def races(trace: Trace, clocks: Clocks, found: Accesses) -> Iterator[Race]:
     """Pairs of accesses to a chunk, at least one a write, that nothing puts in order.
 
     Order is transitive, so that each access need only be compared with those since the last write.

@@ -31,7 +31,7 @@ from rallypoint.schedule.program import (
     Send,
     describe,
 )
-from rallypoint.schedule.races import Access, Clocks, Kind, Place, accesses, in_place, races
+from rallypoint.schedule.races import Accesses, Clocks, Kind, accesses, in_place, races
 
 LANES = 4  # as many as the engine has
 
@@ -201,7 +201,7 @@ def _check_races(
     program: Program,
     trace: Trace,
     clocks: Clocks,
-    found: dict[Place, list[Access]],
+    found: Accesses,
     *,
     in_place: bool = False,
 ) -> bool:
@@ -230,9 +230,7 @@ def _check_races(
     return must_copy
 
 
-def _is_restartable(
-    trace: Trace, clocks: Clocks, found: dict[Place, list[Access]], shared: dict[Place, list[Access]]
-) -> bool:
+def _is_restartable(trace: Trace, clocks: Clocks, found: Accesses, shared: Accesses) -> bool:
     """Whether, in place, inputs are overwritten only after all inputs have been read."""
     overwrites = [
         next(access.event for access in row if access.writes)
@@ -243,10 +241,11 @@ def _is_restartable(
     for row in found.values():
         for access in row:
             if access.is_input:
-                ends.update((trace.events[e].lane, e) for e in access.ends
-                            if e > ends.get(trace.events[e].lane, -1))
+                ends.update(
+                    (trace.events[e].lane, e)
+                    for e in access.ends
+                    if e > ends.get(trace.events[e].lane, -1)
+                )
     return all(
-        end == write or clocks.before(end, write)
-        for write in overwrites
-        for end in ends.values()
+        end == write or clocks.before(end, write) for write in overwrites for end in ends.values()
     )

@@ -1,4 +1,4 @@
-"""Runs a program several times side by side, each time for a slice of the data, in lanes of its own.
+"""Runs a program several times side by side, each for a slice of the data, in lanes of its own.
 
     block of 2 chunks         0   1                  lane 0, 1
     the same, 2 ways wide     0   1 | 2   3          lanes 0, 2 for chunks 0, 1; lanes 1, 3 for 2, 3

@@ -172,7 +172,7 @@ def test_missing_send() -> None:
 
 
 def test_cyclic_wait() -> None:
-    error = refused(program(*((tuple(reversed(one_shot(rank))),) for rank in range(2))))
+    error = refused(program((tuple(one_shot(0)[::-1]),), (tuple(one_shot(1)[::-1]),)))
     assert (error.rank, error.lane, error.step) == (0, 0, 0)
     assert "these wait for each other: rank 0, lane 0, step 0" in str(error)
     assert "rank 1, lane 0, step 0" in str(error)
@@ -180,11 +180,11 @@ def test_cyclic_wait() -> None:
 
 def test_too_few_slots() -> None:
     """Both send twice before they take: two slots do, one does not."""
-    twice = [
-        (Send(IN, (peer,)), Send(IN, (peer,)), receive(peer, TEMPORARY), *one_shot(rank)[1:])
-        for rank, peer in ((0, 1), (1, 0))
-    ]
-    broken = program(*((lane,) for lane in twice))
+
+    def lane(rank: int, send: Operation) -> Lane:
+        return (send, send, receive(1 - rank, TEMPORARY), one_shot(rank)[1])
+
+    broken = program((lane(0, Send(IN, (1,))),), (lane(1, Send(IN, (0,))),))
     error = refused(broken, slots=1)
     assert error.step == 1
     assert "wait for each other" in str(error)

@@ -108,9 +108,7 @@ def _runs(ranks: int, step: int) -> list[tuple[int, int]]:
     return [(d, min(step, ranks - d)) for d in range(step, ranks, 2 * step)]
 
 
-def _pack(
-    rank: int, ranks: int, runs: list[tuple[int, int]], place: int
-) -> Iterator[Operation]:
+def _pack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Iterator[Operation]:
     """Put what is to be sent in a row. The first of a run starts here; the others came before."""
     for first, count in runs:
         own = Chunks(Buffer.INPUT, (rank + first) % ranks)
@@ -123,9 +121,7 @@ def _pack(
         place += count
 
 
-def _unpack(
-    rank: int, ranks: int, runs: list[tuple[int, int]], place: int
-) -> Iterator[Operation]:
+def _unpack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Iterator[Operation]:
     """The first run, without higher bits, is at its goal; the others wait for their next step."""
     first, count = runs[0]
     for offset in range(count):
