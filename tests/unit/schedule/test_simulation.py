@@ -183,7 +183,7 @@ def test_steady_state_is_carried_on_exactly() -> None:
 def test_steps_and_bytes() -> None:
     links = Links("x", (Level("all", math.inf, 1.0),))
 
-    def outcome(name: str, ranks: int) -> tuple[int, float]:
+    def outcome(name: str, ranks: int) -> object:
         result = Simulation(build(Collective.ALL_REDUCE, name, ranks=ranks), links).run(1200)
         return result.steps, result.busiest_link_bytes
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,16 +55,23 @@ CALM = Conditions()
 class Graph:
     """The operations of one piece of a program on some links, ready to be timed."""
 
-    def __init__(self, program: Program, links: Links, trace: Trace | None = None) -> None:
+    def __init__(self, program: Program, links: Links) -> None:
         self.program, self.links = program, links
         with without_collector():
-            self._trace = trace or execute(program, slots=links.slots, pieces=1)
+            self._trace = execute(program, slots=links.slots, pieces=1)
             self._flatten(self._trace)
+            self._price(self._trace)
             self._waves = list(self._sort(self._trace))
 
     def repriced(self, links: Links) -> Graph:
         """The same program on other links."""
-        return Graph(self.program, links, self._trace if links.slots == self.links.slots else None)
+        if links.slots != self.links.slots:
+            return Graph(self.program, links)
+        other = copy(self)
+        other.links = links
+        with without_collector():
+            other._price(self._trace)
+        return other
 
     @property
     def load(self) -> Load:
@@ -78,36 +86,40 @@ class Graph:
 
     def _flatten(self, trace: Trace) -> None:
         """Events and messages as arrays."""
-        count, links = len(trace.events), self.links
+        count = len(trace.events)
         self._count, self._lanes = count, len(trace.lanes)
-        self._rank = np.empty(count, np.int64)
-        self._busy = np.empty((count, 2))
+        lane_ranks = [rank for rank, _ in trace.lanes]
+        self._lane_rank = np.array(lane_ranks, np.int64)
+        self._rank = np.array([lane_ranks[event.lane] for event in trace.events], np.int64)
         self._chunks = np.zeros(count, np.int64)  # of a message
         # Where the time comes from at which a lane is free: an event, or (from `count` on) a lane.
         self._after = np.empty(count, np.int64)
         last = [count + lane for lane in range(self._lanes)]
-        arrivals: dict[tuple[int, int], Price] = {}
-        takes: list[tuple[int, int, float, float]] = []
+        takes: list[tuple[int, int]] = []
         for number, event in enumerate(trace.events):
-            rank = trace.lanes[event.lane][0]
-            self._rank[number] = rank
             self._after[number], last[event.lane] = last[event.lane], number
             if isinstance(event.operation, Send):
                 self._chunks[number] = event.operation.source.count
-                busy, delays = send_price(links, rank, event.operation)
-                arrivals.update(
-                    ((number, to), delay)
-                    for to, delay in zip(event.operation.to, delays, strict=True)
-                )
-            else:
-                busy = reduce_price(links, rank, event.operation)
-                takes += [(number, each, *arrivals[each, rank]) for each in event.takes]
-            self._busy[number] = busy
+            takes += [(number, each) for each in event.takes]
         self._last = np.array(last, np.int64)
-        self._lane_rank = np.array([rank for rank, _ in trace.lanes], np.int64)
-        table = np.array(takes, np.float64).reshape(-1, 4)
-        self._taker, self._sender = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-        self._delay = table[:, 2:]
+        self._taker, self._sender = np.array(takes, np.int64).reshape(-1, 2).T
+
+    def _price(self, trace: Trace) -> None:
+        """What every operation and message costs on the links."""
+        self._busy = np.empty((self._count, 2))
+        arrivals: dict[tuple[int, int], Price] = {}
+        delays: list[Price] = []
+        for number, event in enumerate(trace.events):
+            operation, rank = event.operation, trace.lanes[event.lane][0]
+            if isinstance(operation, Send):
+                busy, ways = send_price(self.links, rank, operation)
+                for to, way in zip(operation.to, ways, strict=True):
+                    arrivals[number, to] = way
+            else:
+                busy = reduce_price(self.links, rank, operation)
+                delays += [arrivals[each, rank] for each in event.takes]
+            self._busy[number] = busy
+        self._delay = np.array(delays, np.float64).reshape(-1, 2)
 
     def _sort(self, trace: Trace) -> Iterator[_Wave]:
         """Put events into waves."""
