@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rallypoint import cli
 from rallypoint.cli import run as run_module
+from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import UsageError, parse
-from rallypoint.cli.run import FLAGS, count_workers, worker_program
+from rallypoint.cli.workers import count_workers, worker_program
 
 
 def split(*words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
@@ -69,16 +70,16 @@ def test_wrong_flags(words: list[str], sentence: str) -> None:
 
 def test_numbers_of_workers() -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert count_workers({}) == 1
-    assert count_workers({"--nproc-per-node": "12"}) == 12
-    assert count_workers({"--nproc-per-node": "auto"}) == cpus
-    assert count_workers({"--nproc-per-node": "cpu"}) == cpus
+    assert count_workers({}, {}) == 1
+    assert count_workers({"--nproc-per-node": "12"}, {}) == 12
+    assert count_workers({"--nproc-per-node": "auto"}, {}) == cpus
+    assert count_workers({"--nproc-per-node": "cpu"}, {}) == cpus
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "1_0", "\u0662"])
 def test_impossible_numbers_of_workers(text: str) -> None:
-    with pytest.raises(UsageError, match="it must be 1 or more, 'auto' or 'cpu'"):
-        count_workers({"--nproc-per-node": text})
+    with pytest.raises(UsageError, match="it must be 1 or more, 'auto', 'cpu', 'gpu'"):
+        count_workers({"--nproc-per-node": text}, {})
 
 
 def test_the_workers_program(tmp_path: Path) -> None:
@@ -101,8 +102,8 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["-m", "--no-python", "x"], "--module and --no-python exclude each other"),
         (["--nproc-per-node", "0", __file__], "--nproc-per-node is '0'"),
         (["--nproc-per-node", "5000", __file__], "cannot run 5000 workers on one machine"),
-        (["--nproc-per-node", "gpu", __file__], "devices are not counted"),
-        (["--nnodes", "1:2", __file__], "the number of machines cannot change yet"),
+        (["--nproc-per-node", "xpu", __file__], "this machine has no such devices"),
+        (["--nnodes", "1:2", __file__], "the number of static machines cannot change"),
         (["--nnodes", "2", "--node-rank", "2", __file__], "it must be from 0 to 1"),
         (["--standalone", "--nnodes", "2", __file__], "--standalone is one machine"),
         (["--max-restarts", "-1", __file__], "--max-restarts is '-1'; it must be a whole number"),
