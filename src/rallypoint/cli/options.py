@@ -78,9 +78,13 @@ def parse(
             raise UsageError(f"{program}: {flag.name} takes no value; leave out '={value}'.")
         values[flag.name] = value if flag.takes_value else "1"
     for flag in flags:
-        inherited = environ.get("PET_" + flag.name.lstrip("-").replace("-", "_").upper())
-        if flag.name not in values and inherited and (flag.takes_value or inherited != "0"):
-            values[flag.name] = inherited
+        variable = "PET_" + flag.name.lstrip("-").replace("-", "_").upper()
+        inherited = environ.get(variable)
+        if flag.name in values or not inherited or inherited == "0" and not flag.takes_value:
+            continue
+        if not flag.takes_value and inherited != "1":
+            raise UsageError(f"{program}: {variable} is {inherited!r}; it must be 1 or 0.")
+        values[flag.name] = inherited
     return values, list(words[position:])
 
 

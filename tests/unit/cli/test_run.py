@@ -51,6 +51,18 @@ def test_the_environment_fills_in() -> None:
     assert split("--nproc-per-node=2", "x", PET_NPROC_PER_NODE="3")[0]["--nproc-per-node"] == "2"
 
 
+def test_short_flags() -> None:
+    for words in (["-r", "3", "-t", "0:1", "-m"], ["-r3", "-t0:1", "-m"], ["-r=3", "-t=0:1", "-m"]):
+        values, rest = split(*words, "pkg", "-r", "1")
+        assert values == {"--redirects": "3", "--tee": "0:1", "--module": "1"}, words
+        assert rest == ["pkg", "-r", "1"]
+
+
+def test_a_variable_for_a_flag_without_value_is_1_or_0() -> None:
+    with pytest.raises(UsageError, match="PET_STANDALONE is 'yes'; it must be 1 or 0"):
+        split("x", PET_STANDALONE="yes")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -111,6 +123,21 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--shutdown-timeout", "nan", __file__], "it must be a number of seconds"),
         (["--log-prefix", "{rnk}", __file__], "'{rnk}' is not a log prefix"),
         (["--log-prefix", "{", __file__], "'{' is not a log prefix"),
+        (["-r", "4", __file__], "--redirects: '4' names no streams"),
+        (["--tee", "0:1,x", __file__], "--tee: '0:1,x' names no streams"),
+        (["--local-ranks-filter", "0,x", __file__], "it must be local ranks, as in 0,1"),
+        (["--logs-specs", "mine", __file__], "only 'default' is known here"),
+        (["--start-method", "thread", __file__], "it must be spawn, fork or forkserver"),
+        (["--signals-to-handle", "SIGTERM,SIGKILL", __file__], "'SIGKILL' is no signal"),
+        (["--event-log-handler", "mine", __file__], "it must be null or console"),
+        (["--numa-binding", "near", __file__], "it must be one of node, socket, exclusive"),
+        (["--quiet", "--verbose", __file__], "--quiet and --verbose exclude each other"),
+        (["--rdzv-backend", "zeus", __file__], "it must be one of static, c10d, etcd"),
+        (["--rdzv-conf", "timeout", __file__], "'timeout' is not KEY=VALUE"),
+        (["--rdzv-endpoint", "a:b", __file__], "--rdzv-endpoint is 'a:b'; it must be HOST:PORT"),
+        (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
+        (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
+        (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],
 )
 def test_wrong_use_gets_one_sentence_and_exit_2(
