@@ -20,9 +20,7 @@ def test_one_machine_needs_nothing_and_takes_any_port() -> None:
 def test_a_port_makes_it_static() -> None:
     assert place(master_port="1234").nodes == Nodes(master_port=1234)
     assert place(master_port="1234").run_id == "none"
-    assert place(rdzv_endpoint="10.0.0.1:77").nodes == Nodes(
-        master_addr="10.0.0.1", master_port=77
-    )
+    assert place(rdzv_endpoint="10.0.0.1:77").nodes == Nodes(master_addr="10.0.0.1", master_port=77)
 
 
 def test_several_machines_have_torchruns_default_port() -> None:
