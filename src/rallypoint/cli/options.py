@@ -32,6 +32,14 @@ class Flag:
         return bool(self.value)
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Flags that belong together."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
 def parse(
     words: Sequence[str], flags: Sequence[Flag], *, program: str, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
@@ -55,6 +63,9 @@ def parse(
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         flag = by_name.get(name)
+        if flag is None and word[1] != "-" and (short := by_name.get(word[:2])) is not None:
+            # The value may follow at once, as in -r3.
+            flag, equals, value = short, "=", word[2:]
         if flag is None:
             raise UsageError(_unknown(program, word.partition("=")[0], list(by_name)))
         position += 1
@@ -67,9 +78,13 @@ def parse(
             raise UsageError(f"{program}: {flag.name} takes no value; leave out '={value}'.")
         values[flag.name] = value if flag.takes_value else "1"
     for flag in flags:
-        inherited = environ.get("PET_" + flag.name.lstrip("-").replace("-", "_").upper())
-        if flag.name not in values and inherited and (flag.takes_value or inherited != "0"):
-            values[flag.name] = inherited
+        variable = "PET_" + flag.name.lstrip("-").replace("-", "_").upper()
+        inherited = environ.get(variable)
+        if flag.name in values or not inherited or (inherited == "0" and not flag.takes_value):
+            continue
+        if not flag.takes_value and inherited != "1":
+            raise UsageError(f"{program}: {variable} is {inherited!r}; it must be 1 or 0.")
+        values[flag.name] = inherited
     return values, list(words[position:])
 
 
@@ -83,6 +98,14 @@ def describe(flags: Sequence[Flag]) -> str:
         lines += [f"{left:<30} {first}" if len(left) < 30 else f"{left}\n{'':<30} {first}"]
         lines += [f"{'':<30} {line}" for line in more]
     return "\n".join(lines)
+
+
+def describe_groups(groups: Sequence[Group]) -> str:
+    """The same, below titles."""
+    return "\n\n".join(
+        f"{group.title}:\n{describe(group.flags)}" if group.title else describe(group.flags)
+        for group in groups
+    )
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

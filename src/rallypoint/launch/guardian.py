@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -88,14 +88,18 @@ class Guardian:
         *,
         descriptors: tuple[int, int, int, int],
         directory: str = "",
+        cpus: Collection[int] = (),
     ) -> None:
         """Ask for a worker; `descriptors` become its stdin, stdout, stderr and control socket.
+
+        It may run on `cpus` only, if there are any.
 
         Raises:
             InvalidArgumentError: the command or the environment is too long.
             GuardianLostError: there is no guardian any more.
         """
-        strings = [os.fsencode(directory), *map(os.fsencode, argv)]
+        places = ",".join(map(str, sorted(cpus)))
+        strings = [os.fsencode(directory), places.encode(), *map(os.fsencode, argv)]
         strings += [os.fsencode(f"{name}={value}") for name, value in environ.items()]
         text = b"\0".join(strings) + b"\0"
         if text.count(b"\0") != len(strings):

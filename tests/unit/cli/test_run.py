@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rallypoint import cli
 from rallypoint.cli import run as run_module
+from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import UsageError, parse
-from rallypoint.cli.run import FLAGS, count_workers, worker_program
+from rallypoint.cli.workers import count_workers, worker_program
 
 
 def split(*words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
@@ -50,6 +51,18 @@ def test_the_environment_fills_in() -> None:
     assert split("--nproc-per-node=2", "x", PET_NPROC_PER_NODE="3")[0]["--nproc-per-node"] == "2"
 
 
+def test_short_flags() -> None:
+    for words in (["-r", "3", "-t", "0:1", "-m"], ["-r3", "-t0:1", "-m"], ["-r=3", "-t=0:1", "-m"]):
+        values, rest = split(*words, "pkg", "-r", "1")
+        assert values == {"--redirects": "3", "--tee": "0:1", "--module": "1"}, words
+        assert rest == ["pkg", "-r", "1"]
+
+
+def test_a_variable_for_a_flag_without_value_is_1_or_0() -> None:
+    with pytest.raises(UsageError, match="PET_STANDALONE is 'yes'; it must be 1 or 0"):
+        split("x", PET_STANDALONE="yes")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -69,16 +82,16 @@ def test_wrong_flags(words: list[str], sentence: str) -> None:
 
 def test_numbers_of_workers() -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert count_workers({}) == 1
-    assert count_workers({"--nproc-per-node": "12"}) == 12
-    assert count_workers({"--nproc-per-node": "auto"}) == cpus
-    assert count_workers({"--nproc-per-node": "cpu"}) == cpus
+    assert count_workers({}, {}) == 1
+    assert count_workers({"--nproc-per-node": "12"}, {}) == 12
+    assert count_workers({"--nproc-per-node": "auto"}, {}) == cpus
+    assert count_workers({"--nproc-per-node": "cpu"}, {}) == cpus
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "1_0", "\u0662"])
 def test_impossible_numbers_of_workers(text: str) -> None:
-    with pytest.raises(UsageError, match="it must be 1 or more, 'auto' or 'cpu'"):
-        count_workers({"--nproc-per-node": text})
+    with pytest.raises(UsageError, match="it must be 1 or more, 'auto', 'cpu', 'gpu'"):
+        count_workers({"--nproc-per-node": text}, {})
 
 
 def test_the_workers_program(tmp_path: Path) -> None:
@@ -101,8 +114,8 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["-m", "--no-python", "x"], "--module and --no-python exclude each other"),
         (["--nproc-per-node", "0", __file__], "--nproc-per-node is '0'"),
         (["--nproc-per-node", "5000", __file__], "cannot run 5000 workers on one machine"),
-        (["--nproc-per-node", "gpu", __file__], "devices are not counted"),
-        (["--nnodes", "1:2", __file__], "the number of machines cannot change yet"),
+        (["--nproc-per-node", "xpu", __file__], "this machine has no such devices"),
+        (["--nnodes", "1:2", __file__], "the number of static machines cannot change"),
         (["--nnodes", "2", "--node-rank", "2", __file__], "it must be from 0 to 1"),
         (["--standalone", "--nnodes", "2", __file__], "--standalone is one machine"),
         (["--max-restarts", "-1", __file__], "--max-restarts is '-1'; it must be a whole number"),
@@ -110,6 +123,21 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--shutdown-timeout", "nan", __file__], "it must be a number of seconds"),
         (["--log-prefix", "{rnk}", __file__], "'{rnk}' is not a log prefix"),
         (["--log-prefix", "{", __file__], "'{' is not a log prefix"),
+        (["-r", "4", __file__], "--redirects: '4' names no streams"),
+        (["--tee", "0:1,x", __file__], "--tee: '0:1,x' names no streams"),
+        (["--local-ranks-filter", "0,x", __file__], "it must be local ranks, as in 0,1"),
+        (["--logs-specs", "mine", __file__], "only 'default' is known here"),
+        (["--start-method", "thread", __file__], "it must be spawn, fork or forkserver"),
+        (["--signals-to-handle", "SIGTERM,SIGKILL", __file__], "'SIGKILL' is no signal"),
+        (["--event-log-handler", "mine", __file__], "it must be null or console"),
+        (["--numa-binding", "near", __file__], "it must be one of node, socket, exclusive"),
+        (["--quiet", "--verbose", __file__], "--quiet and --verbose exclude each other"),
+        (["--rdzv-backend", "zeus", __file__], "it must be one of static, c10d, etcd"),
+        (["--rdzv-conf", "timeout", __file__], "'timeout' is not KEY=VALUE"),
+        (["--rdzv-endpoint", "a:b", __file__], "--rdzv-endpoint is 'a:b'; it must be HOST:PORT"),
+        (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
+        (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
+        (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],
 )
 def test_wrong_use_gets_one_sentence_and_exit_2(
