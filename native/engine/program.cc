@@ -121,12 +121,14 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
   program.output_blocks = reader.next(kMaxRanks);
   program.scratch_chunks = reader.next(kMaxRanks);
   program.sends = reader.next(kMaxOperations);
+  program.max_span = reader.next(std::uint64_t{1} << 31);
   const std::uint32_t lanes = reader.next(kLanes + 1);
-  if (!reader.ok() || program.chunks == 0) return broken + " in its header";
+  if (!reader.ok() || program.chunks == 0 || program.max_span == 0) {
+    return broken + " in its header";
+  }
 
   std::vector<std::uint32_t> lengths;
   for (std::uint32_t lane = 0; lane < lanes; ++lane) lengths.push_back(reader.next(kMaxOperations));
-  program.max_span = 1;
   program.max_operands = 0;
   std::set<std::uint32_t> senders;
   for (std::uint32_t lane = 0; lane < lanes && reader.ok(); ++lane) {
@@ -137,12 +139,11 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
       const bool good = reader.next(kReduce + 1) == kSend
                             ? read_send(reader, program, sends++, operation)
                             : read_reduce(reader, program, operation);
-      if (!good) {
+      if (!good || operation.count > program.max_span) {
         return broken + " at operation " + std::to_string(i) + " of lane " + std::to_string(lane);
       }
       operation.place = i;
       operation.is_last = i + 1 == lengths[lane];
-      program.max_span = std::max(program.max_span, operation.count);
       program.max_operands =
           std::max(program.max_operands, static_cast<std::uint32_t>(operation.operands.size()));
       for (const Operand& operand : operation.operands) {

@@ -57,7 +57,7 @@ struct Program {
   std::uint32_t output_blocks;
   std::uint32_t scratch_chunks;
   std::uint32_t sends;     // the most sends in any lane of any rank
-  std::uint32_t max_span;  // the most chunks in one operation
+  std::uint32_t max_span;  // the most chunks in one operation of any rank
   std::uint32_t max_operands;
   bool hears_from_all;  // this rank takes a message from every other
   std::vector<std::vector<Operation>> lanes;

@@ -31,10 +31,10 @@ LAUNCHERS = [
 
 DUMP = """
 import json, os, sys
-names = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC", "OMP_", "CUDA_")
-environ = {name: text for name, text in os.environ.items() if name.startswith(names)}
-seen = {"argv": sys.argv, "name": __name__, "environ": environ, "unbuffered": sys.stdout.write_through,
-        "executable": sys.executable}
+names = "RANK WORLD_SIZE LOCAL_ GROUP_ ROLE_ MASTER_ TORCHELASTIC OMP_ CUDA_".split()
+environ = {name: text for name, text in os.environ.items() if name.startswith(tuple(names))}
+seen = {"argv": sys.argv, "name": __name__, "environ": environ,
+        "unbuffered": sys.stdout.write_through, "executable": sys.executable}
 with open(f"seen.{os.getpid()}", "w") as file:
     json.dump(seen, file)
 """

@@ -80,7 +80,7 @@ def parse(
     for flag in flags:
         variable = "PET_" + flag.name.lstrip("-").replace("-", "_").upper()
         inherited = environ.get(variable)
-        if flag.name in values or not inherited or inherited == "0" and not flag.takes_value:
+        if flag.name in values or not inherited or (inherited == "0" and not flag.takes_value):
             continue
         if not flag.takes_value and inherited != "1":
             raise UsageError(f"{program}: {variable} is {inherited!r}; it must be 1 or 0.")

@@ -158,6 +158,11 @@ class Agent:
         from rallypoint.launch.failure import Telling, summary
 
         before, now = self._oom_kills, count_oom_kills()
+        logs = ""
+        if self._output is not None and self._state.phase is Phase.DONE:
+            failures = group.failures()
+            culprit = group.local_ranks[failures[0].exit.rank] if failures else None
+            logs = self._output.hint(culprit)
         telling = Telling(
             title=title,
             because=because,
@@ -165,7 +170,7 @@ class Agent:
             local_ranks=group.local_ranks,
             oom_kills=None if before is None or now is None else now - before,
             elsewhere=elsewhere,
-            logs=self._output.hint if self._output and self._state.phase is Phase.DONE else "",
+            logs=logs,
         )
         return summary(group, telling)
 
@@ -201,6 +206,7 @@ class Agent:
             text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
             self._face.round_failed(text)
             self._oom_kills = count_oom_kills()
+        self._face.round_runs()
 
     def _spawn(self, of: Round) -> None:
         assert self._output is not None
@@ -283,6 +289,9 @@ class Agent:
             error = worker.recorded_error(lambda text: read_error_file(text, time_s=end.time_s))
             if error is not None:
                 self._perform(self._state.worker_reported(worker.rank, error, now))
+        error = self._state.group.errors.get(worker.rank)
+        if error is not None and self._job.logs.are_kept:
+            worker.keep_error(error)
         self._face.worker_ended(end, self._state.group.failure_text(end))
         self._perform(self._state.worker_exited(end, now))
 

@@ -36,6 +36,7 @@ class Face:
         self._round = 0
         self._restarts = 0
         self._round_size = 0
+        self._began_text = ""
         is_hidden = job.logs.hides_output and job.talk is not Talk.QUIET
         self.wake_at = now if is_hidden and is_terminal() else None
         self._tells_events = job.talk is Talk.VERBOSE or (is_hidden and self.wake_at is None)
@@ -63,9 +64,12 @@ class Face:
         """Workers are being started here."""
         self._round, self._round_size = number, len(ranks)
         self._restarts += bool(because)
-        why = f" ({because})" if because else ""
-        self._event(f"round {number}: {name_ranks(ranks)} started{why}")
+        self._began_text = f"round {number}: {name_ranks(ranks)} started"
         self._record("round_began", round=number, ranks=list(ranks), because=because)
+
+    def round_runs(self) -> None:
+        """All of them have been started, and a failed round before it has been told."""
+        self._event(self._began_text)
 
     def worker_started(self, rank: int, pid: int) -> None:
         """A worker has a process."""

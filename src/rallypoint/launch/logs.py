@@ -101,7 +101,7 @@ class Outlet:
         is_full = len(self._pending) > (_LOW_BYTES if self.is_full else _FULL_BYTES)
         if is_full != self.is_full:
             self.is_full = is_full
-            self.readers.append(self.readers.pop(0))  # another one is first next time
+            self.readers[:] = self.readers[1:] + self.readers[:1]  # another one is first next time
             for reader in tuple(self.readers):
                 reader.pause(is_full)
                 if self.is_full != is_full:

@@ -70,10 +70,15 @@ class Output:
         self._filtered: dict[int, FilteredFile] = {}
         self._has_failed = False
 
-    @property
-    def hint(self) -> str:
-        """How to find the logs of the current round."""
-        return self.scratch.attempt if self.scratch.is_kept else NO_LOGS
+    def hint(self, local_rank: int | None) -> str:
+        """How to find the logs of the current round, above all those of one worker."""
+        if not self.scratch.is_kept:
+            return NO_LOGS
+        for stream in (STDERR, STDOUT):
+            path = f"{self.scratch.attempt}/{local_rank}/{NAMES[stream]}.log"
+            if local_rank is not None and os.path.exists(path):
+                return path
+        return self.scratch.attempt
 
     def start_round(self, number: int) -> None:
         """Before the workers of a round."""

@@ -28,11 +28,11 @@ class StatusLine:
         if not self.may_show:
             return
         try:
-            columns = os.get_terminal_size(2).columns
+            columns = os.get_terminal_size(2).columns or 80  # 0: the terminal does not say
         except OSError:
             columns = 80
         # One column less: in the last one some terminals would begin a new line.
-        self._is_shown = _write(f"{_ERASE}{text[: max(0, columns - 1)]}")
+        self._is_shown = _write(f"{_ERASE}{text[: columns - 1]}")
 
     def hide(self) -> None:
         """Make place for other output."""

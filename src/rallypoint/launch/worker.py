@@ -81,6 +81,16 @@ class Worker:
         except OSError:
             return None
 
+    def keep_error(self, error: WorkerError) -> None:
+        """Leave what the worker reported where torch's @record would have written it."""
+        path = self._streams.error_file
+        if path is None or os.path.exists(path):
+            return
+        from rallypoint.base.error_file import write_error
+
+        text = f"{error.type}: {error.message}"
+        write_error(path, error=text, traceback=error.traceback, time_s=error.time_s)
+
     def drain_output(self, patience_s: float | None) -> None:
         """After the end of everything: pass on what is left in the pipes (see Outlet.flush)."""
         self._streams.finish(patience_s)

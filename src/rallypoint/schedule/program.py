@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from rallypoint.base.errors import CallerError
 from rallypoint.schedule.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 
 
@@ -92,9 +93,12 @@ class Program:
         name: the algorithm, e.g. ``"ring"``.
         chunks: into how many chunks each block is cut.
         scratch_chunks: how many chunks of scratch memory each rank needs.
-        sends: the most sends that any lane of any rank has (the engine numbers messages by it).
+        sends: no lane of any rank has more sends (the engine numbers messages by it).
         lanes: rank -> its lanes.
+        span: no operation of any rank has more chunks (the engine cuts pieces by it).
         root: the rank that differs, in collectives that have one.
+        restartable: nothing of an input is overwritten, in place, before every input has been
+            read for the last time; so a call of one piece can be begun again by the survivors.
     """
 
     name: str
@@ -104,7 +108,9 @@ class Program:
     sends: int
     lanes: Callable[[int], tuple[Lane, ...]]
     scratch_chunks: int = 0
+    span: int = 1
     root: int = 0
+    restartable: bool = False
 
     def input_blocks(self, rank: int) -> int:
         """How many blocks the rank puts in."""
@@ -115,5 +121,41 @@ class Program:
         return self.collective.output_blocks(self.ranks, is_root=rank == self.root)
 
 
-class ProgramError(ValueError):
-    """A program cannot work; the message names the rank and the operation."""
+class ProgramError(CallerError, ValueError):
+    """A program cannot work.
+
+    Attributes:
+        rank, lane, step, chunk: the place at fault, each None where it is not one place.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        lane: int | None = None,
+        step: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.lane = lane
+        self.step = step
+        self.chunk = chunk
+
+
+def describe(operation: Operation) -> str:
+    """An operation in words, e.g. ``"input 0 + from rank 1 -> output 0"``."""
+    if isinstance(operation, Send):
+        ranks = "ranks" if len(operation.to) > 1 else "rank"
+        return f"send {_words(operation.source)} to {ranks} {', '.join(map(str, operation.to))}"
+    operands = " + ".join(_words(operand) for operand in operation.operands)
+    targets = " and ".join(_words(target) for target in operation.targets)
+    return f"{operands} -> {targets or 'nothing'}"
+
+
+def _words(place: Chunks | Incoming) -> str:
+    if isinstance(place, Incoming):
+        return f"from rank {place.peer}" + (f" lane {place.lane}" if place.lane else "")
+    end = f" to {place.index + place.count - 1}" if place.count > 1 else ""
+    return f"{place.buffer.name.lower()} {place.index}{end}"

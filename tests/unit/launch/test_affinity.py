@@ -65,7 +65,7 @@ def test_an_unknown_gpu_node_counts_as_spread() -> None:
 
 
 @given(st.sampled_from(MODES), st.integers(1, 8), st.lists(st.integers(-1, 3), max_size=8))
-def test_every_worker_gets_some_cpus_of_the_machine(mode: str, workers: int, gpus: list[int]) -> None:
+def test_every_worker_gets_some_cpus(mode: str, workers: int, gpus: list[int]) -> None:
     try:
         found = bind(mode, machine(gpus=tuple(gpus)), workers)
     except InvalidArgumentError:

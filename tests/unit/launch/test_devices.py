@@ -1,4 +1,4 @@
-"""Accelerators are counted from the kernel's files, as the variables of their vendors restrict them."""
+"""Accelerators are counted from the kernel's files, as their vendors' variables restrict them."""
 
 from __future__ import annotations
 

@@ -70,3 +70,33 @@ def all_gather(ranks: int) -> Program:
     return Program(
         "ring", Collective.ALL_GATHER, ranks, chunks=1, sends=max(ranks - 1, 1), lanes=lanes
     )
+
+
+def reduce_scatter(ranks: int) -> Program:
+    """Block b starts at rank b + 1 and is complete when it comes to rank b."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        left, right = (rank - 1) % ranks, (rank + 1) % ranks
+        result = Chunks(Buffer.OUTPUT, 0)
+        if ranks == 1:
+            return ((copy(Chunks(Buffer.INPUT, 0), result),),)
+        operations: list[Operation] = [Send(Chunks(Buffer.INPUT, left), (right,))]
+        for step in range(ranks - 1):
+            index = (rank - 2 - step) % ranks
+            operands = (Incoming(left), Chunks(Buffer.INPUT, index))
+            if index == rank:
+                operations.append(Reduce(operands, (result,)))
+            else:
+                partial = Chunks(Buffer.SCRATCH, step)
+                operations += [Reduce(operands, (partial,)), Send(partial, (right,))]
+        return (tuple(operations),)
+
+    return Program(
+        "ring",
+        Collective.REDUCE_SCATTER,
+        ranks,
+        chunks=1,
+        sends=max(ranks - 1, 1),
+        lanes=lanes,
+        scratch_chunks=max(ranks - 2, 0),
+    )

@@ -1,0 +1,155 @@
+"""The binomial tree: rank r's children are r + 1, r + 2, r + 4, ... up to r's lowest bit.
+
+    0 --+-- 1
+        +-- 2 -- 3               a child's ranks are consecutive: r + 4 has r + 4 .. r + 7
+        +-- 4 --+-- 5
+                +-- 6 -- 7
+
+ceil(log2 n) steps. Good for small messages, and for gather and scatter, where each rank handles
+the blocks of its own part of the tree only. Another root turns the tree: all ranks count from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rallypoint.schedule.algorithms import tree
+from rallypoint.schedule.algorithms.tree import Tree
+from rallypoint.schedule.program import (
+    Buffer,
+    Chunks,
+    Collective,
+    Lane,
+    Operation,
+    Program,
+    Send,
+    copy,
+    receive,
+)
+
+NAME = "binomial_tree"
+
+
+def shape(ranks: int) -> Tree:
+    """The tree with root 0."""
+
+    def children(rank: int) -> tuple[int, ...]:
+        reach = rank & -rank if rank else ranks
+        steps = (1 << bit for bit in range((reach - 1).bit_length()))
+        return tuple(rank + step for step in steps if rank + step < ranks)
+
+    return Tree(0, lambda rank: rank & (rank - 1), children)
+
+
+def size(rank: int, ranks: int) -> int:
+    """How many ranks are in the part of the tree below a rank, itself included."""
+    return min(rank & -rank, ranks - rank) if rank else ranks
+
+
+def all_reduce(ranks: int, per_node: int = 1) -> Program:
+    """Reduce to rank 0 and broadcast; chains inside nodes."""
+    nodes = -(-ranks // per_node)
+    return tree.all_reduce(NAME, [tree.with_chains(shape(nodes), ranks, per_node)], ranks)
+
+
+def reduce(ranks: int, root: int) -> Program:
+    """Reduce to the root."""
+    return tree.reduce(NAME, [tree.turned(shape(ranks), ranks, root)], ranks)
+
+
+def broadcast(ranks: int, root: int) -> Program:
+    """Broadcast from the root."""
+    return tree.broadcast(NAME, [tree.turned(shape(ranks), ranks, root)], ranks)
+
+
+def scatter(ranks: int, root: int) -> Program:
+    """Each rank gets the blocks of its part of the tree, keeps its own and passes on the others."""
+    whole = shape(ranks)
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        place = (rank - root) % ranks
+        blocks = _Blocks(Buffer.INPUT, place, root, ranks)
+        result = Chunks(Buffer.OUTPUT, 0)
+        parent = (whole.parent(place) + root) % ranks
+        if place and size(place, ranks) == 1:
+            return ((receive(parent, result),),)
+        operations: list[Operation] = []
+        if place:
+            operations += [receive(parent, blocks.at(*span)) for span in blocks.below(place)]
+        for child in reversed(whole.children(place)):
+            to = ((child + root) % ranks,)
+            operations += [Send(blocks.at(*span), to) for span in blocks.below(child)]
+        operations.append(copy(blocks.at(place, 1), result))
+        return (tuple(operations),)
+
+    sends = (ranks - 1).bit_length() + 1  # one to each child, and one more where blocks wrap
+    return _program(Collective.SCATTER, ranks, root, lanes, sends)
+
+
+def gather(ranks: int, root: int) -> Program:
+    """Each rank collects the blocks of its part of the tree, and hands them to its parent."""
+    whole = shape(ranks)
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        place = (rank - root) % ranks
+        blocks = _Blocks(Buffer.OUTPUT, place, root, ranks)
+        own = Chunks(Buffer.INPUT, 0)
+        to = ((whole.parent(place) + root) % ranks,)
+        if place and size(place, ranks) == 1:
+            return ((Send(own, to),),)
+        operations: list[Operation] = [copy(own, blocks.at(place, 1))]
+        for child in whole.children(place):
+            peer = (child + root) % ranks
+            operations += [receive(peer, blocks.at(*span)) for span in blocks.below(child)]
+        if place:
+            operations += [Send(blocks.at(*span), to) for span in blocks.below(place)]
+        return (tuple(operations),)
+
+    return _program(Collective.GATHER, ranks, root, lanes, sends=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Where a rank at a place of the tree keeps the blocks of the places below it."""
+
+    outer: Buffer  # the root's
+    place: int
+    root: int
+    ranks: int
+
+    def at(self, first: int, count: int) -> Chunks:
+        """The blocks of consecutive places."""
+        if self.place == 0:
+            return Chunks(self.outer, (first + self.root) % self.ranks, count)
+        return Chunks(Buffer.SCRATCH, first - self.place, count)
+
+    def below(self, place: int) -> Iterator[tuple[int, int]]:
+        """The places below one, itself included, cut where the root's blocks wrap round."""
+        end, wrap = place + size(place, self.ranks), self.ranks - self.root
+        if place < wrap < end:
+            yield place, wrap - place
+            yield wrap, end - wrap
+        else:
+            yield place, end - place
+
+
+def _program(
+    collective: Collective,
+    ranks: int,
+    root: int,
+    lanes: Callable[[int], tuple[Lane, ...]],
+    sends: int,
+) -> Program:
+    most = max((size(1 << bit, ranks) for bit in range((ranks - 1).bit_length())), default=0)
+    return Program(
+        NAME,
+        collective,
+        ranks,
+        chunks=1,
+        sends=sends,
+        lanes=lanes,
+        scratch_chunks=most,
+        span=max(most, 1),
+        root=root,
+    )

@@ -1,0 +1,162 @@
+"""Recursive halving and doubling, for any number of ranks.
+
+    0 1 2 3 | 4 5 6     halving: split the ranks in two; each sends to its partner in the other
+    0 1 | 2 3           half what belongs to that half, and reduces what it gets; then the same
+    0 | 1               inside each half, until rank r has chunk r of everybody.
+                        doubling: the same backwards, with finished chunks.
+
+Where the left half has one rank more (3 above), that one has no partner of its own: it sends to the
+last of the right half, and when doubling, hears from it. Partners exchange half of the data, then a
+quarter, and so on: ceil(log2 n) steps and (n - 1) / n of the data each way, the least of both.
+Source: R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High Perf. Comput. Appl. 19 (2005) 49-66, who
+fold the ranks beyond a power of two; splitting unevenly needs no fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rallypoint.schedule.algorithms import direct
+from rallypoint.schedule.program import (
+    Buffer,
+    Chunks,
+    Collective,
+    Incoming,
+    Lane,
+    Operation,
+    Program,
+    Reduce,
+    Send,
+    copy,
+    receive,
+)
+
+NAME = "halving_doubling"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One split, as one rank sees it.
+
+    Attributes:
+        kept: the ranks of its own half, from .. to (exclusive).
+        given: those of the other half.
+        partner: the rank of the other half that it sends to when halving.
+        partners: those that send to it when halving; none, one or two.
+    """
+
+    kept: tuple[int, int]
+    given: tuple[int, int]
+    partner: int
+    partners: tuple[int, ...]
+
+
+def splits(rank: int, ranks: int) -> list[Split]:
+    """The splits of a rank, the widest first."""
+    result = []
+    first, end = 0, ranks
+    while end - first > 1:
+        middle = first + (end - first + 1) // 2
+        left, right = middle - first, end - middle
+        if rank < middle:
+            place = rank - first
+            partner = middle + min(place, right - 1)
+            partners: tuple[int, ...] = (partner,) if place < right else ()
+            result.append(Split((first, middle), (middle, end), partner, partners))
+            end = middle
+        else:
+            place = rank - middle
+            extra = left > right and place == right - 1
+            partners = (first + place, first + place + 1) if extra else (first + place,)
+            result.append(Split((middle, end), (first, middle), first + place, partners))
+            first = middle
+    return result
+
+
+def all_reduce(ranks: int) -> Program:
+    """Halving, then doubling, in the output."""
+    if ranks == 1:
+        return direct.all_reduce_one_shot(1)
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        ways = splits(rank, ranks)
+        return ((*_halve(rank, ways, Buffer.OUTPUT), *_double(ways)),)
+
+    sends = 2 * (ranks - 1).bit_length()
+    return Program(
+        NAME,
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=ranks,
+        sends=sends,
+        lanes=lanes,
+        span=(ranks + 1) // 2,
+    )
+
+
+def reduce_scatter(ranks: int) -> Program:
+    """Halving, with partial sums in scratch memory."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        own, result = Chunks(Buffer.INPUT, rank), Chunks(Buffer.OUTPUT, 0)
+        if ranks == 1:
+            return ((copy(own, result),),)
+        *before, last = _halve(rank, splits(rank, ranks), Buffer.SCRATCH)
+        assert isinstance(last, Reduce)
+        return ((*before, Reduce(last.operands, (result,))),)
+
+    return Program(
+        NAME,
+        Collective.REDUCE_SCATTER,
+        ranks,
+        chunks=1,
+        sends=max((ranks - 1).bit_length(), 1),
+        lanes=lanes,
+        scratch_chunks=ranks,
+        span=(ranks + 1) // 2,
+    )
+
+
+def all_gather(ranks: int) -> Program:
+    """Doubling."""
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        own = copy(Chunks(Buffer.INPUT, 0), Chunks(Buffer.OUTPUT, rank))
+        return ((own, *_double(splits(rank, ranks))),)
+
+    sends = max((ranks - 1).bit_length(), 1)
+    return Program(
+        NAME,
+        Collective.ALL_GATHER,
+        ranks,
+        chunks=1,
+        sends=sends,
+        lanes=lanes,
+        span=(ranks + 1) // 2,
+    )
+
+
+def _halve(rank: int, ways: list[Split], partial: Buffer) -> Iterator[Operation]:
+    """Chunk `rank` of all is at last in `partial`, at its own place."""
+    held = Buffer.INPUT
+    for way in ways:
+        yield Send(_span(held, way.given), (way.partner,))
+        if way.partners:
+            own = _span(held, way.kept)
+            held = partial
+            yield Reduce(
+                tuple(own if p == rank else Incoming(p) for p in sorted((rank, *way.partners))),
+                (_span(held, way.kept),),
+            )
+
+
+def _double(ways: list[Split]) -> Iterator[Operation]:
+    for way in reversed(ways):
+        if way.partners:
+            yield Send(_span(Buffer.OUTPUT, way.kept), way.partners)
+        yield receive(way.partner, _span(Buffer.OUTPUT, way.given))
+
+
+def _span(buffer: Buffer, ranks: tuple[int, int]) -> Chunks:
+    return Chunks(buffer, ranks[0], ranks[1] - ranks[0])

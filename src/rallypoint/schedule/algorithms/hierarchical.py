@@ -1,0 +1,146 @@
+"""Algorithms that know which ranks share a node, so that less goes across, where it is slower.
+
+two_level    1. inside each node, rank l reduces part l of everybody's data      (direct)
+             2. across nodes, the ranks l of all nodes reduce part l             (ring)
+             3. inside each node, everybody gets every part                      (direct)
+
+node_ring    a ring of nodes, a chain through each: chunk c starts at node c, goes from rank to rank
+             and node to node, and when it has been everywhere returns the same way
+
+             node 0        node 1        node 2
+             0 -> 1 -> 2 = 3 -> 4 -> 5 = 6 -> 7 -> 8 = to rank 0
+             0 <- 1 <- 2 = 3 <- 4 <- 5 = 6 <- 7 <- 8 = from rank 0
+
+Nodes hold `per_node` consecutive ranks. two_level needs all nodes full; node_ring takes a last node
+with fewer. Both directions of the links are used, and one message at a time crosses between two
+nodes: 2 (N - 1) steps across for N nodes. Trees with chains inside nodes are in tree.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rallypoint.schedule.algorithms import direct, ring
+from rallypoint.schedule.program import (
+    Buffer,
+    Chunks,
+    Collective,
+    Incoming,
+    Lane,
+    Operation,
+    Program,
+    ProgramError,
+    Reduce,
+    Send,
+    receive,
+)
+
+
+def two_level(ranks: int, per_node: int = 1) -> Program:
+    """Parts inside the nodes, a ring for each part across, parts inside the nodes.
+
+    Raises:
+        ProgramError: a node is not full.
+    """
+    if ranks % per_node:
+        raise ProgramError(f"two_level: {ranks} ranks do not fill nodes of {per_node}")
+    if ranks == 1:
+        return direct.all_reduce_one_shot(1)
+    nodes = ranks // per_node
+
+    def part(buffer: Buffer, local: int) -> Chunks:
+        return Chunks(buffer, local * nodes, nodes)
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        node, local = divmod(rank, per_node)
+        start = node * per_node
+        peers = tuple(start + other for other in direct.others(local, per_node))
+        own = part(Buffer.INPUT, local)
+        given = tuple(Send(part(Buffer.INPUT, peer - start), (peer,)) for peer in sorted(peers))
+        operands = tuple(
+            own if peer == rank else Incoming(peer) for peer in range(start, start + per_node)
+        )
+        result = part(Buffer.OUTPUT, local)
+        operations: list[Operation] = [
+            Reduce(operands, (result,)),
+            *_across(rank, ranks, per_node),
+        ]
+        if peers:
+            operations.append(Send(result, peers))
+        operations += [receive(peer, part(Buffer.OUTPUT, peer - start), lane=1) for peer in peers]
+        return (given, tuple(operations))
+
+    sends = max(2 * (nodes - 1) + 1, per_node - 1)
+    return Program(
+        "two_level",
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=ranks,
+        sends=sends,
+        lanes=lanes,
+        span=nodes,
+    )
+
+
+def _across(rank: int, ranks: int, per_node: int) -> Iterator[Operation]:
+    """A ring (as in ring.py) over the ranks of one place in all nodes, in the output."""
+    nodes = ranks // per_node
+    node, local = divmod(rank, per_node)
+    left, right = (rank - per_node) % ranks, (rank + per_node) % ranks
+
+    def chunk(distance: int) -> Chunks:
+        return Chunks(Buffer.OUTPUT, local * nodes + (node - distance) % nodes)
+
+    for step in range(nodes - 1):
+        yield Send(chunk(step), (right,))
+        yield Reduce((Incoming(left, 1), chunk(step + 1)), (chunk(step + 1),))
+    for step in range(nodes - 1):
+        yield Send(chunk(step - 1), (right,))
+        yield receive(left, chunk(step), lane=1)
+
+
+def node_ring(ranks: int, per_node: int = 1) -> Program:
+    """A chunk for each node; the way there and the way back are a lane each."""
+    nodes = -(-ranks // per_node)
+    if ranks <= 2 and nodes == ranks:
+        return replace(ring.all_reduce(ranks), name="node_ring")
+
+    def ends(rank: int, chunk: int) -> bool:
+        """Whether a chunk has been everywhere when it has been at this rank."""
+        return _is_last(rank, ranks, per_node) and rank // per_node == (chunk - 1) % nodes
+
+    def there(rank: int) -> Iterator[Operation]:
+        left, right, node = (rank - 1) % ranks, (rank + 1) % ranks, rank // per_node
+        for step in range(nodes):
+            chunk = (node - step) % nodes
+            own, result = Chunks(Buffer.INPUT, chunk), Chunks(Buffer.OUTPUT, chunk)
+            if step == 0 and rank % per_node == 0:
+                yield Send(own, (right,))
+                continue
+            yield Reduce((Incoming(left), own), (result,))
+            yield Send(result, (left if ends(rank, chunk) else right,))
+
+    def back(rank: int) -> Iterator[Operation]:
+        left, right, node = (rank - 1) % ranks, (rank + 1) % ranks, rank // per_node
+        for step in range(1, nodes + 1):
+            chunk = (node + step) % nodes
+            result = Chunks(Buffer.OUTPUT, chunk)
+            if ends(rank, chunk):
+                continue
+            yield receive(right, result, lane=0 if ends(right, chunk) else 1)
+            if rank != chunk * per_node:
+                yield Send(result, (left,))
+
+    return Program(
+        "node_ring",
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=nodes,
+        sends=nodes,
+        lanes=lambda rank: (tuple(there(rank)), tuple(back(rank))),
+    )
+
+
+def _is_last(rank: int, ranks: int, per_node: int) -> bool:
+    return (rank + 1) % per_node == 0 or rank == ranks - 1

@@ -1,0 +1,200 @@
+"""What chunks hold while a program runs, in symbols: which input chunk, of which ranks, each once.
+
+A value is (input chunk, set of ranks as bits, order). Combining values of different chunks, or of
+which both hold the same rank, fails at once and there. Orders are numbered, equal ones alike, so
+that "the same operands in the same order" is a comparison of two numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rallypoint.schedule.collective import Collective
+from rallypoint.schedule.execution import Event, Trace, chunk_of
+from rallypoint.schedule.program import (
+    Buffer,
+    Chunks,
+    Program,
+    ProgramError,
+    Send,
+    describe,
+)
+
+
+class Value(NamedTuple):
+    """What a chunk holds."""
+
+    chunk: int
+    ranks: int  # bit r: rank r's
+    order: int  # its number in Contents.orders
+
+
+class Contents:
+    """Runs the first piece of a trace on symbols.
+
+    Raises:
+        ProgramError: a chunk is read before it is written, or combined with what does not belong
+            to it, or a message is longer or shorter than its place.
+    """
+
+    def __init__(self, program: Program, trace: Trace) -> None:
+        self._program, self._trace = program, trace
+        self._orders: dict[tuple[int, ...], int] = {(r,): r for r in range(program.ranks)}
+        self._messages: dict[int, list[Value]] = {}
+        self._values: dict[tuple[int, Buffer, int], Value] = {}
+        self._writers: dict[tuple[int, Buffer, int], Event] = {}
+        for rank in range(program.ranks):
+            for index in range(program.input_blocks(rank) * program.chunks):
+                place = (rank, Buffer.INPUT, index)
+                self._values[place] = Value(index, 1 << rank, rank)
+        for number, event in enumerate(trace.events):
+            if event.piece == 0:
+                self._run(number, event)
+
+    def _run(self, number: int, event: Event) -> None:
+        operation = event.operation
+        if isinstance(operation, Send):
+            self._messages[number] = self._read(event, operation.source)
+            return
+        messages = iter(event.takes)
+        operands = [
+            self._read(event, operand)
+            if isinstance(operand, Chunks)
+            else self._messages[next(messages)]
+            for operand in operation.operands
+        ]
+        for target in operation.targets:
+            for operand in operands:
+                if len(operand) != target.count:
+                    raise self._error(event, f"a message of {len(operand)} chunks comes here")
+            self._write(event, target, operands)
+
+    def _read(self, event: Event, chunks: Chunks) -> list[Value]:
+        rank = self._trace.lanes[event.lane][0]
+        values = []
+        for index in range(chunks.index, chunks.index + chunks.count):
+            value = self._values.get((rank, chunks.buffer, index))
+            if value is None:
+                raise self._error(event, f"{chunks.buffer.name.lower()} {index} holds nothing yet")
+            values.append(value)
+        return values
+
+    def _write(self, event: Event, target: Chunks, operands: list[list[Value]]) -> None:
+        rank, chunks = self._trace.lanes[event.lane][0], self._program.chunks
+        for offset in range(target.count):
+            index = target.index + offset
+            value = operands[0][offset]
+            if len(operands) > 1:
+                value = self._combine(event, [operand[offset] for operand in operands])
+            if (value.chunk - index) % chunks:
+                raise self._error(
+                    event,
+                    f"chunk {value.chunk % chunks} of a block is put where chunk "
+                    f"{index % chunks} belongs; they may differ in length",
+                )
+            place = (rank, target.buffer, index)
+            self._values[place] = value
+            self._writers[place] = event
+
+    def _combine(self, event: Event, values: list[Value]) -> Value:
+        if not self._program.collective.reduces:
+            raise self._error(event, f"{self._program.collective.name.lower()} reduces nothing")
+        chunk, ranks = values[0].chunk, 0
+        for value in values:
+            if value.chunk != chunk:
+                raise self._error(event, f"chunk {value.chunk} is combined with chunk {chunk}")
+            if value.ranks & ranks:
+                twice = ranks_of(value.ranks & ranks)
+                raise self._error(event, f"chunk {chunk} of {twice} would be counted twice")
+            ranks |= value.ranks
+        order = tuple(value.order for value in values)
+        return Value(chunk, ranks, self._orders.setdefault(order, self._next_order()))
+
+    def _next_order(self) -> int:
+        return self._program.ranks + len(self._orders)
+
+    def check(self) -> None:
+        """Raise ProgramError unless every output chunk holds what the collective promises."""
+        program = self._program
+        if program.collective is Collective.BARRIER:
+            return
+        for rank in range(program.ranks):
+            for block in range(program.output_blocks(rank)):
+                sources = program.collective.sources(
+                    rank=rank, block=block, ranks=program.ranks, root=program.root
+                )
+                ranks = sum(1 << peer for peer, _ in sources)
+                for chunk in range(program.chunks):
+                    index = block * program.chunks + chunk
+                    wanted = sources[0][1] * program.chunks + chunk
+                    self._check_output(rank, index, wanted, ranks)
+
+    def _check_output(self, rank: int, index: int, wanted: int, ranks: int) -> None:
+        place = (rank, Buffer.OUTPUT, index)
+        value = self._values.get(place)
+        who = f"{self._program.name}: rank {rank}: output {index}"
+        if value is None:
+            raise ProgramError(f"{who} is never written", rank=rank, chunk=index)
+        if (value.chunk, value.ranks) == (wanted, ranks):
+            if self._program.collective is Collective.ALL_REDUCE:
+                self._check_alike(rank, index, value)
+            return
+        text = f"{who} holds input {value.chunk} of {ranks_of(value.ranks)}, not "
+        text += f"input {wanted} of {ranks_of(ranks)}"
+        event = self._writers.get(place)
+        if event is None:
+            raise ProgramError(f"{text}; it is never written", rank=rank, chunk=index)
+        lane = self._trace.lanes[event.lane][1]
+        text += f"; lane {lane}, step {event.step} ({describe(event.operation)}) put it there"
+        raise ProgramError(text, rank=rank, lane=lane, step=event.step, chunk=index)
+
+    def _check_alike(self, rank: int, index: int, value: Value) -> None:
+        first = self._values[0, Buffer.OUTPUT, index]
+        if value.order != first.order:
+            raise ProgramError(
+                f"{self._program.name}: rank {rank}: output {index} is combined in another order "
+                "than on rank 0, so that their bits may differ; let one rank combine it for all, "
+                "or all combine in the same order",
+                rank=rank,
+                chunk=index,
+            )
+
+    @property
+    def is_in_rank_order(self) -> bool:
+        """Whether every output chunk was combined from rank 0 to rank n - 1."""
+        parts = {number: order for order, number in self._orders.items()}
+        flat: dict[int, list[int]] = {}
+
+        def flatten(number: int) -> list[int]:
+            if number < self._program.ranks:
+                return [number]
+            if number not in flat:
+                flat[number] = [rank for part in parts[number] for rank in flatten(part)]
+            return flat[number]
+
+        orders = {v.order for (_, buffer, _), v in self._values.items() if buffer is Buffer.OUTPUT}
+        return all(flatten(order) == sorted(flatten(order)) for order in orders)
+
+    def _error(self, event: Event, text: str) -> ProgramError:
+        rank, lane = self._trace.lanes[event.lane]
+        return ProgramError(
+            f"{self._program.name}: rank {rank}, lane {lane}, step {event.step} "
+            f"({describe(event.operation)}): {text}",
+            rank=rank,
+            lane=lane,
+            step=event.step,
+            chunk=chunk_of(event.operation),
+        )
+
+
+def ranks_of(bits: int) -> str:
+    """0b10110 -> ``"ranks 1, 2, 4"``; many in a row as ``"0-7"``."""
+    ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(words)

@@ -1,0 +1,181 @@
+"""Finds accesses to the same chunk that nothing puts in order.
+
+Messages may be read by their receivers where they lie ("zero copy"): a chunk that is sent is being
+read until the last receiver has taken it. What is ordered is what follows from lanes and messages;
+that a sender may have to wait for a slot orders nothing, as there could be more slots.
+
+    rank 0   send c ----.            write c      fine if the write comes after the taking, which
+                         \\            ^           it does if a message (or several) lead from the
+    rank 1                take ------/            one to the other
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rallypoint.schedule.execution import Trace
+from rallypoint.schedule.program import Buffer, Chunks, Program, Send
+
+Place = tuple[int, Buffer, int]  # rank, buffer, chunk
+
+
+class Kind(Enum):
+    """What is not in order."""
+
+    LANES = ", and nothing says which comes first"
+    MESSAGE = ", and its receivers may still be reading"
+    LATE = " later"
+
+
+class Access(NamedTuple):
+    """A read or write of one chunk.
+
+    Attributes:
+        event: what does it.
+        ends: the events after which it is over; for a send those that take the message.
+        writes: whether it writes.
+        is_input: whether what it reads is an input.
+    """
+
+    event: int
+    ends: tuple[int, ...]
+    writes: bool
+    is_input: bool
+
+
+Accesses = dict[Place, list[Access]]
+
+
+class Race(NamedTuple):
+    """Two accesses to a place, the second one a write."""
+
+    place: Place
+    other: Access
+    write: Access
+    kind: Kind
+
+
+class Clocks:
+    """Which events come before which, whatever the timing: vector clocks, worked out if asked."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._rows: NDArray[np.int32] | None = None
+
+    def before(self, first: int, second: int) -> bool:
+        """Whether the first event always comes before the second one."""
+        one, other = self._trace.events[first], self._trace.events[second]
+        if one.lane == other.lane:
+            return one.clock < other.clock
+        return bool(self.row(second)[one.lane] > one.clock)
+
+    def row(self, event: int) -> NDArray[np.int32]:
+        """For each lane, how many of its events come before or with this one."""
+        if self._rows is None:
+            self._rows = self._compute()
+        row: NDArray[np.int32] = self._rows[event]
+        return row
+
+    def _compute(self) -> NDArray[np.int32]:
+        rows = np.zeros((len(self._trace.events), len(self._trace.lanes)), np.int32)
+        last = [-1] * len(self._trace.lanes)
+        for number, event in enumerate(self._trace.events):
+            row = rows[number]
+            if last[event.lane] >= 0:
+                row[:] = rows[last[event.lane]]
+            for sending in event.takes:
+                np.maximum(row, rows[sending], out=row)
+            row[event.lane] = event.clock + 1
+            last[event.lane] = number
+        return rows
+
+
+def accesses(trace: Trace) -> Accesses:
+    """All accesses by chunk, in the order of the trace; of later pieces only to scratch memory."""
+    found: defaultdict[Place, list[Access]] = defaultdict(list)
+
+    def note(rank: int, chunks: Chunks, access: Access) -> None:
+        buffer, first = chunks.buffer, chunks.index
+        for index in range(first, first + chunks.count):
+            found[rank, buffer, index].append(access)
+
+    for number, event in enumerate(trace.events):
+        rank, operation = trace.lanes[event.lane][0], event.operation
+        is_first = event.piece == 0
+        if isinstance(operation, Send):
+            source = operation.source
+            if is_first or source.buffer is Buffer.SCRATCH:
+                ends = tuple(trace.takers.get(number, ()))
+                note(rank, source, Access(number, ends, False, source.buffer is Buffer.INPUT))
+            continue
+        for operand in operation.operands:
+            if isinstance(operand, Chunks) and (is_first or operand.buffer is Buffer.SCRATCH):
+                is_input = operand.buffer is Buffer.INPUT
+                note(rank, operand, Access(number, (number,), False, is_input))
+        for target in operation.targets:
+            if is_first or target.buffer is Buffer.SCRATCH:
+                note(rank, target, Access(number, (number,), True, False))
+    return found
+
+
+def in_place(program: Program, trace: Trace, found: Accesses) -> Accesses:
+    """The accesses to those chunks that are both input and output, as outputs."""
+    shared = {}
+    for rank in range(program.ranks):
+        alias = program.collective.alias(rank, is_root=rank == program.root)
+        if alias is None:
+            continue
+        for chunk in range(program.chunks):
+            source = (rank, Buffer.INPUT, alias[0] * program.chunks + chunk)
+            target = (rank, Buffer.OUTPUT, alias[1] * program.chunks + chunk)
+            both = sorted((*found.get(source, ()), *found.get(target, ())))
+            numbers = [access.event for access in both]
+            copies = {n for n in numbers if numbers.count(n) > 1 and is_copy(trace, n)}
+            shared[target] = [access for access in both if access.event not in copies]
+    return shared
+
+
+def is_copy(trace: Trace, event: int) -> bool:
+    """Whether an event only copies; in place, where its source is its target, it does nothing."""
+    operation = trace.events[event].operation
+    return not isinstance(operation, Send) and len(operation.operands) == 1
+
+
+def races(trace: Trace, clocks: Clocks, found: Accesses) -> Iterator[Race]:
+    """Pairs of accesses to a chunk, at least one a write, that nothing puts in order.
+
+    Order is transitive, so that each access need only be compared with those since the last write.
+    """
+    for place, row in found.items():
+        write: Access | None = None
+        reads: list[Access] = []
+        for access in row:
+            if not access.writes:
+                if write is not None and write.event != access.event:
+                    if not clocks.before(write.event, access.event):
+                        yield Race(place, access, write, Kind.LANES)
+                    elif access.is_input:
+                        yield Race(place, access, write, Kind.LATE)
+                reads.append(access)
+                continue
+            for other in (*reads, write) if write is not None else reads:
+                kind = _conflict(clocks, other, access)
+                if kind is not None:
+                    yield Race(place, other, access, kind)
+            write, reads = access, []
+
+
+def _conflict(clocks: Clocks, other: Access, write: Access) -> Kind | None:
+    if other.event == write.event:
+        return None
+    if not clocks.before(other.event, write.event):
+        return Kind.LANES
+    if other.ends == (other.event,):
+        return None
+    return None if all(clocks.before(end, write.event) for end in other.ends) else Kind.MESSAGE
