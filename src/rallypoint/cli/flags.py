@@ -7,6 +7,7 @@ docs/torchrun-differences.md says so.
 from __future__ import annotations
 
 from rallypoint.cli.options import Flag, Group
+from rallypoint.cli.token import TOKEN_FLAG
 
 GROUPS = (
     Group("How many", (
@@ -67,9 +68,11 @@ GROUPS = (
         Flag("--local-addr", "this machine's name or address, as others know it", "ADDRESS"),
         Flag("--rdzv-backend", "how machines find each other: static (default), c10d, etcd",
              "NAME"),
-        Flag("--rdzv-endpoint", "where; with static, machine 0's address and port", "HOST:PORT"),
+        Flag("--rdzv-endpoint", "where; with static, machine 0's address and port; with others\n"
+             "maybe several, in the order in which to try", "HOST:PORT,..."),
         Flag("--rdzv-id", "the job's name, the same on all machines", "ID"),
         Flag("--rdzv-conf", "more for the backend, as in timeout=60", "KEY=VALUE,..."),
+        TOKEN_FLAG,
     )),
     Group("", (Flag("--help", "this text", short="-h"),)),
 )  # fmt: skip

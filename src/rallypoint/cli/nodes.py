@@ -6,12 +6,14 @@ As torchrun: --standalone overrules all --rdzv flags; a static job of one machin
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rallypoint.cli.numbers import is_whole, whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
+from rallypoint.launch.round import Endpoint
 
 PROGRAM = "rallypoint run"
 STATIC = "static"
@@ -29,8 +31,8 @@ class Place:
     notes: tuple[str, ...] = ()
 
 
-def read_place(values: Mapping[str, str], environ: Mapping[str, str]) -> Place:
-    """Read them.
+def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
+    """Read them. `token` is what the machines must know of each other.
 
     Raises:
         UsageError: they are ill-formed, or contradict each other.
@@ -42,42 +44,43 @@ def read_place(values: Mapping[str, str], environ: Mapping[str, str]) -> Place:
             f"{PROGRAM}: --rdzv-backend is {backend!r}; it must be one of {', '.join(BACKENDS)}."
         )
     configuration = read_configuration(values.get("--rdzv-conf", ""))
-    host, port = _read_endpoint(values.get("--rdzv-endpoint", ""), backend)
-    token = environ.get("RALLYPOINT_TOKEN", "").encode("utf-8", "surrogateescape") or None
+    endpoints = read_endpoints(values.get("--rdzv-endpoint", ""), backend)
     run_id = values.get("--rdzv-id")
     if "--standalone" in values:
         if most != 1:
             raise UsageError(f"{PROGRAM}: --standalone is one machine; leave out --nnodes {most}.")
         # Nothing to share a name with, and torchrun too gives it a new one.
-        return Place(Nodes(), None, new_run_id(), _standalone_notes(values))
+        return Place(Nodes(token=token), None, new_run_id(), _standalone_notes(values))
     if backend == STATIC:
-        return _static(values, most, fewest, (host, port), configuration, token)
-    node_rank = whole(values, "--node-rank", 0) if "--node-rank" in values else None
+        if len(endpoints) > 1:
+            raise UsageError(
+                f"{PROGRAM}: --rdzv-endpoint names {len(endpoints)} places; static machines meet at"
+                " one."
+            )
+        return _static(values, most, fewest, endpoints, configuration, token)
     if most == 1 and backend == "c10d":
         # One machine has nobody to find: only the endpoint's port means something.
-        nodes = Nodes(master_port=port if _is_here(host) else 0, token=token)
-        return Place(nodes, None, run_id or "none", _unused(values))
-    if not host:
-        raise UsageError(
-            f"{PROGRAM}: --rdzv-backend {backend} needs --rdzv-endpoint HOST:PORT, the same on all"
-            " machines."
-        )
+        port = next((each.port for each in endpoints if _is_here(each.host)), 0)
+        return Place(Nodes(master_port=port, token=token), None, run_id or "none", _unused(values))
     rendezvous = Rendezvous(
         backend=backend,
-        endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        endpoints=endpoints,
+        run_id=run_id or "none",
         min_nodes=fewest,
         max_nodes=most,
-        configuration=configuration,
-        node_rank=node_rank,
+        configuration=MappingProxyType(configuration),
+        node_rank=whole(values, "--node-rank", 0) if "--node-rank" in values else None,
+        local_addr=values.get("--local-addr"),
+        token=token,
     )
-    return Place(Nodes(token=token), rendezvous, run_id or "none", _unused(values))
+    return Place(Nodes(token=token), rendezvous, rendezvous.run_id, _unused(values))
 
 
 def _static(
     values: Mapping[str, str],
     most: int,
     fewest: int,
-    endpoint: tuple[str, int],
+    endpoints: Sequence[Endpoint],
     configuration: Mapping[str, str],
     token: bytes | None,
 ) -> Place:
@@ -86,7 +89,7 @@ def _static(
             f"{PROGRAM}: --nnodes {fewest}:{most}: the number of static machines cannot change;"
             " give one number, or another --rdzv-backend."
         )
-    host, port = endpoint
+    host, port = (endpoints[0].host, endpoints[0].port) if endpoints else ("", 0)
     free = 0 if most == 1 and not host else DEFAULT_PORTS[STATIC]
     nodes = Nodes(
         count=most,
@@ -112,16 +115,22 @@ def _read_nnodes(text: str) -> tuple[int, int]:
     return int(fewest), int(most)
 
 
-def _read_endpoint(text: str, backend: str) -> tuple[str, int]:
-    """Host and port; an empty host if there is no endpoint."""
+def read_endpoints(text: str, backend: str) -> tuple[Endpoint, ...]:
+    """``"HOST:PORT"``, or several with commas between them; a port may be left out."""
+    return tuple(_read_endpoint(item.strip(), backend) for item in text.split(",") if item.strip())
+
+
+def _read_endpoint(text: str, backend: str) -> Endpoint:
     host, colon, port_text = text.rpartition(":")
     if not colon or text.endswith("]"):  # no port
         host, port_text = text, str(DEFAULT_PORTS[backend])
-    if text and not (host and is_whole(port_text) and int(port_text) < 65536):
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    has_host = bool(host.strip("[]")) and (is_bracketed or ":" not in host)
+    if not (has_host and is_whole(port_text) and int(port_text) < 65536):
         raise UsageError(
             f"{PROGRAM}: --rdzv-endpoint is {text!r}; it must be HOST:PORT, and IPv6 in brackets."
         )
-    return host.strip("[]"), int(port_text) if text else 0
+    return Endpoint(host=host.strip("[]"), port=int(port_text))
 
 
 def read_configuration(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rallypoint.cli.logs import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.numbers import seconds, whole
 from rallypoint.cli.options import UsageError, describe_groups, parse
+from rallypoint.cli.token import VARIABLE, read_token
 from rallypoint.cli.workers import bind_workers, count_workers, worker_program
 from rallypoint.launch.job import STOP_SIGNALS, Job, Talk
 
@@ -62,7 +63,10 @@ def read_job(
     Raises:
         UsageError, InvalidArgumentError: the flags cannot be followed.
     """
-    place = read_place(values, environ)
+    token = read_token(values, environ)
+    if token is not None:
+        environ = {**environ, VARIABLE: os.fsdecode(token)}  # the workers meet each other too
+    place = read_place(values, token)
     workers = count_workers(values, environ)
     cpus, binding_note = bind_workers(values, workers, environ)
     logs = read_logs(values, environ)

@@ -13,7 +13,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD
 from rallypoint.launch.log_spec import LogSpec
-from rallypoint.launch.round import Member, Placement, Round
+from rallypoint.launch.round import Endpoint, Member, Placement, Round
 
 # Where the guardian puts a worker's end of the control socket.
 CONTROL_FD_NUMBER = 3
@@ -91,17 +91,42 @@ class Rendezvous:
     """Nodes that find each other at an endpoint, and may come and go.
 
     Attributes:
-        backend: its name, as in --rdzv-backend.
+        backend: its name, as in --rdzv-backend; never "static".
+        endpoints: where to meet, in the order in which to try.
+        run_id: the job's name there; the same as the job's.
+        min_nodes, max_nodes: how many make up a round.
         configuration: options of the backend, from --rdzv-conf.
-        node_rank: the rank that this node wishes for.
+        node_rank: the rank that this node wishes for; None: any.
+        local_addr: this node's address as others know it, from --local-addr; None: to be found out.
+        token: what nodes must know to take part.
     """
 
     backend: str
-    endpoint: str
+    endpoints: tuple[Endpoint, ...]
+    run_id: str
     min_nodes: int
     max_nodes: int
     configuration: Mapping[str, str] = field(default_factory=dict)
     node_rank: int | None = None
+    local_addr: str | None = None
+    token: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise InvalidArgumentError(
+                f"--rdzv-backend {self.backend} needs --rdzv-endpoint HOST:PORT, the same on all"
+                " machines."
+            )
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise InvalidArgumentError(
+                f"--nnodes is {self.min_nodes}:{self.max_nodes}; it must be the fewest and the"
+                " most, as in 2:4."
+            )
+        if self.node_rank is not None and not 0 <= self.node_rank < self.max_nodes:
+            raise InvalidArgumentError(
+                f"--node-rank is {self.node_rank}; with at most {self.max_nodes} nodes it must be"
+                f" from 0 to {self.max_nodes - 1}."
+            )
 
 
 class Talk(Enum):
