@@ -151,11 +151,9 @@ def test_wrong_chunk() -> None:
 
 
 def test_result_in_the_wrong_place() -> None:
-    lanes = [(Send(IN, (1,)), copy(IN, OUT)), (copy(IN, OUT), receive(0, TEMPORARY))]
-    error = refused(program((lanes[0],), (lanes[1],), collective=Collective.BROADCAST, root=0))
-    assert error.rank == 1
-    broadcast = [(Send(IN, (1,)), copy(IN, OUT)), (receive(0, TEMPORARY),)]
-    error = refused(program(*((lane,) for lane in broadcast), collective=Collective.BROADCAST))
+    first: Lane = (Send(IN, (1,)), copy(IN, OUT))
+    second: Lane = (receive(0, TEMPORARY),)
+    error = refused(program((first,), (second,), collective=Collective.BROADCAST))
     assert "rank 1: output 0 is never written" in str(error)
 
 
