@@ -98,7 +98,7 @@ class Record(metaclass=_RecordType):
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
 
     def __replace__(self, **named: object) -> Self:
-        return type(self)(**{**dict(zip(self._fields, self._values(), strict=True)), **named})
+        return type(self)(**{**dict(zip(type(self)._fields, self._values(), strict=True)), **named})
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (type(self), self._values())
