@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from rallypoint.base.record import Record
 from rallypoint.cli.numbers import is_whole, whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
@@ -21,8 +21,7 @@ BACKENDS = (STATIC, "c10d", "etcd", "etcd-v2")
 DEFAULT_PORTS = {STATIC: 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record):
     """Where a job runs; `notes` says which flags mean nothing there."""
 
     nodes: Nodes

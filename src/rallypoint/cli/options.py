@@ -8,17 +8,16 @@ costs 8 ms of each launch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rallypoint.base.errors import CallerError
+from rallypoint.base.record import Record
 
 
 class UsageError(CallerError):
     """The command line cannot be followed; the message is the one sentence to show."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Record):
     """One flag: ``--like-this`` (and ``--like_this``), maybe a short form, maybe a value."""
 
     name: str
@@ -32,8 +31,7 @@ class Flag:
         return bool(self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Record):
     """Flags that belong together."""
 
     title: str

@@ -13,10 +13,10 @@ import signal
 import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.record import Record
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "guardian")
 _MAX_PAYLOAD = 8 << 20
@@ -41,8 +41,7 @@ class GuardianLostError(HostError):
     """The guardian process is gone, and every worker with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """One thing that happened below the guardian."""
 
     kind: ReportKind

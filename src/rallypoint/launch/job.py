@@ -6,10 +6,11 @@ Pure: the agent's own environment is part of the job; nothing here looks at the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD
 from rallypoint.launch.log_spec import LogSpec
@@ -22,8 +23,7 @@ LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
+class WorkerSpec(Record, kw_only=True):
     """What the workers of one node are.
 
     Attributes:
@@ -51,8 +51,7 @@ class WorkerSpec:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class Nodes(Record, kw_only=True, secret=("token",)):
     """With which other nodes the job runs; as given, it runs on one alone.
 
     Attributes:
@@ -69,7 +68,7 @@ class Nodes:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     join_timeout_s: float = 600.0
-    token: bytes | None = field(default=None, repr=False)
+    token: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -86,8 +85,7 @@ class Nodes:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
+class Rendezvous(Record, kw_only=True, secret=("token",)):
     """Nodes that find each other at an endpoint, and may come and go.
 
     Attributes:
@@ -106,10 +104,10 @@ class Rendezvous:
     run_id: str
     min_nodes: int
     max_nodes: int
-    configuration: Mapping[str, str] = field(default_factory=dict)
+    configuration: Mapping[str, str] = MappingProxyType({})
     node_rank: int | None = None
     local_addr: str | None = None
-    token: bytes | None = field(default=None, repr=False)
+    token: bytes | None = None
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -137,8 +135,7 @@ class Talk(Enum):
     VERBOSE = "each decision and its reason"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(WorkerSpec):
+class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     """What one agent is to do: which workers, with which other nodes, and how.
 
     Attributes:
@@ -156,10 +153,10 @@ class Job(WorkerSpec):
 
     run_id: str
     host: str
-    environ: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str]
     nodes: Nodes = Nodes()
     rendezvous: Rendezvous | None = None
-    logs: LogSpec = field(default_factory=LogSpec)
+    logs: LogSpec = LogSpec()
     shutdown_timeout_s: float = 30.0
     stop_signals: tuple[str, ...] = STOP_SIGNALS
     has_virtual_local_rank: bool = False
@@ -169,7 +166,7 @@ class Job(WorkerSpec):
     prints_events: bool = False
 
     def __post_init__(self) -> None:
-        WorkerSpec.__post_init__(self)  # not super(): slots make this another class
+        super().__post_init__()
         if self.cpus and len(self.cpus) != self.local_world_size:
             raise InvalidArgumentError("there must be one set of CPUs for each worker, or none.")
 

@@ -7,11 +7,11 @@ torchrun's, and so are the meanings of redirect, tee and filter. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 
 STDOUT, STDERR = 1, 2  # both the descriptors and the bits of torchrun's 0-3
 NAMES = {STDOUT: "stdout", STDERR: "stderr"}
@@ -27,11 +27,10 @@ class Way(Enum):
     DROPPED = "nowhere"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamMap:
+class StreamMap(Record, kw_only=True):
     """Which streams of which local ranks: 0 none, 1 stdout, 2 stderr, 3 both."""
 
-    of: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    of: Mapping[int, int] = MappingProxyType({})
     all_others: int = 0
 
     def __bool__(self) -> bool:
@@ -63,8 +62,7 @@ class StreamMap:
         return cls(of=MappingProxyType(found))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSpec:
+class LogSpec(Record, kw_only=True):
     """All that the user can ask for.
 
     Attributes:
@@ -80,7 +78,7 @@ class LogSpec:
     redirects: StreamMap = StreamMap()
     tee: StreamMap = StreamMap()
     shown: frozenset[int] | None = None
-    filters: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    filters: Mapping[int, tuple[str, ...]] = MappingProxyType({})
     prefix: str | None = None
     tee_prefix: str = "[{role}{local_rank}]:"
 

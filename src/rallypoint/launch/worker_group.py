@@ -10,11 +10,11 @@ Pure facts and verdicts; what to do about them is node.py's and decide.py's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from signal import Signals
 
 from rallypoint.base.control_message import WorkerError
+from rallypoint.base.record import Record
 
 
 class GroupState(Enum):
@@ -38,8 +38,7 @@ _MOVES: dict[GroupState, tuple[GroupState, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Record, kw_only=True):
     """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting."""
 
     rank: int
@@ -56,8 +55,7 @@ class Exit:
         return self.code == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Record):
     """A worker that failed, as opposed to one that the launcher stopped."""
 
     exit: Exit
