@@ -89,6 +89,8 @@ def test_standalone(launch: Launch) -> None:
 def test_meaningless_flags(launch: Launch) -> None:
     flags = ["--monitor-interval", "5", "--start-method", "fork"]
     assert launch.run(*flags, launch.script("")) == 0
+    assert launch.err == ""
+    assert launch.run(*flags, "--verbose", launch.script("")) == 0
     assert "--monitor-interval means nothing" in launch.err
     assert "--start-method fork means nothing" in launch.err
 
