@@ -37,7 +37,8 @@ bool parse_spawn(char* payload, size_t size, SpawnRequest& request) {
   char* cursor = payload + sizeof head;
   const char* end = payload + size;
   request.directory = take_string(cursor, end);
-  return request.directory != nullptr && head[1] > 0 &&
+  if (request.directory != nullptr) request.cpus = take_string(cursor, end);
+  return request.cpus != nullptr && head[1] > 0 &&
          take_strings(cursor, end, head[1], request.argv) &&
          take_strings(cursor, end, head[2], request.environment) && cursor == end;
 }

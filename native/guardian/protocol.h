@@ -26,6 +26,7 @@ struct Header {
 struct SpawnRequest {
   uint32_t worker = 0;
   char* directory = nullptr;
+  char* cpus = nullptr;            // "0,1,8": where it may run; "": anywhere
   std::vector<char*> argv;         // ends with nullptr
   std::vector<char*> environment;  // ends with nullptr
 };
@@ -44,7 +45,7 @@ enum class ReportKind : int64_t {
   kEnded = 5,       // status = number of processes that could not be killed
 };
 
-enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3 };
+enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3, kAffinity = 4 };
 
 struct Report {
   ReportKind kind;

@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 namespace guardian {
 namespace {
 
@@ -24,6 +26,23 @@ void close_from(unsigned first) {
   failure->error = errno;
   failure->stage = stage;
   _exit(127);
+}
+
+// The list has only digits and commas; the kernel itself leaves out CPUs that are not there.
+bool run_only_on(const char* cpus) {
+  constexpr size_t kMaxCpus = 8192;
+  unsigned long mask[kMaxCpus / (8 * sizeof(unsigned long))] = {};
+  while (*cpus != '\0') {
+    char* end;
+    const unsigned long cpu = strtoul(cpus, &end, 10);
+    if (end == cpus || cpu >= kMaxCpus) {
+      errno = EINVAL;
+      return false;
+    }
+    mask[cpu / (8 * sizeof *mask)] |= 1ul << cpu % (8 * sizeof *mask);
+    cpus = *end == ',' ? end + 1 : end;
+  }
+  return syscall(SYS_sched_setaffinity, 0, sizeof mask, mask) == 0;
 }
 
 [[noreturn]] void become(const SpawnRequest& request, const int (&fds)[kWorkerFds],
@@ -43,6 +62,8 @@ void close_from(unsigned first) {
 
   if (request.directory[0] != '\0' && chdir(request.directory) != 0)
     give_up(failure, SpawnStage::kDirectory);
+  if (request.cpus[0] != '\0' && !run_only_on(request.cpus))
+    give_up(failure, SpawnStage::kAffinity);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

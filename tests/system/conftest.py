@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import REQUIRE_ALL
+
+from rallypoint.testing.hosts import why_not
 
 # In the environment of everything a test starts, so that only its own processes are looked for.
 MARK = "RALLYPOINT_TEST_MARK"
@@ -147,6 +150,16 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         launch.process.send_signal(signal.SIGKILL)
         launch.process.wait()
     assert launch.left_over(within_s=5.0) == []
+
+
+@pytest.fixture(scope="session")
+def needs_hosts() -> None:
+    """For tests on hosts of their own."""
+    reason = why_not()
+    if reason and REQUIRE_ALL:
+        pytest.fail(f"test hosts are required here: {reason}")
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ if the meaning of what exists changes, and another version is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.record import Record
 
 VERSION = 1
 # What every healthy worker sends is read without the 6 ms that importing json takes.
@@ -22,15 +21,13 @@ _MAX_TIME_S = 253_402_300_800.0  # the year 10000, the first that datetime canno
 _MAX_TEXT_CHARS = (48 << 10, 16 << 10, 4 << 10, 1 << 10)
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Record):
     """Worker to agent: a Python interpreter has started that reports its errors."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerError:
+class WorkerError(Record):
     """Worker to agent: an exception that nobody caught is ending the worker.
 
     Attributes:
@@ -48,15 +45,13 @@ class WorkerError:
     is_startup: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Record):
     """Agent to worker: give up what you wait for, because of `reason`."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Record):
     """A message of a kind that this version does not know; to be passed over."""
 
     kind: str

@@ -8,13 +8,12 @@ Pure: the environment is an argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEnv:
+class WorkerEnv(Record, kw_only=True):
     """Who a worker is, and where its store is.
 
     What only some launchers say (the node-local numbers, the run id) is None where it is unknown.

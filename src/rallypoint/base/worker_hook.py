@@ -74,7 +74,9 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
 def _missing_program() -> BaseException | None:
     """What kept Python from running the script or module at all: it tells nobody but stderr."""
     name = sys.argv[0] if sys.argv else ""
-    if name in ("", "-", "-c") or hasattr(sys.modules.get("__main__"), "__file__"):
+    loader = getattr(sys.modules.get("__main__"), "__loader__", None)
+    # A program that was found has a loader of its own; its __file__ is gone again by now.
+    if name in ("", "-", "-c") or getattr(loader, "__name__", "") != "BuiltinImporter":
         return None
     if name == "-m":
         words = sys.orig_argv

@@ -8,17 +8,16 @@ costs 8 ms of each launch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rallypoint.base.errors import CallerError
+from rallypoint.base.record import Record
 
 
 class UsageError(CallerError):
     """The command line cannot be followed; the message is the one sentence to show."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Record):
     """One flag: ``--like-this`` (and ``--like_this``), maybe a short form, maybe a value."""
 
     name: str
@@ -30,6 +29,21 @@ class Flag:
     def takes_value(self) -> bool:
         """Whether a value follows."""
         return bool(self.value)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that says the same."""
+        return "PET_" + self.name.lstrip("-").replace("-", "_").upper()
+
+
+HELP = Flag("--help", "this text", short="-h")
+
+
+class Group(Record):
+    """Flags that belong together."""
+
+    title: str
+    flags: tuple[Flag, ...]
 
 
 def parse(
@@ -55,11 +69,14 @@ def parse(
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         flag = by_name.get(name)
+        if flag is None and word[1] != "-" and (short := by_name.get(word[:2])) is not None:
+            # The value may follow at once, as in -r3.
+            flag, equals, value = short, "=", word[2:]
         if flag is None:
             raise UsageError(_unknown(program, word.partition("=")[0], list(by_name)))
         position += 1
         if flag.takes_value and not equals:
-            if position == len(words):
+            if position == len(words) or _spells_flag(words[position], by_name):
                 raise UsageError(f"{program}: {flag.name} needs a value: {flag.name} {flag.value}.")
             value = words[position]
             position += 1
@@ -67,9 +84,14 @@ def parse(
             raise UsageError(f"{program}: {flag.name} takes no value; leave out '={value}'.")
         values[flag.name] = value if flag.takes_value else "1"
     for flag in flags:
-        inherited = environ.get("PET_" + flag.name.lstrip("-").replace("-", "_").upper())
-        if flag.name not in values and inherited and (flag.takes_value or inherited != "0"):
-            values[flag.name] = inherited
+        inherited = environ.get(flag.variable)
+        if flag.name in values or not inherited or flag.name == HELP.name:
+            continue
+        if not flag.takes_value and inherited == "0":
+            continue
+        if not flag.takes_value and inherited != "1":
+            raise UsageError(f"{program}: {flag.variable} is {inherited!r}; it must be 1 or 0.")
+        values[flag.name] = inherited
     return values, list(words[position:])
 
 
@@ -85,12 +107,47 @@ def describe(flags: Sequence[Flag]) -> str:
     return "\n".join(lines)
 
 
+def describe_groups(groups: Sequence[Group]) -> str:
+    """The same, below titles."""
+    return "\n\n".join(
+        f"{group.title}:\n{describe(group.flags)}" if group.title else describe(group.flags)
+        for group in groups
+    )
+
+
+def inherited_note(
+    text: str, words: Sequence[str], flags: Sequence[Flag], environ: Mapping[str, str]
+) -> str:
+    """Which of the flags that an error names nobody typed, and where they come from instead."""
+    try:
+        typed, _ = parse(words, flags, program="", environ={})
+    except UsageError:
+        return ""
+    named = {word.strip(":;,.").partition("=")[0] for word in text.split()}
+    variables = [
+        f"{flag.variable}={environ[flag.variable]}"
+        for flag in flags
+        if flag.name in named and flag.name not in typed and environ.get(flag.variable)
+    ]
+    return f" (The environment has {', '.join(variables)}.)" if variables else ""
+
+
 def suggestion(word: str, known: Sequence[str]) -> str:
     """``"; did you mean --this?"``, or nothing."""
     import difflib
+    import os.path
 
-    near = difflib.get_close_matches(word.replace("_", "-"), known, n=1)
+    word = word.replace("_", "-")
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+    if not near:  # rather the right beginning than the right letters: --nproc, not --role
+        alike = max(known, key=lambda name: len(os.path.commonprefix([word, name])))
+        is_begun = len(os.path.commonprefix([word, alike])) > len("--no")
+        near = [alike] if is_begun else difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _spells_flag(word: str, by_name: Mapping[str, Flag]) -> bool:
+    return word.partition("=")[0].replace("_", "-") in by_name
 
 
 def _unknown(program: str, word: str, known: list[str]) -> str:

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
-from rallypoint.cli.options import Flag, UsageError, describe, parse
+from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.cli.token import TOKEN_FLAG, read_token
 
 PROGRAM = "rallypoint store"
 
 FLAGS = (
     Flag("--host", "address to listen on (default 127.0.0.1); :: is all of them", "H"),
     Flag("--port", "port to listen on (default 29500); 0 takes a free one", "P"),
-    Flag("--token-file", "clients must prove that they know the token in FILE; so says\n"
-         "RALLYPOINT_TOKEN too", "FILE"),
-    Flag("--help", "this text", short="-h"),
+    TOKEN_FLAG,
+    HELP,
 )  # fmt: skip
 
 USAGE = """\
@@ -46,7 +46,7 @@ def store(words: Sequence[str]) -> int:
         if rest:
             raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; it takes flags only.")
         host, port = values.get("--host", "127.0.0.1"), _port(values.get("--port", "29500"))
-        token = _token(values.get("--token-file"))
+        token = read_token(values, os.environ)
     except (UsageError, InvalidArgumentError) as error:
         print(error, file=sys.stderr)
         return _STATUS_USAGE
@@ -88,12 +88,3 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise UsageError(f"{PROGRAM}: --port {text} is no port; give one from 0 to 65535.")
     return int(text)
-
-
-def _token(path: str | None) -> bytes | None:
-    if path is not None:
-        from rallypoint.store.token import read_token
-
-        return read_token(path)
-    inherited = os.environ.get("RALLYPOINT_TOKEN", "")
-    return inherited.encode() or None

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.launch.decide import Finish, Outcome, Start, Stop
+from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
-from rallypoint.launch.logs import Outlet, open_outlets
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.memory_limit import count_oom_kills
 from rallypoint.launch.node import (
@@ -27,9 +28,9 @@ from rallypoint.launch.node import (
     SignalWorkers,
     Tell,
 )
+from rallypoint.launch.output import Output
 from rallypoint.launch.round import Round
-from rallypoint.launch.scratch import Scratch
-from rallypoint.launch.signals import FORWARDED, Signals, say
+from rallypoint.launch.signals import FORWARDED, Signals
 from rallypoint.launch.worker import Worker
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
 
@@ -48,7 +49,7 @@ def run(job: Job) -> int:
     _fill_standard_descriptors()
     agent = Agent(job, _meeting_of(job))
     try:
-        with Signals(agent.selector, agent.signal_received):
+        with Signals(agent.selector, agent.signal_received, job.stop_signals):
             try:
                 agent.start()
                 status = agent.wait()
@@ -70,21 +71,21 @@ class Agent:
         self._meeting = meeting
         self._state = NodeState(job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s)
         self._guardian: Guardian | None = None
-        self._scratch: Scratch | None = None
+        self._output: Output | None = None
         self._round: Round | None = None
         self._workers: dict[int, Worker] = {}  # by rank
-        self._outlets: tuple[Outlet, Outlet] | None = None
         self._unkillable: list[int] = []
         self._oom_kills: int | None = None
         self._started = time.monotonic()
+        self._face = Face(job, self._started)
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
-        self._scratch = Scratch(self._job.run_id, self._job.environ)
-        self._guardian = Guardian(temporary_directory=self._scratch.path)
+        self._output = Output(self._job, self.selector)
+        scratch = self._output.scratch
+        self._face.job_began(scratch.path if scratch.is_kept else "")
+        self._guardian = Guardian(temporary_directory=scratch.to_remove)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
-        if self._job.log_prefix is not None:
-            self._outlets = open_outlets(self.selector)
         self._oom_kills = count_oom_kills()
         self._meeting.open(self.selector)
 
@@ -94,29 +95,31 @@ class Agent:
             self._obey()
             if self._state.phase is Phase.DONE:
                 return self._state.status
-            alarms = [at for at in (self._state.wake_at, self._meeting.wake_at) if at is not None]
+            sources = (self._state.wake_at, self._meeting.wake_at, self._face.wake_at)
+            alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
             if self._meeting.wake_at is not None and time.monotonic() >= self._meeting.wake_at:
                 self._meeting.tick()
+            self._face.tick(time.monotonic(), len(self._state.group.running))
 
     def end(self) -> None:
         """Leave no process behind."""
         if self._guardian is not None:
             # One that was asked to end everything and did not answer gets no second chance.
             self._guardian.close(*([0.0] if self._state.guardian_lost_because else []))
-        if self._state.guardian_lost_because and self._scratch is not None:
-            self._scratch.kill_marked()
+        if self._state.guardian_lost_because and self._output is not None:
+            self._output.scratch.kill_marked()
         self._meeting.close()
 
     def close(self) -> None:
         """Pass on the last output, and close everything."""
         self._let_workers_go()
         patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
-        for outlet in self._outlets or ():
-            outlet.flush(patience_s)
+        if self._output is not None:
+            self._output.close(patience_s)
         self.selector.close()
 
     def report(self) -> None:
@@ -149,13 +152,17 @@ class Agent:
             lines.append(
                 f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
             )
-        if lines:
-            say("\n".join(lines))
+        self._face.job_ended(self._state.status, "\n".join(lines), time.monotonic())
 
     def _summary(self, group: WorkerGroup, *, title: str, because: str, elsewhere: str = "") -> str:
-        from rallypoint.launch.failure import NO_LOGS, Telling, summary
+        from rallypoint.launch.failure import Telling, summary
 
         before, now = self._oom_kills, count_oom_kills()
+        logs = ""
+        if self._output is not None and self._state.phase is Phase.DONE:
+            failures = group.failures()
+            culprit = group.local_ranks[failures[0].exit.rank] if failures else None
+            logs = self._output.hint(culprit)
         telling = Telling(
             title=title,
             because=because,
@@ -163,7 +170,7 @@ class Agent:
             local_ranks=group.local_ranks,
             oom_kills=None if before is None or now is None else now - before,
             elsewhere=elsewhere,
-            logs=NO_LOGS if self._state.phase is Phase.DONE else "",
+            logs=logs,
         )
         return summary(group, telling)
 
@@ -190,23 +197,24 @@ class Agent:
         self._perform(decision)
         self._let_workers_go()
         self._round = start.round
+        ranks = range(first, first + len(places))
+        self._face.round_began(start.round.number, ranks, start.because)
         self._spawn(start.round)
         self._meeting.settle()
         if start.because:
             title = f"round {start.round.number - 1} failed"
             text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
-            say(text)
+            self._face.round_failed(text)
             self._oom_kills = count_oom_kills()
+        self._face.round_runs()
 
     def _spawn(self, of: Round) -> None:
-        assert self._scratch is not None
+        assert self._output is not None
         assert self._guardian is not None
-        self._scratch.start_round(of.number)
+        self._output.start_round(of.number)
         for place in of.placements(self._job.nodes.node_rank):
-            worker = Worker(self._job, place, self._scratch.error_file(place.local_rank))
+            worker = Worker(self._job, place, self._output.streams_of(place))
             self._workers[place.rank] = worker
-            if self._outlets is not None:
-                worker.redirect(self._outlets, self.selector)
             number = of.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
             try:
                 worker.start(self._guardian, number, of)
@@ -229,7 +237,9 @@ class Agent:
 
     def signal_received(self, number: int) -> None:
         """A signal came for the agent."""
-        if number in FORWARDED:
+        self._face.signal_received(number)
+        is_to_stop = signal.Signals(number).name in self._job.stop_signals
+        if number in FORWARDED and not is_to_stop:
             self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
         else:
             text = f"{signal_name(number)} stopped node {self._job.nodes.node_rank}"
@@ -258,6 +268,7 @@ class Agent:
                     return  # of a round that is over
                 if report.kind is ReportKind.STARTED:
                     worker.pid = report.pid
+                    self._face.worker_started(worker.rank, report.pid)
                 else:
                     self._worker_ended(worker, report)
 
@@ -278,6 +289,10 @@ class Agent:
             error = worker.recorded_error(lambda text: read_error_file(text, time_s=end.time_s))
             if error is not None:
                 self._perform(self._state.worker_reported(worker.rank, error, now))
+        error = self._state.group.errors.get(worker.rank)
+        if error is not None and self._job.logs.are_kept:
+            worker.keep_error(error)
+        self._face.worker_ended(end, self._state.group.failure_text(end))
         self._perform(self._state.worker_exited(end, now))
 
     def _read(self, worker: Worker) -> None:
@@ -292,8 +307,8 @@ class Agent:
     # Actions.
 
     def _perform(self, decision: Decision) -> None:
-        if decision.reason and self._job.verbose:
-            say(f"{self._state.phase.value}: {decision.reason}")
+        if decision.reason:
+            self._face.decided(self._state.phase.value, decision.reason)
         for action in decision.actions:
             match action:
                 case SignalWorkers():
@@ -326,6 +341,11 @@ class Agent:
 
 
 def _meeting_of(job: Job) -> Meeting:
+    if job.rendezvous is not None:
+        raise InvalidArgumentError(
+            f"--rdzv-backend {job.rendezvous.backend}: machines cannot find each other by"
+            " themselves yet; use --nnodes, --node-rank, --master-addr and --master-port."
+        )
     if job.nodes.count == 1:
         return Alone(job)
     from rallypoint.launch.static import meeting_of

@@ -11,9 +11,9 @@ of node 0, runs this for all; a job of one machine runs it too. No socket, clock
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
+from rallypoint.base.record import Record
 from rallypoint.launch.round import Member, Round
 
 NOTICE_EVERY_S = 10.0
@@ -22,8 +22,7 @@ NOTICE_EVERY_S = 10.0
 # What agents report.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Record, kw_only=True):
     """One worker's failure, in a line."""
 
     rank: int
@@ -34,8 +33,7 @@ class Cause:
     is_startup: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class Broken(Record, kw_only=True):
     """A worker of this node failed: the round cannot succeed any more."""
 
     node_rank: int
@@ -43,8 +41,7 @@ class Broken:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Record, kw_only=True):
     """Nothing of the round is left running on this node, but for what cannot be killed."""
 
     node_rank: int
@@ -54,8 +51,7 @@ class Ended:
     unkillable: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
+class StopAsked(Record, kw_only=True):
     """A signal asked this node's agent to stop the job."""
 
     node_rank: int
@@ -76,24 +72,21 @@ class Outcome(Enum):
     GIVEN_UP = "given up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Record, kw_only=True):
     """Start the workers of this round; `because` says why there is a new one."""
 
     round: Round
     because: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Record, kw_only=True):
     """End the workers of this round."""
 
     round: int
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(Record, kw_only=True):
     """The job is over. `what` went wrong first is told in full by the node `culprit`, if any."""
 
     outcome: Outcome
@@ -105,8 +98,7 @@ class Finish:
 Order = Start | Stop | Finish
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRound:
+class OpenRound(Record, kw_only=True):
     """Open an empty worker store, and order all members to start."""
 
     number: int
@@ -114,8 +106,7 @@ class OpenRound:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Record):
     """Tell the user why nothing happens."""
 
     text: str
@@ -124,8 +115,7 @@ class Notice:
 Action = OpenRound | Stop | Finish | Notice
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Record):
     """What to do now, and why; without a reason, nothing has changed."""
 
     actions: tuple[Action, ...] = ()
@@ -148,8 +138,7 @@ class Next(Enum):
     GIVE_UP = "give up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundEnd:
+class RoundEnd(Record, kw_only=True):
     """All that counts when a round is over on every node that is still there."""
 
     succeeded: bool = False
@@ -168,8 +157,7 @@ class RoundEnd:
         return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record):
     """What comes next, and why."""
 
     next: Next
@@ -230,31 +218,31 @@ _MOVES: dict[Stage, tuple[Stage, ...]] = {
 }
 
 
-@dataclass(slots=True)
 class _Node:
-    member: Member
-    ended: Ended | None = None
-    is_gone: bool = False
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.ended: Ended | None = None
+        self.is_gone = False
 
 
-@dataclass(slots=True)
 class Coordinator:
     """The job. Each method takes one event and gives one `Decision`.
 
     `nodes` are there from the start to the end: with static members, one that is lost ends the job.
     """
 
-    nodes: int
-    max_restarts: int
-    join_timeout_s: float = 600.0
-    stage: Stage = Stage.GATHERING
-    round: int = -1
-    restarts: int = 0
-    wake_at: float | None = None
-    stop_asked: str = ""
-    lost: list[int] = field(default_factory=list, init=False)
-    _members: dict[int, _Node] = field(default_factory=dict, init=False)
-    _deadline: float = field(default=0.0, init=False)
+    def __init__(self, nodes: int, max_restarts: int, join_timeout_s: float = 600.0) -> None:
+        self.nodes = nodes
+        self.max_restarts = max_restarts
+        self.join_timeout_s = join_timeout_s
+        self.stage = Stage.GATHERING
+        self.round = -1
+        self.restarts = 0
+        self.wake_at: float | None = None
+        self.stop_asked = ""
+        self.lost: list[int] = []
+        self._members: dict[int, _Node] = {}
+        self._deadline = 0.0
 
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.worker_group import Failure, WorkerGroup
+from rallypoint.launch.worker_group import Failure, WorkerGroup, name_ranks
 
-NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"
 _MAX_LISTED = 16
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 
@@ -83,18 +82,6 @@ def summary(group: WorkerGroup, telling: Telling) -> str:
         if telling.logs:
             lines.append(f"  logs: {telling.logs}")
     return "\n".join(lines)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``"rank 3"``, ``"ranks 0-2, 5"``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def _key(failure: Failure) -> tuple[str, str]:

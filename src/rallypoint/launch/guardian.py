@@ -12,11 +12,11 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.record import Record
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "guardian")
 _MAX_PAYLOAD = 8 << 20
@@ -41,8 +41,7 @@ class GuardianLostError(HostError):
     """The guardian process is gone, and every worker with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """One thing that happened below the guardian."""
 
     kind: ReportKind
@@ -88,14 +87,18 @@ class Guardian:
         *,
         descriptors: tuple[int, int, int, int],
         directory: str = "",
+        cpus: Collection[int] = (),
     ) -> None:
         """Ask for a worker; `descriptors` become its stdin, stdout, stderr and control socket.
+
+        It may run on `cpus` only, if there are any.
 
         Raises:
             InvalidArgumentError: the command or the environment is too long.
             GuardianLostError: there is no guardian any more.
         """
-        strings = [os.fsencode(directory), *map(os.fsencode, argv)]
+        places = ",".join(map(str, sorted(cpus)))
+        strings = [os.fsencode(directory), places.encode(), *map(os.fsencode, argv)]
         strings += [os.fsencode(f"{name}={value}") for name, value in environ.items()]
         text = b"\0".join(strings) + b"\0"
         if text.count(b"\0") != len(strings):

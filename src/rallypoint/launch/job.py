@@ -6,12 +6,15 @@ Pure: the agent's own environment is part of the job; nothing here looks at the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD
-from rallypoint.launch.round import Member, Placement, Round
+from rallypoint.launch.log_spec import LogSpec
+from rallypoint.launch.round import Endpoint, Member, Placement, Round
 
 # Where the guardian puts a worker's end of the control socket.
 CONTROL_FD_NUMBER = 3
@@ -20,8 +23,7 @@ LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
+class WorkerSpec(Record, kw_only=True):
     """What the workers of one node are.
 
     Attributes:
@@ -49,8 +51,7 @@ class WorkerSpec:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class Nodes(Record, kw_only=True, secret=("token",)):
     """With which other nodes the job runs; as given, it runs on one alone.
 
     Attributes:
@@ -67,7 +68,7 @@ class Nodes:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     join_timeout_s: float = 600.0
-    token: bytes | None = field(default=None, repr=False)
+    token: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -84,29 +85,90 @@ class Nodes:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(WorkerSpec):
+class Rendezvous(Record, kw_only=True, secret=("token",)):
+    """Nodes that find each other at an endpoint, and may come and go.
+
+    Attributes:
+        backend: its name, as in --rdzv-backend; never "static".
+        endpoints: where to meet, in the order in which to try.
+        run_id: the job's name there; the same as the job's.
+        min_nodes, max_nodes: how many make up a round.
+        configuration: options of the backend, from --rdzv-conf.
+        node_rank: the rank that this node wishes for; None: any.
+        local_addr: this node's address as others know it, from --local-addr; None: to be found out.
+        token: what nodes must know to take part.
+    """
+
+    backend: str
+    endpoints: tuple[Endpoint, ...]
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    configuration: Mapping[str, str] = MappingProxyType({})
+    node_rank: int | None = None
+    local_addr: str | None = None
+    token: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise InvalidArgumentError(
+                f"--rdzv-backend {self.backend} needs --rdzv-endpoint HOST:PORT, the same on all"
+                " machines."
+            )
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise InvalidArgumentError(
+                f"--nnodes is {self.min_nodes}:{self.max_nodes}; it must be the fewest and the"
+                " most, as in 2:4."
+            )
+        if self.node_rank is not None and not 0 <= self.node_rank < self.max_nodes:
+            raise InvalidArgumentError(
+                f"--node-rank is {self.node_rank}; with at most {self.max_nodes} nodes it must be"
+                f" from 0 to {self.max_nodes - 1}."
+            )
+
+
+class Talk(Enum):
+    """How much the launcher says while all is well."""
+
+    QUIET = "nothing"
+    NORMAL = "what a user would ask for"
+    VERBOSE = "each decision and its reason"
+
+
+class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     """What one agent is to do: which workers, with which other nodes, and how.
 
     Attributes:
         environ: what the workers inherit.
-        log_prefix: a format with {rank}, {local_rank} and {host} that each line of the workers'
-            output begins with; None: the workers write to the agent's own stdout and stderr.
+        rendezvous: how the nodes find each other, if not as `nodes` says.
+        logs: where the workers' output goes.
         shutdown_timeout_s: from the signal to stop until what still runs is killed.
+        stop_signals: names of the signals that stop the job.
+        has_virtual_local_rank: each worker sees only the device of its local rank, and is told that
+            its local rank is 0.
+        cpus: by local rank, the CPUs that a worker may run on; empty: all.
+        events_file: a journal of what happens; empty: none.
+        prints_events: the same on stderr.
     """
 
     run_id: str
     host: str
-    environ: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str]
     nodes: Nodes = Nodes()
-    log_prefix: str | None = None
+    rendezvous: Rendezvous | None = None
+    logs: LogSpec = LogSpec()
     shutdown_timeout_s: float = 30.0
-    verbose: bool = False
+    stop_signals: tuple[str, ...] = STOP_SIGNALS
+    has_virtual_local_rank: bool = False
+    cpus: tuple[frozenset[int], ...] = ()
+    talk: Talk = Talk.NORMAL
+    events_file: str = ""
+    prints_events: bool = False
 
     def __post_init__(self) -> None:
-        WorkerSpec.__post_init__(self)  # not super(): slots make this another class
-        if self.log_prefix is not None:
-            format_prefix(self.log_prefix, rank=0, local_rank=0, host="")
+        super().__post_init__()
+        if self.cpus and len(self.cpus) != self.local_world_size:
+            raise InvalidArgumentError("there must be one set of CPUs for each worker, or none.")
 
     @property
     def member(self) -> Member:
@@ -122,7 +184,13 @@ class Job(WorkerSpec):
         """The arguments of one worker's program."""
         program, *arguments = self.command
         number = str(local_rank)
-        return (program, *(text.replace(LOCAL_RANK_MACRO, number) for text in arguments))
+        return (program, *(_substitute(text, number) for text in arguments))
+
+
+def _substitute(text: str, number: str) -> str:
+    """As torchrun, with one dollar more as the way to write the macro itself."""
+    parts = text.split("$" + LOCAL_RANK_MACRO)
+    return LOCAL_RANK_MACRO.join(part.replace(LOCAL_RANK_MACRO, number) for part in parts)
 
 
 def worker_environ(
@@ -153,22 +221,24 @@ def worker_environ(
     if job.local_world_size > 1:
         # As torchrun: several workers that each use all cores slow each other down.
         environ.setdefault("OMP_NUM_THREADS", "1")
-    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(STOP_SIGNALS)
+    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(job.stop_signals)
     environ.update(contract.to_environ())
+    if job.has_virtual_local_rank:
+        environ["LOCAL_RANK"] = "0"
+        environ["CUDA_VISIBLE_DEVICES"] = _device_of(place.local_rank, job.environ)
     environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
     return environ
 
 
-def format_prefix(template: str, *, rank: int, local_rank: int, host: str) -> str:
-    """Fill in a log prefix.
-
-    Raises:
-        InvalidArgumentError: the template is not a format of these three.
-    """
-    try:
-        return template.format(rank=rank, local_rank=local_rank, host=host)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+def _device_of(local_rank: int, environ: Mapping[str, str]) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for this worker to see its device only."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(local_rank)
+    devices = [each.strip() for each in visible.split(",") if each.strip()]
+    if local_rank >= len(devices):
         raise InvalidArgumentError(
-            f"{template!r} is not a log prefix; it may use {{rank}}, {{local_rank}} and {{host}},"
-            " as in '{rank}: '."
-        ) from None
+            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={visible} has no device for local rank"
+            f" {local_rank}; start fewer workers, or make more devices visible."
+        )
+    return devices[local_rank]

@@ -13,11 +13,14 @@ import select
 import selectors
 from collections.abc import Callable
 
+from rallypoint.launch.terminal import STATUS
+
 _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
 _PIPE_BUF = 4096  # what poll promises a pipe can take without blocking
 _FULL_BYTES = 256 << 10
 _LOW_BYTES = 64 << 10
+_NEWLINE = 10
 
 Callback = Callable[[], None]
 
@@ -30,9 +33,11 @@ class Outlet:
         self._fd = fd
         self._selector = selector
         self._pending = bytearray()
+        self.is_full = False
         self._is_registered = False
         self._is_broken = False
         self._can_wait = True
+        self._is_terminal = os.isatty(fd)
 
     def write(self, data: bytes) -> None:
         """Queue `data`, and write what can be written now."""
@@ -64,6 +69,8 @@ class Outlet:
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def _write_chunk(self, size: int) -> None:
+        if self._is_terminal:
+            STATUS.hide()
         try:
             written = os.write(self._fd, memoryview(self._pending)[:size])
         except BlockingIOError:  # the stream is set so by someone who shares it
@@ -72,6 +79,8 @@ class Outlet:
         except OSError:
             self._break()
             return
+        if self._is_terminal and written:
+            STATUS.may_show = self._pending[written - 1] == _NEWLINE
         del self._pending[:written]
 
     def _break(self) -> None:
@@ -89,13 +98,49 @@ class Outlet:
                     self._can_wait = False
                     return self._write_some()
             self._is_registered = not self._is_registered
-        for reader in self.readers:
-            reader.pause(len(self._pending) > (_LOW_BYTES if reader.is_paused else _FULL_BYTES))
+        is_full = len(self._pending) > (_LOW_BYTES if self.is_full else _FULL_BYTES)
+        if is_full != self.is_full:
+            self.is_full = is_full
+            self.readers[:] = self.readers[1:] + self.readers[:1]  # another one is first next time
+            for reader in tuple(self.readers):
+                reader.pause(is_full)
+                if self.is_full != is_full:
+                    break  # what this reader had has filled it again, and all have been told
         return None
 
 
+class Lines:
+    """Cuts one worker's output into blocks of whole lines.
+
+    A carriage return ends a line too, as for torchrun: else a progress bar would not show until
+    its end.
+    """
+
+    def __init__(self) -> None:
+        self._partial = b""
+
+    def take(self, data: bytes) -> bytes:
+        """What is whole now; empty if nothing is."""
+        data = self._partial + data
+        self._partial = b""
+        if b"\r" in data:
+            if data.endswith(b"\r"):  # a newline may follow
+                data, self._partial = data[:-1], b"\r"
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        cut = data.rfind(b"\n") + 1
+        self._partial = data[cut:] + self._partial
+        if len(self._partial) > _MAX_LINE_BYTES:
+            return data[:cut] + self.rest()
+        return data[:cut]
+
+    def rest(self) -> bytes:
+        """The unfinished last line, made whole."""
+        rest, self._partial = self._partial.rstrip(b"\r"), b""
+        return rest + b"\n" if rest else b""
+
+
 class LineReader:
-    """The agent's end of one worker's stdout or stderr."""
+    """The agent's end of one worker's stdout or stderr, whose lines get a prefix."""
 
     def __init__(self, outlet: Outlet, prefix: str, selector: selectors.BaseSelector) -> None:
         self._fd, self.worker_fd = os.pipe()
@@ -103,11 +148,11 @@ class LineReader:
         self._outlet = outlet
         self._prefix = os.fsencode(prefix)
         self._selector = selector
-        self._partial = b""
+        self._lines = Lines()
         self._is_open = True
-        self.is_paused = False
+        self._is_listening = False
         outlet.readers.append(self)
-        selector.register(self._fd, selectors.EVENT_READ, self.read)
+        self._listen(True)
 
     def read(self) -> None:
         """Take what the worker has written."""
@@ -134,34 +179,37 @@ class LineReader:
                 self.close()
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume listening to the worker."""
-        if paused == self.is_paused or not self._is_open:
-            return
-        self.is_paused = paused
-        if paused:
-            self._selector.unregister(self._fd)
-        else:
-            self._selector.register(self._fd, selectors.EVENT_READ, self.read)
+        """The outlet is full, or is so no longer."""
+        self._listen(self._is_open and not paused)
 
     def close(self) -> None:
         """Give out an unfinished last line, and stop listening."""
         if not self._is_open:
             return
-        if not self.is_paused:
-            self._selector.unregister(self._fd)
+        self._listen(False)
         self._is_open = False
         os.close(self._fd)
         self._outlet.readers.remove(self)
-        if self._partial:
-            self._outlet.write(self._prefix + self._partial + b"\n")
+        self._give(self._lines.rest())
 
     def _take(self, data: bytes) -> None:
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > _MAX_LINE_BYTES:
-            lines.append(self._partial)
-            self._partial = b""
-        if lines:
-            self._outlet.write(b"".join(self._prefix + line + b"\n" for line in lines))
+        self._give(self._lines.take(data))
+
+    def _give(self, block: bytes) -> None:
+        if block:
+            self._outlet.write(with_prefix(block, self._prefix))
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted and not self._is_listening:
+            self._selector.register(self._fd, selectors.EVENT_READ, self.read)
+        elif self._is_listening and not wanted:
+            self._selector.unregister(self._fd)
+        self._is_listening = wanted
+
+
+def with_prefix(block: bytes, prefix: bytes) -> bytes:
+    """Whole lines, each behind the prefix."""
+    return prefix + block[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def open_outlets(selector: selectors.BaseSelector) -> tuple[Outlet, Outlet]:

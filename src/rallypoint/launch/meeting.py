@@ -22,10 +22,10 @@ from rallypoint.launch.decide import (
     Start,
     Stop,
 )
-from rallypoint.launch.job import Job
+from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.round import Endpoint, Round
-from rallypoint.launch.signals import say
 from rallypoint.launch.store_host import StoreHost
+from rallypoint.launch.terminal import say
 
 
 class Meeting(ABC):
@@ -98,7 +98,7 @@ class Alone(Meeting):
             self._store.close()
 
     def _perform(self, decision: Decision) -> None:
-        if decision.reason and self._job.verbose:
+        if decision.reason and self._job.talk is Talk.VERBOSE:
             say(f"job {self._coordinator.stage.value}: {decision.reason}")
         for action in decision.actions:
             match action:

@@ -11,10 +11,10 @@ ENDING: whatever is left, grandchildren included, is killed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
+from rallypoint.base.record import Record
 from rallypoint.launch.decide import Broken, Cause, Ended, Finish, Outcome, Report, StopAsked
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
 
@@ -47,21 +47,18 @@ _MOVES: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SignalWorkers:
+class SignalWorkers(Record):
     """Send `signal` to the process groups of these ranks."""
 
     ranks: tuple[int, ...]
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndEverything:
+class EndEverything(Record):
     """Kill every process below the guardian; answer with `everything_ended`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Record):
     """Tell the coordinator."""
 
     report: Report
@@ -70,8 +67,7 @@ class Tell:
 Action = SignalWorkers | EndEverything | Tell
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Record):
     """What to do now, and why; without a reason, nothing has changed."""
 
     actions: tuple[Action, ...] = ()

@@ -6,21 +6,18 @@ TORCHELASTIC_RESTART_COUNT. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(Record, kw_only=True):
     """Where a server listens."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Record, kw_only=True):
     """One node's agent, and how many workers of which role it brings."""
 
     node_rank: int
@@ -29,8 +26,7 @@ class Member:
     role: str = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Record, kw_only=True):
     """Which place of a round one worker takes."""
 
     rank: int
@@ -38,8 +34,7 @@ class Placement:
     role_rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(Record, kw_only=True):
     """One agreement on who takes part.
 
     Attributes:

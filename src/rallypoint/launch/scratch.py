@@ -1,7 +1,7 @@
-"""The job's temporary directory, for the files in which workers record their errors.
+"""The job's directory, for the files in which workers record their errors, and for their logs.
 
-The guardian removes it, because it always outlives the job. Its name is in every worker's
-environment: the last resort for finding processes that got away.
+The guardian removes it, because it always outlives the job, unless the user asked for logs. Its
+name is in every worker's environment: the last resort for finding processes that got away.
 """
 
 from __future__ import annotations
@@ -11,36 +11,65 @@ import signal
 import time
 from collections.abc import Mapping
 
+from rallypoint.base.errors import HostError
+
 _CLEAN_LOOKS = 5
 _BETWEEN_LOOKS_S = 0.01
 
 
 class Scratch:
-    """A directory with torchrun's layout below it: attempt_N/LOCAL_RANK/error.json.
+    """A directory with torchrun's layout below it: attempt_N/LOCAL_RANK/{error.json, ...}.
 
     Attributes:
-        path: where it is; empty if it could not be made. Error files are a convenience: the job
-            runs without them.
+        path: where it is; empty if it could not be made. Without logs that is no misfortune: error
+            files are a convenience.
+        attempt: the current round's part of it.
+
+    Raises:
+        HostError: the user asked for logs, and there is no place for them.
     """
 
-    def __init__(self, run_id: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        environ: Mapping[str, str],
+        *,
+        log_directory: str | None = None,
+        is_kept: bool = False,
+    ) -> None:
         # By hand, because the tempfile module costs 9 ms to import.
         name = "".join(c if c.isalnum() or c in "-._" else "_" for c in run_id[:64])
-        parent = os.path.abspath(environ.get("TMPDIR") or "/tmp")
-        self.path = f"{parent}/rallypoint_{name}_{os.urandom(4).hex()}"
-        if not _make(self.path):
+        name = f"{name}_{os.urandom(4).hex()}"
+        parent = os.path.abspath(log_directory or environ.get("TMPDIR") or "/tmp")
+        self.is_kept = is_kept
+        self.path = f"{parent}/{name if log_directory else f'rallypoint_{name}'}"
+        try:
+            if log_directory:
+                os.makedirs(parent, exist_ok=True)
+            os.mkdir(self.path, 0o700)
+        except OSError as error:
+            if is_kept:
+                raise HostError(
+                    f"cannot make a directory for logs in {parent}: {error.strerror}; give another"
+                    " with --log-dir."
+                ) from None
             self.path = ""
 
-    def start_round(self, number: int) -> None:
-        """Before the error files of a round: a place for them."""
-        self._attempt = f"{self.path}/attempt_{number}"
-        if self.path:
-            _make(self._attempt)
+    @property
+    def to_remove(self) -> str:
+        """What is to go at the end of the job; empty: nothing."""
+        return "" if self.is_kept else self.path
 
-    def error_file(self, local_rank: int) -> str | None:
-        """Where this worker may record its error; None if there is no place for it."""
-        directory = f"{self._attempt}/{local_rank}"
-        return f"{directory}/error.json" if self.path and _make(directory) else None
+    def start_round(self, number: int) -> None:
+        """Before the files of a round: a place for them."""
+        self.attempt = f"{self.path}/attempt_{number}"
+        if self.path:
+            _make(self.attempt)
+
+    def directory_of(self, local_rank: int) -> str:
+        """This worker's part of the current round; empty if there is no place for it."""
+        directory = f"{self.attempt}/{local_rank}"
+        return directory if self.path and _make(directory) else ""
 
     def kill_marked(self) -> list[int]:
         """Kill what carries one of these error files in its environment, and so is ours.
@@ -76,7 +105,9 @@ class Scratch:
 
 def _make(path: str) -> bool:
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path)
+    except FileExistsError:
+        return True
     except OSError:
         return False
     return True

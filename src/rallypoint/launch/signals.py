@@ -1,15 +1,12 @@
-"""Signals for the agent, as events of its loop, and what the agent says on stderr."""
+"""Signals for the agent, as events of its loop."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-
-from rallypoint.launch.job import STOP_SIGNALS
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -17,8 +14,14 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 class Signals:
     """While in force, stop signals and those to forward arrive as events of the loop."""
 
-    def __init__(self, selector: selectors.BaseSelector, callback: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        callback: Callable[[int], None],
+        stop_signals: Sequence[str],
+    ) -> None:
         self._callback = callback
+        self._stop_signals = [signal.Signals[name] for name in stop_signals]
         self._selector = selector
         self._before: dict[int, object] = {}
 
@@ -26,7 +29,7 @@ class Signals:
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._reading, selectors.EVENT_READ, self._read)
         self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in (*(getattr(signal, name) for name in STOP_SIGNALS), *FORWARDED):
+        for number in (*self._stop_signals, *FORWARDED):
             # nohup ignores SIGHUP, and means the job too.
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
@@ -46,14 +49,3 @@ class Signals:
 
 def _note(_number: int, _frame: FrameType | None) -> None:
     """Nothing: but without a handler Python would not write to the wakeup descriptor."""
-
-
-def say(text: str) -> None:
-    """One message of the launcher on stderr."""
-    try:
-        # A carriage return at a terminal: the message replaces the "^C" that may stand there.
-        start = "\r" if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{start}rallypoint: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or None
-        return  # nobody listens; the exit status still tells

@@ -37,8 +37,8 @@ from rallypoint.launch.job import Job
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.messages import decode, encode
 from rallypoint.launch.round import Endpoint, Member
-from rallypoint.launch.signals import say
 from rallypoint.launch.store_host import ANY, StoreHost, listen
+from rallypoint.launch.terminal import say
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch

@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 import os
-import selectors
 from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.control import ControlChannel
 from rallypoint.launch.guardian import Guardian, Report, ReportKind
-from rallypoint.launch.job import Job, format_prefix, worker_environ
-from rallypoint.launch.logs import LineReader, Outlet
+from rallypoint.launch.job import Job, worker_environ
+from rallypoint.launch.output import Streams
 from rallypoint.launch.round import Placement, Round
 from rallypoint.launch.worker_group import Exit
 
 _CLD_EXITED, _CLD_DUMPED = 1, 3
-_STAGES = {1: "make a process", 2: "enter the working directory", 3: "run"}
+_STAGES = {
+    1: "make a process",
+    2: "enter the working directory",
+    3: "run",
+    4: "bind it to its CPUs",
+}
 _MAX_ERROR_FILE_BYTES = 1 << 20
 
 
 class Worker:
     """One worker of a round, from before its start until after its end."""
 
-    def __init__(self, job: Job, place: Placement, error_file: str | None) -> None:
+    def __init__(self, job: Job, place: Placement, streams: Streams) -> None:
         self.rank, self.local_rank = place.rank, place.local_rank
         self.control = ControlChannel()
         self.pid = 0
         self._job = job
         self._place = place
-        self._error_file = error_file
-        self._readers: list[LineReader] = []
-
-    def redirect(self, outlets: tuple[Outlet, Outlet], selector: selectors.BaseSelector) -> None:
-        """Before the start: let the output pass through the agent, with the job's prefix."""
-        prefix = format_prefix(
-            self._job.log_prefix or "",
-            rank=self.rank,
-            local_rank=self.local_rank,
-            host=self._job.host,
-        )
-        self._readers = [LineReader(outlet, prefix, selector) for outlet in outlets]
+        self._streams = streams
 
     def start(self, guardian: Guardian, number: int, of: Round) -> None:
         """Ask the guardian for the process, which it is to know by `number`."""
-        stdout, stderr = [reader.worker_fd for reader in self._readers] or [1, 2]
+        stdout, stderr = self._streams.descriptors
+        error_file = self._streams.error_file
         guardian.spawn(
             number,
             self._job.worker_command(self.local_rank),
-            worker_environ(self._job, place=self._place, of=of, error_file=self._error_file),
+            worker_environ(self._job, place=self._place, of=of, error_file=error_file),
             descriptors=(0, stdout, stderr, self.control.worker_fileno),
+            cpus=self._job.cpus[self.local_rank] if self._job.cpus else frozenset(),
         )
         self.control.started()
-        for reader in self._readers:
-            os.close(reader.worker_fd)
+        self._streams.started()
 
     def exit(self, report: Report) -> Exit:
         """The guardian's word on this worker's end, as decide.py takes it."""
@@ -78,15 +72,25 @@ class Worker:
 
     def recorded_error(self, parse: Callable[[str], WorkerError | None]) -> WorkerError | None:
         """What torch's @record left, for workers that do not report over the control socket."""
-        if self._error_file is None:
+        path = self._streams.error_file
+        if path is None:
             return None
         try:
-            with open(self._error_file, "rb") as file:
+            with open(path, "rb") as file:
                 return parse(file.read(_MAX_ERROR_FILE_BYTES).decode(errors="replace"))
         except OSError:
             return None
 
+    def keep_error(self, error: WorkerError) -> None:
+        """Leave what the worker reported where torch's @record would have written it."""
+        path = self._streams.error_file
+        if path is None or os.path.exists(path):
+            return
+        from rallypoint.base.error_file import write_error
+
+        text = f"{error.type}: {error.message}"
+        write_error(path, error=text, traceback=error.traceback, time_s=error.time_s)
+
     def drain_output(self, patience_s: float | None) -> None:
         """After the end of everything: pass on what is left in the pipes (see Outlet.flush)."""
-        for reader in self._readers:
-            reader.finish(patience_s)
+        self._streams.finish(patience_s)

@@ -9,12 +9,12 @@ Pure facts and verdicts; what to do about them is node.py's and decide.py's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from signal import Signals
 
 from rallypoint.base.control_message import WorkerError
+from rallypoint.base.record import Record
 
 
 class GroupState(Enum):
@@ -38,8 +38,7 @@ _MOVES: dict[GroupState, tuple[GroupState, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Record, kw_only=True):
     """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting."""
 
     rank: int
@@ -56,8 +55,7 @@ class Exit:
         return self.code == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Record):
     """A worker that failed, as opposed to one that the launcher stopped."""
 
     exit: Exit
@@ -112,6 +110,18 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``"rank 3"``, ``"ranks 0-2, 5"``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
 class WorkerGroup:
     """The group. Events come in as method calls; ranks are the job's, not the node's."""
 
@@ -153,6 +163,11 @@ class WorkerGroup:
             self._move(GroupState.SUCCEEDED)  # one failure, and it would not be healthy
         elif self.state in (GroupState.INIT, GroupState.HEALTHY):
             self._move(GroupState.STOPPED)
+
+    def failure_text(self, end: Exit) -> str:
+        """One line on a worker that has just ended, if it failed; empty if it did not."""
+        failed = not end.succeeded and end.rank not in self.stopped
+        return Failure(end, self.errors.get(end.rank)).text if failed else ""
 
     def failures(self) -> list[Failure]:
         """Who failed, the root cause first: the earliest that is not an echo, if there is one."""

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,13 @@ from rallypoint.base.control_message import Hello, Message, WorkerError, decode,
 
 
 def run_worker(
-    code: str, *arguments: str
+    code: str, *arguments: str, how: tuple[str, ...] = ("-c",)
 ) -> tuple[subprocess.CompletedProcess[str], list[Message]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
             done = subprocess.run(
-                [sys.executable, "-c", code, *arguments],
+                [sys.executable, *how, code, *arguments],
                 env={**os.environ, "RALLYPOINT_CONTROL_FD": str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 capture_output=True,
@@ -78,6 +79,34 @@ def test_an_exception_is_reported_and_printed_as_ever(code: str, kind: str, mess
 def test_no_exception_no_report(code: str) -> None:
     _, messages = run_worker(code)
     assert len(messages) == 1
+
+
+@pytest.mark.parametrize("code", ["pass", "raise SystemExit(3)", "import sys; del sys.argv[:]"])
+@pytest.mark.parametrize("name", ["script.py", "package/__main__.py"])
+def test_a_script_that_ends_is_not_taken_for_missing(code: str, name: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(code)
+    path = script.parent if script.name == "__main__.py" else script
+    _, messages = run_worker(str(path), how=())
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "kind"),
+    [
+        ((), "missing.py", "FileNotFoundError"),
+        (("-m",), "no_such_module", "ModuleNotFoundError"),
+        ((), "", "FileNotFoundError"),  # a directory without __main__.py
+    ],
+)
+def test_a_missing_program_is_reported(
+    how: tuple[str, ...], name: str, kind: str, tmp_path: Path
+) -> None:
+    done, messages = run_worker(name if how else str(tmp_path / name), how=how)
+    error = only_error(messages)
+    assert (error.type, error.is_startup) == (kind, True)
+    assert done.returncode != 0
 
 
 def test_the_programs_own_hook_still_runs_and_is_still_reported() -> None:

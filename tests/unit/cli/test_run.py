@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rallypoint import cli
 from rallypoint.cli import run as run_module
+from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import UsageError, parse
-from rallypoint.cli.run import FLAGS, count_workers, worker_program
+from rallypoint.cli.workers import count_workers, worker_program
 
 
 def split(*words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
@@ -50,13 +51,32 @@ def test_the_environment_fills_in() -> None:
     assert split("--nproc-per-node=2", "x", PET_NPROC_PER_NODE="3")[0]["--nproc-per-node"] == "2"
 
 
+def test_short_flags() -> None:
+    for words in (["-r", "3", "-t", "0:1", "-m"], ["-r3", "-t0:1", "-m"], ["-r=3", "-t=0:1", "-m"]):
+        values, rest = split(*words, "pkg", "-r", "1")
+        assert values == {"--redirects": "3", "--tee": "0:1", "--module": "1"}, words
+        assert rest == ["pkg", "-r", "1"]
+
+
+def test_a_variable_for_a_flag_without_value_is_1_or_0() -> None:
+    with pytest.raises(UsageError, match="PET_STANDALONE is 'yes'; it must be 1 or 0"):
+        split("x", PET_STANDALONE="yes")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--nproc-per-nod", "2", "x"], "unknown flag --nproc-per-nod; did you mean --nproc-per-n"),
         (["--log", "x"], "unknown flag --log"),
         (["--zzz=1", "x"], "unknown flag --zzz; see rallypoint run --help"),
+        (["--nproc", "2", "x"], "unknown flag --nproc; did you mean --nproc-per-node?"),
+        (["--nprocs=2", "x"], "unknown flag --nprocs; did you mean --nproc-per-node?"),
+        (["--nod_rank", "2", "x"], "unknown flag --nod_rank; did you mean --node-rank?"),
+        (["--mdule", "x"], "unknown flag --mdule; did you mean --module?"),
+        (["-x", "y"], "unknown flag -x; see rallypoint run --help"),
         (["--nproc-per-node"], "--nproc-per-node needs a value: --nproc-per-node N"),
+        (["--role", "--nproc_per_node=2", "x"], "--role needs a value: --role NAME"),
+        (["--role", "-m", "x"], "--role needs a value: --role NAME"),
         (["--standalone=yes", "x"], "--standalone takes no value; leave out '=yes'"),
     ],
 )
@@ -69,26 +89,34 @@ def test_wrong_flags(words: list[str], sentence: str) -> None:
 
 def test_numbers_of_workers() -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert count_workers({}) == 1
-    assert count_workers({"--nproc-per-node": "12"}) == 12
-    assert count_workers({"--nproc-per-node": "auto"}) == cpus
-    assert count_workers({"--nproc-per-node": "cpu"}) == cpus
+    assert count_workers({}, {}) == 1
+    assert count_workers({"--nproc-per-node": "12"}, {}) == 12
+    assert count_workers({"--nproc-per-node": "auto"}, {}) == cpus
+    assert count_workers({"--nproc-per-node": "cpu"}, {}) == cpus
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "1_0", "\u0662"])
 def test_impossible_numbers_of_workers(text: str) -> None:
-    with pytest.raises(UsageError, match="it must be 1 or more, 'auto' or 'cpu'"):
-        count_workers({"--nproc-per-node": text})
+    with pytest.raises(UsageError, match="it must be 1 or more, 'auto', 'cpu', 'gpu'"):
+        count_workers({"--nproc-per-node": text}, {})
 
 
 def test_the_workers_program(tmp_path: Path) -> None:
     script = str(tmp_path / "train.py")
     Path(script).touch()
     python = {"PYTHON_EXEC": "/py"}
-    assert worker_program({}, [script, "-x"], python) == ("/py", "-u", script, "-x")
-    module = worker_program({"--module": "1"}, ["pkg.train", "--x"], python)
-    assert module == ("/py", "-u", "-m", "pkg.train", "--x")
-    assert worker_program({"--no-python": "1"}, ["sh", "-c", "x"], python) == ("sh", "-c", "x")
+
+    def program(*command: str, **flags: str) -> tuple[str, ...]:
+        values = {f"--{name.replace('_', '-')}": text for name, text in flags.items()}
+        return worker_program(values, command, python, is_run_once=True)
+
+    assert program(script, "-x") == ("/py", "-u", script, "-x")
+    assert program("pkg.train", "--x", module="1") == ("/py", "-u", "-m", "pkg.train", "--x")
+    assert program("sh", "-c", "x", no_python="1") == ("sh", "-c", "x")
+    assert program("-", "x") == ("/py", "-u", "-", "x")
+    (tmp_path / "__main__.py").touch()
+    assert program(str(tmp_path)) == ("/py", "-u", str(tmp_path))
+    assert program(script, run_path="1", no_python="1")[:3] == ("/py", "-u", "-c")
 
 
 @pytest.mark.parametrize(
@@ -96,20 +124,42 @@ def test_the_workers_program(tmp_path: Path) -> None:
     [
         ([], "no script given"),
         (["--standalone"], "no script given"),
+        (["-m"], "no module given; name one, as in: rallypoint run -m my_package.train"),
+        (["--no-python"], "no program given"),
+        (["tests"], "'tests' is a directory without a __main__.py; name a script"),
+        (["--nproc-per-node", "2", "-"], "'-' is standard input, which only one worker can read"),
+        (["--max-restarts", "1", "-"], "'-' is standard input, which only one worker can read"),
+        (["--run-path", "-m", "x"], "--run-path and --module exclude each other"),
+        (["--token-file", "missing", __file__], "the token file missing cannot be read"),
         (["missing.py"], "script 'missing.py' does not exist"),
         (["--no-python", "./missing"], "program './missing' does not exist"),
         (["-m", "--no-python", "x"], "--module and --no-python exclude each other"),
         (["--nproc-per-node", "0", __file__], "--nproc-per-node is '0'"),
         (["--nproc-per-node", "5000", __file__], "cannot run 5000 workers on one machine"),
-        (["--nproc-per-node", "gpu", __file__], "devices are not counted"),
-        (["--nnodes", "1:2", __file__], "the number of machines cannot change yet"),
+        (["--nproc-per-node", "xpu", __file__], "this machine has no such devices"),
+        (["--nnodes", "1:2", __file__], "the number of static machines cannot change"),
         (["--nnodes", "2", "--node-rank", "2", __file__], "it must be from 0 to 1"),
         (["--standalone", "--nnodes", "2", __file__], "--standalone is one machine"),
         (["--max-restarts", "-1", __file__], "--max-restarts is '-1'; it must be a whole number"),
         (["--shutdown-timeout", "soon", __file__], "it must be a number of seconds"),
         (["--shutdown-timeout", "nan", __file__], "it must be a number of seconds"),
-        (["--log-prefix", "{rnk}", __file__], "'{rnk}' is not a log prefix"),
-        (["--log-prefix", "{", __file__], "'{' is not a log prefix"),
+        (["--log-prefix", "{rnk}", __file__], "--log-prefix is '{rnk}'; it may use"),
+        (["--log-prefix", "{", __file__], "--log-prefix is '{'; it may use"),
+        (["-r", "4", __file__], "--redirects: '4' names no streams"),
+        (["--tee", "0:1,x", __file__], "--tee: '0:1,x' names no streams"),
+        (["--local-ranks-filter", "0,x", __file__], "it must be local ranks, as in 0,1"),
+        (["--logs-specs", "mine", __file__], "only 'default' is known here"),
+        (["--start-method", "thread", __file__], "it must be spawn, fork or forkserver"),
+        (["--signals-to-handle", "SIGTERM,SIGKILL", __file__], "'SIGKILL' is no signal"),
+        (["--event-log-handler", "mine", __file__], "it must be null or console"),
+        (["--numa-binding", "near", __file__], "it must be one of node, socket, exclusive"),
+        (["--quiet", "--verbose", __file__], "--quiet and --verbose exclude each other"),
+        (["--rdzv-backend", "zeus", __file__], "it must be one of static, c10d, etcd"),
+        (["--rdzv-conf", "timeout", __file__], "'timeout' is not KEY=VALUE"),
+        (["--rdzv-endpoint", "a:b", __file__], "--rdzv-endpoint is 'a:b'; it must be HOST:PORT"),
+        (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
+        (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
+        (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],
 )
 def test_wrong_use_gets_one_sentence_and_exit_2(
@@ -121,6 +171,35 @@ def test_wrong_use_gets_one_sentence_and_exit_2(
     assert err.count("\n") == 1
     assert err.startswith("rallypoint run: ")
     assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "note"),
+    [
+        ([], {"PET_NPROC_PER_NODE": "x"}, " (The environment has PET_NPROC_PER_NODE=x.)"),
+        (["--nproc-per-node=y"], {"PET_NPROC_PER_NODE": "x"}, ""),
+        ([], {"PET_NNODES": "2", "PET_STANDALONE": "1"}, " (The environment has PET_NNODES=2, PET"),
+        ([], {"PET_MAX_RESTARTS": "-1", "PET_ROLE": "r"}, " has PET_MAX_RESTARTS=-1.)"),
+        (["--zzz"], {"PET_NPROC_PER_NODE": "x"}, ""),
+    ],
+)
+def test_an_error_of_the_environments_says_so(
+    words: list[str],
+    variables: dict[str, str],
+    note: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    assert run_module.run([*words, __file__]) == 2
+    err = capfd.readouterr().err
+    assert note in err
+    assert bool(note) == ("The environment" in err)
+
+
+def test_no_variable_asks_for_help() -> None:
+    assert split("x", PET_HELP="1")[0] == {}
 
 
 @pytest.mark.parametrize(

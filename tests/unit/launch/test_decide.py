@@ -8,8 +8,6 @@ or `stuck`), `lost 1`, `stop 0`, `tick 10`.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,7 +190,7 @@ def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
             cause = {"failed": FAILED, "echo": ECHO, "early": EARLY, "stuck": FAILED}.get(
                 "".join(how)
             )
-            causes = () if cause is None else (dataclasses.replace(cause, node_rank=node),)
+            causes = () if cause is None else (cause.__replace__(node_rank=node),)
             end = Ended(
                 node_rank=node,
                 round=job.round,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.failure import Telling, name_ranks, read_error_file, summary
-from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
+from rallypoint.launch.failure import Telling, read_error_file, summary
+from rallypoint.launch.worker_group import Exit, WorkerGroup, name_ranks, signal_name
 
 WHEN = 1_800_000_000.25
 

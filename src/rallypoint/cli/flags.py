@@ -1,0 +1,112 @@
+"""The flags of `rallypoint run`: torchrun's, and ours, as a table in the order of the help text.
+
+What they mean is read in run.py, nodes.py and workers.py; where a meaning differs from torchrun's,
+docs/torchrun-differences.md says so.
+"""
+
+from __future__ import annotations
+
+from rallypoint.cli.options import HELP, Flag, Group
+from rallypoint.cli.token import TOKEN_FLAG
+
+GROUPS = (
+    Group("How many", (
+        Flag("--nproc-per-node", "workers on this machine: a number; 'cpu' for one per CPU that\n"
+             "may be used; 'gpu' or 'xpu' for one per device; 'auto' for one\n"
+             "per device, or else per CPU (default 1)", "N"),
+        Flag("--nnodes", "machines, or the fewest and the most of them (default 1)", "N|MIN:MAX"),
+        Flag("--role", "a name for what the workers do, in ROLE_NAME (default 'default')", "NAME"),
+    )),
+    Group("What runs", (
+        Flag("--module", "SCRIPT is a module, as in python -m", short="-m"),
+        Flag("--no-python", "SCRIPT is a program of its own, not Python's"),
+        Flag("--run-path", "run SCRIPT by runpy.run_path inside the interpreter"),
+        Flag("--virtual-local-rank", "each worker sees only one device, as device 0, and has\n"
+             "LOCAL_RANK=0"),
+        Flag("--numa-binding", "CPUs near each worker's GPU: node, socket, exclusive (a share\n"
+             "of the node's cores) or core-complex (cores with one cache)", "MODE"),
+        Flag("--start-method", "for torchrun's sake: workers are always new interpreters",
+             "METHOD"),
+    )),
+    Group("Failures and the end", (
+        Flag("--max-restarts", "how often all workers are started again when one fails\n"
+             "(default 0)", "N"),
+        Flag("--shutdown-timeout", "from asking workers to end until they are killed (default 30)",
+             "SECONDS"),
+        Flag("--signals-to-handle", "these stop the job, and are passed on to the workers\n"
+             "(default SIGTERM,SIGINT,SIGHUP,SIGQUIT)", "NAMES"),
+        Flag("--monitor-interval", "for torchrun's sake: workers are watched, not polled",
+             "SECONDS"),
+    )),
+    Group("Output and logs", (
+        Flag("--log-dir", "keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/", "DIR"),
+        Flag("--redirects", "which streams go to stdout.log and stderr.log instead of here:\n"
+             "0 none, 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,1:3", "WHICH",
+             short="-r"),
+        Flag("--tee", "which go to files and also, with a prefix, here (as --redirects)", "WHICH",
+             short="-t"),
+        Flag("--log-prefix", "begin each line that is shown here with FORMAT, which may use\n"
+             "{rank}, {local_rank}, {role} and {host}, as in '{host}:{rank}: '", "FORMAT"),
+        Flag("--local-ranks-filter", "show only the output of these local ranks, as in 0,1",
+             "RANKS"),
+        Flag("--duplicate-stdout-filters", "teed lines of stdout with one of these texts go to\n"
+             "attempt_N/filtered_stdout.log too; ',,' is a comma", "TEXTS"),
+        Flag("--duplicate-stderr-filters", "the same for stderr", "TEXTS"),
+        Flag("--logs-specs", "for torchrun's sake: only 'default' is known", "NAME"),
+        Flag("--quiet", "say nothing but what ended the job", short="-q"),
+        Flag("--verbose", "tell each decision and its reason", short="-v"),
+        Flag("--json-events", "append what happens to FILE, one JSON object in a line", "FILE"),
+        Flag("--event-log-handler", "'console' prints these objects on stderr; 'null' does not\n"
+             "(default null)", "NAME"),
+    )),
+    Group("Several machines", (
+        Flag("--standalone", "one machine, nothing to agree on with others"),
+        Flag("--node-rank", "which of the machines this is, from 0 (default 0)", "N"),
+        Flag("--master-addr", "machine 0's address (default 127.0.0.1)", "ADDRESS"),
+        Flag("--master-port", "machine 0's port for the workers' store (default 29500; on one\n"
+             "machine any free one)", "PORT"),
+        Flag("--local-addr", "this machine's name or address, as others know it", "ADDRESS"),
+        Flag("--rdzv-backend", "how machines find each other: static (default), c10d, etcd",
+             "NAME"),
+        Flag("--rdzv-endpoint", "where; with static, machine 0's address and port; with others\n"
+             "maybe several, in the order in which to try", "HOST:PORT,..."),
+        Flag("--rdzv-id", "the job's name, the same on all machines", "ID"),
+        Flag("--rdzv-conf", "more for the backend, as in timeout=60", "KEY=VALUE,..."),
+        TOKEN_FLAG,
+    )),
+    Group("", (HELP,)),
+)  # fmt: skip
+
+FLAGS = tuple(flag for group in GROUPS for flag in group.flags)
+
+USAGE = """\
+usage: rallypoint run [FLAGS] SCRIPT [ARGUMENTS...]
+
+Start SCRIPT in several processes that work together. Each gets RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, MASTER_PORT and torchrun's other variables. When one fails, the rest are stopped and
+the first failure is told; when the launcher ends, however it ends, nothing is left running.
+
+Four workers on this machine, and one for each GPU, or else each CPU:
+  rallypoint run --nproc-per-node 4 train.py --epochs 10
+  rallypoint run --nproc-per-node auto -m my_package.train
+
+Their output in files, and rank 0's here too; start all again up to three times if one fails:
+  rallypoint run --nproc-per-node 8 --log-dir logs -r 3 -t 0:3 --max-restarts 3 train.py
+
+Two machines, each with its own --node-rank, and the same token on both:
+  RALLYPOINT_TOKEN=... rallypoint run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 \\
+      --nproc-per-node 8 train.py
+
+Everything after SCRIPT is SCRIPT's, word for word, but for ${local_rank}, which is replaced.
+"""
+
+ENDINGS = """
+Each flag can also be spelled with '_', and be set by a variable, as in PET_NPROC_PER_NODE=4.
+
+Exit status: 0 if every worker succeeded; 1 if one failed; 2 if the command line is wrong;
+128 + the signal's number if a signal stopped the launcher (a second Ctrl-C kills at once).
+
+Other than torchrun: flags are not abbreviated, $$ and $local_rank in arguments stay as they are,
+each restart has an empty store, SIGUSR1 and SIGUSR2 are passed on and stop nothing unless they are
+in --signals-to-handle, and logs exist only if you ask for them.
+"""

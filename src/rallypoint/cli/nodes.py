@@ -1,0 +1,187 @@
+"""From flags to machines: with which others the job runs, how they meet, and what it is called.
+
+As torchrun: --standalone overrules all --rdzv flags; a static job of one machine needs none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from rallypoint.base.record import Record
+from rallypoint.cli.numbers import is_whole, whole
+from rallypoint.cli.options import UsageError
+from rallypoint.launch.job import Nodes, Rendezvous
+from rallypoint.launch.round import Endpoint
+
+PROGRAM = "rallypoint run"
+STATIC = "static"
+BACKENDS = (STATIC, "c10d", "etcd", "etcd-v2")
+DEFAULT_PORTS = {STATIC: 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
+
+
+class Place(Record):
+    """Where a job runs; `notes` says which flags mean nothing there."""
+
+    nodes: Nodes
+    rendezvous: Rendezvous | None
+    run_id: str
+    notes: tuple[str, ...] = ()
+
+
+def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
+    """Read them. `token` is what the machines must know of each other.
+
+    Raises:
+        UsageError: they are ill-formed, or contradict each other.
+    """
+    fewest, most = _read_nnodes(values.get("--nnodes", "1"))
+    backend = values.get("--rdzv-backend", STATIC)
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"{PROGRAM}: --rdzv-backend is {backend!r}; it must be one of {', '.join(BACKENDS)}."
+        )
+    configuration = read_configuration(values.get("--rdzv-conf", ""))
+    endpoints = read_endpoints(values.get("--rdzv-endpoint", ""), backend)
+    run_id = values.get("--rdzv-id")
+    if "--standalone" in values:
+        if most != 1:
+            raise UsageError(f"{PROGRAM}: --standalone is one machine; leave out --nnodes {most}.")
+        # Nothing to share a name with, and torchrun too gives it a new one.
+        return Place(Nodes(token=token), None, new_run_id(), _standalone_notes(values))
+    if backend == STATIC:
+        if len(endpoints) > 1:
+            raise UsageError(
+                f"{PROGRAM}: --rdzv-endpoint names {len(endpoints)} places; static machines meet at"
+                " one."
+            )
+        return _static(values, most, fewest, endpoints, configuration, token)
+    if most == 1 and backend == "c10d":
+        # One machine has nobody to find: only the endpoint's port means something.
+        port = next((each.port for each in endpoints if _is_here(each.host)), 0)
+        return Place(Nodes(master_port=port, token=token), None, run_id or "none", _unused(values))
+    rendezvous = Rendezvous(
+        backend=backend,
+        endpoints=endpoints,
+        run_id=run_id or "none",
+        min_nodes=fewest,
+        max_nodes=most,
+        configuration=MappingProxyType(configuration),
+        node_rank=whole(values, "--node-rank", 0) if "--node-rank" in values else None,
+        local_addr=values.get("--local-addr"),
+        token=token,
+    )
+    return Place(Nodes(token=token), rendezvous, rendezvous.run_id, _unused(values))
+
+
+def _static(
+    values: Mapping[str, str],
+    most: int,
+    fewest: int,
+    endpoints: Sequence[Endpoint],
+    configuration: Mapping[str, str],
+    token: bytes | None,
+) -> Place:
+    if fewest != most:
+        raise UsageError(
+            f"{PROGRAM}: --nnodes {fewest}:{most}: the number of static machines cannot change;"
+            " give one number, or another --rdzv-backend."
+        )
+    host, port = (endpoints[0].host, endpoints[0].port) if endpoints else ("", 0)
+    free = 0 if most == 1 and not host else DEFAULT_PORTS[STATIC]
+    nodes = Nodes(
+        count=most,
+        node_rank=whole(values, "--node-rank", 0),
+        master_addr=host or values.get("--master-addr", "127.0.0.1").strip("[]"),
+        master_port=port if host else whole(values, "--master-port", free),
+        join_timeout_s=_timeout_s(configuration),
+        token=token,
+    )
+    # As torchrun: machines that are given one by one cannot agree on a random name.
+    default = new_run_id() if most == 1 and not nodes.master_port else "none"
+    return Place(nodes, None, values.get("--rdzv-id", default))
+
+
+def _read_nnodes(text: str) -> tuple[int, int]:
+    fewest, colon, most = text.partition(":")
+    most = most if colon else fewest
+    if not (is_whole(fewest) and is_whole(most) and 0 < int(fewest) <= int(most)):
+        raise UsageError(
+            f"{PROGRAM}: --nnodes is {text!r}; it must be a number from 1 on, or the fewest and the"
+            " most, as in 2:4."
+        )
+    return int(fewest), int(most)
+
+
+def read_endpoints(text: str, backend: str) -> tuple[Endpoint, ...]:
+    """``"HOST:PORT"``, or several with commas between them; a port may be left out."""
+    return tuple(_read_endpoint(item.strip(), backend) for item in text.split(",") if item.strip())
+
+
+def _read_endpoint(text: str, backend: str) -> Endpoint:
+    host, colon, port_text = text.rpartition(":")
+    if not colon or text.endswith("]"):  # no port
+        host, port_text = text, str(DEFAULT_PORTS[backend])
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    has_host = bool(host.strip("[]")) and (is_bracketed or ":" not in host)
+    if not (has_host and is_whole(port_text) and int(port_text) < 65536):
+        raise UsageError(
+            f"{PROGRAM}: --rdzv-endpoint is {text!r}; it must be HOST:PORT, and IPv6 in brackets."
+        )
+    return Endpoint(host=host.strip("[]"), port=int(port_text))
+
+
+def read_configuration(text: str) -> dict[str, str]:
+    """``"key=value,..."`` as a dictionary."""
+    found: dict[str, str] = {}
+    for item in text.split(",") if text.strip() else ():
+        key, _, value = item.partition("=")
+        if not key.strip() or not value.strip():
+            raise UsageError(
+                f"{PROGRAM}: --rdzv-conf: {item.strip()!r} is not KEY=VALUE; separate several by"
+                " commas."
+            )
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _timeout_s(configuration: Mapping[str, str]) -> float:
+    text = configuration.get("timeout", "600")
+    if not is_whole(text):
+        raise UsageError(f"{PROGRAM}: --rdzv-conf: timeout is {text!r}; give seconds.")
+    return float(text)
+
+
+def _is_here(host: str) -> bool:
+    return host in ("", "localhost", "127.0.0.1", "::1", os.uname().nodename)
+
+
+def _standalone_notes(values: Mapping[str, str]) -> tuple[str, ...]:
+    given = [name for name in _OTHERS if name in values]
+    return (f"--standalone overrules {', '.join(given)}",) if given else ()
+
+
+def _unused(values: Mapping[str, str]) -> tuple[str, ...]:
+    given = [name for name in ("--master-addr", "--master-port") if name in values]
+    backend = values.get("--rdzv-backend")
+    return (f"--rdzv-backend {backend} does not use {', '.join(given)}",) if given else ()
+
+
+_OTHERS = (
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+)
+
+
+def new_run_id() -> str:
+    """A random UUID, by hand, because the uuid module costs 8 ms to import."""
+    digits = bytearray(os.urandom(16))
+    digits[6] = digits[6] & 0x0F | 0x40
+    digits[8] = digits[8] & 0x3F | 0x80
+    text = digits.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,95 @@
+"""Which accelerators this machine has, as the kernel's files tell: nothing of a vendor is loaded.
+
+Restrictions by environment (CUDA_VISIBLE_DEVICES and its like) are respected. `root` is for tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+_INTEL = "0x8086"
+
+
+def count_gpus(environ: Mapping[str, str], root: str = "") -> int:
+    """NVIDIA's, or else AMD's."""
+    nvidia = len(_nvidia_addresses(root))
+    if nvidia:
+        return len(_visible(nvidia, environ.get("CUDA_VISIBLE_DEVICES")))
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    visible = next((environ[name] for name in names if name in environ), None)
+    return len(_visible(_count_amd(root), visible))
+
+
+def count_xpus(environ: Mapping[str, str], root: str = "") -> int:
+    """Intel's."""
+    found = 0
+    for name in list_names(f"{root}/sys/class/drm"):
+        if name.startswith("renderD"):
+            found += read_text(f"{root}/sys/class/drm/{name}/device/vendor").strip() == _INTEL
+    return len(_visible(found, environ.get("ZE_AFFINITY_MASK")))
+
+
+def gpu_numa_nodes(environ: Mapping[str, str], root: str = "") -> list[int]:
+    """The NUMA node of each visible NVIDIA GPU, in the order of their indices; -1: unknown."""
+    addresses = _nvidia_addresses(root)
+    nodes = []
+    for index in _visible(len(addresses), environ.get("CUDA_VISIBLE_DEVICES")):
+        path = f"{root}/sys/bus/pci/devices/{addresses[index]}/numa_node" if index >= 0 else ""
+        text = read_text(path).strip() if path else ""
+        nodes.append(int(text) if text.isdigit() else -1)
+    return nodes
+
+
+def _nvidia_addresses(root: str) -> Sequence[str]:
+    """PCI addresses, in the order of the bus, which is that of their indices on all usual hosts."""
+    listed = sorted(name.lower() for name in list_names(f"{root}/proc/driver/nvidia/gpus"))
+    if listed:
+        return listed
+    # In some containers the driver's files are missing, but not its devices.
+    return [
+        name for name in list_names(f"{root}/dev") if name[:6] == "nvidia" and name[6:].isdigit()
+    ]
+
+
+def _count_amd(root: str) -> int:
+    nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
+    count = 0
+    for name in list_names(nodes):
+        for line in read_text(f"{nodes}/{name}/properties").splitlines():
+            key, _, value = line.partition(" ")
+            count += key == "simd_count" and value.strip() != "0"  # 0: a CPU
+    return count
+
+
+def _visible(count: int, text: str | None) -> list[int]:
+    """Indices by this variable; -1 for one that is named otherwise. The first bad one ends it."""
+    if text is None:
+        return list(range(count))
+    found: list[int] = []
+    for item in text.split(","):
+        name = item.strip()
+        if name.isdigit() and int(name) < count:
+            found.append(int(name))
+        elif name.startswith(("GPU-", "MIG-")):
+            found.append(-1)
+        else:
+            break
+    return found
+
+
+def list_names(path: str) -> list[str]:
+    """What is in a directory, sorted; nothing if it cannot be read."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def read_text(path: str) -> str:
+    """A file of the kernel's; empty if it cannot be read."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

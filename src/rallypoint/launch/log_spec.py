@@ -1,0 +1,128 @@
+"""Where the workers' output goes: the user's wishes as frozen data, and what follows from them.
+
+`way_of` is the one rule; logs.py, tee.py and output.py perform it. The layout of the files is
+torchrun's, and so are the meanings of redirect, tee and filter. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
+
+STDOUT, STDERR = 1, 2  # both the descriptors and the bits of torchrun's 0-3
+NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
+
+class Way(Enum):
+    """Where one stream of one worker goes."""
+
+    INHERITED = "to the launcher's own stream, untouched"
+    PREFIXED = "to the launcher's own stream, line by line behind a prefix"
+    FILE = "to its file only"
+    TEE = "to its file and, behind a prefix, to the launcher's own stream"
+    DROPPED = "nowhere"
+
+
+class StreamMap(Record, kw_only=True):
+    """Which streams of which local ranks: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    of: Mapping[int, int] = MappingProxyType({})
+    all_others: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.all_others) or any(self.of.values())
+
+    def has(self, local_rank: int, stream: int) -> bool:
+        """Whether this stream is meant."""
+        return bool(self.of.get(local_rank, self.all_others) & stream)
+
+    @classmethod
+    def parse(cls, text: str) -> StreamMap:
+        """``"3"``, or ``"0:1,1:3"`` for single local ranks.
+
+        Raises:
+            InvalidArgumentError: it is neither.
+        """
+        if text in ("0", "1", "2", "3"):
+            return cls(all_others=int(text))
+        found: dict[int, int] = {}
+        for item in text.split(","):
+            rank, colon, streams = item.partition(":")
+            is_rank = rank.isascii() and rank.isdigit() and len(rank) < 6
+            if not (is_rank and colon and streams in ("0", "1", "2", "3")):
+                raise InvalidArgumentError(
+                    f"{text!r} names no streams; say 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
+                    " or so for single local ranks, as in 0:3,1:2."
+                )
+            found[int(rank)] = int(streams)
+        return cls(of=MappingProxyType(found))
+
+
+class LogSpec(Record, kw_only=True):
+    """All that the user can ask for.
+
+    Attributes:
+        directory: below which a directory of the job's own is made; None: a temporary one.
+        shown: local ranks whose output may appear on the launcher's streams; None: all.
+        filters: by stream, texts of which teed lines must contain one to be written once more, into
+            one file for all workers.
+        prefix: a format with {rank}, {local_rank}, {role} and {host} for each line that passes
+            through the launcher; None: only teed lines get one, `tee_prefix`.
+    """
+
+    directory: str | None = None
+    redirects: StreamMap = StreamMap()
+    tee: StreamMap = StreamMap()
+    shown: frozenset[int] | None = None
+    filters: Mapping[int, tuple[str, ...]] = MappingProxyType({})
+    prefix: str | None = None
+    tee_prefix: str = "[{role}{local_rank}]:"
+
+    def __post_init__(self) -> None:
+        self.prefix_of(rank=0, local_rank=0, role="", host="")
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether files are left for the user."""
+        filters = any(self.filters.values())
+        return self.directory is not None or bool(self.redirects) or bool(self.tee) or filters
+
+    @property
+    def hides_output(self) -> bool:
+        """Whether the terminal shows less than the workers say, or it with prefixes."""
+        return bool(self.redirects) or bool(self.tee)
+
+    def way_of(self, local_rank: int, stream: int) -> Way:
+        """Where this stream goes."""
+        is_shown = self.shown is None or local_rank in self.shown
+        if self.tee.has(local_rank, stream):
+            return Way.TEE if is_shown else Way.FILE
+        if self.redirects.has(local_rank, stream):
+            return Way.FILE
+        if not is_shown:
+            return Way.DROPPED
+        return Way.INHERITED if self.prefix is None else Way.PREFIXED
+
+    def prefix_of(self, *, rank: int, local_rank: int, role: str, host: str) -> str:
+        """What a line of this worker begins with."""
+        template = self.tee_prefix if self.prefix is None else self.prefix
+        return format_prefix(template, rank=rank, local_rank=local_rank, role=role, host=host)
+
+
+def format_prefix(template: str, *, rank: int, local_rank: int, role: str, host: str) -> str:
+    """Fill in a log prefix.
+
+    Raises:
+        InvalidArgumentError: the template is not a format of these four.
+    """
+    try:
+        return template.format(rank=rank, local_rank=local_rank, role=role, host=host)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+        raise InvalidArgumentError(
+            f"--log-prefix is {template!r}; it may use {{rank}}, {{local_rank}}, {{role}} and"
+            " {host}, as in '{rank}: '."
+        ) from None

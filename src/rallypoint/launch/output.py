@@ -1,0 +1,168 @@
+"""The output and the files of one node's workers, round after round: performs log_spec.py's rules.
+
+The seam with the agent: `start_round(N)` before attempt N, `streams_of` for each of its workers.
+Every round has files of its own; descriptors of an old round end with its workers' `finish`.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+
+from rallypoint.launch.job import Job
+from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
+from rallypoint.launch.logs import LineReader, Outlet, open_outlets
+from rallypoint.launch.round import Placement
+from rallypoint.launch.scratch import Scratch
+from rallypoint.launch.terminal import say
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.tee import FilteredFile
+
+NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"
+
+
+class Streams:
+    """Stdout and stderr of one worker.
+
+    Attributes:
+        descriptors: what the worker gets for them.
+        error_file: where it may record its error; None if there is no place.
+    """
+
+    def __init__(self, error_file: str | None) -> None:
+        self.error_file = error_file
+        self.descriptors: list[int] = []
+        self.readers: list[LineReader] = []
+        self.to_close: list[int] = []
+
+    def started(self) -> None:
+        """The worker has its ends; drop ours of them, so that its death shows as an end of file."""
+        for fd in self.to_close:
+            os.close(fd)
+        self.to_close.clear()
+
+    def finish(self, patience_s: float | None) -> None:
+        """After the end of everything: pass on what is left (see Outlet.flush)."""
+        self.started()
+        for reader in self.readers:
+            reader.finish(patience_s)
+
+
+class Output:
+    """All of it.
+
+    Raises:
+        HostError: the user asked for logs, and there is no place for them.
+    """
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+        self._job = job
+        self._selector = selector
+        self.scratch = Scratch(
+            job.run_id,
+            job.environ,
+            log_directory=job.logs.directory,
+            is_kept=job.logs.are_kept,
+        )
+        self._outlets: tuple[Outlet, Outlet] | None = None
+        self._filtered: dict[int, FilteredFile] = {}
+        self._has_failed = False
+
+    def hint(self, local_rank: int | None) -> str:
+        """How to find the logs of the current round, above all those of one worker."""
+        if not self.scratch.is_kept:
+            return NO_LOGS
+        for stream in (STDERR, STDOUT):
+            path = f"{self.scratch.attempt}/{local_rank}/{NAMES[stream]}.log"
+            if local_rank is not None and os.path.exists(path):
+                return path
+        return self.scratch.attempt
+
+    def start_round(self, number: int) -> None:
+        """Before the workers of a round."""
+        self._end_round()
+        self.scratch.start_round(number)
+        if any(self._job.logs.filters.values()):
+            from rallypoint.launch.tee import FilteredFile
+
+            for stream, texts in self._job.logs.filters.items():
+                path = f"{self.scratch.attempt}/filtered_{NAMES[stream]}.log"
+                try:
+                    self._filtered[stream] = FilteredFile(path, texts, self._failed)
+                except OSError as error:
+                    self._failed(path, error)
+
+    def streams_of(self, place: Placement) -> Streams:
+        """Where one worker of the round writes to."""
+        directory = self.scratch.directory_of(place.local_rank)
+        streams = Streams(f"{directory}/error.json" if directory else None)
+        for stream in (STDOUT, STDERR):
+            streams.descriptors.append(self._open(streams, place, stream, directory))
+        return streams
+
+    def close(self, patience_s: float | None) -> None:
+        """Write the last lines, and close everything."""
+        self._end_round()
+        for outlet in self._outlets or ():
+            outlet.flush(patience_s)
+
+    def _end_round(self) -> None:
+        for filtered in self._filtered.values():
+            filtered.close()
+        self._filtered.clear()
+
+    def _open(self, streams: Streams, place: Placement, stream: int, directory: str) -> int:
+        way = self._job.logs.way_of(place.local_rank, stream)
+        if way is Way.INHERITED:
+            return stream
+        path = f"{directory}/{NAMES[stream]}.log"
+        try:
+            if way is Way.DROPPED:
+                fd = os.open(os.devnull, os.O_WRONLY)
+            elif way is Way.FILE:
+                from rallypoint.launch.tee import open_log
+
+                fd = open_log(path)
+            else:
+                reader = self._reader(place, stream, path if way is Way.TEE else "")
+                streams.readers.append(reader)
+                fd = reader.worker_fd
+        except OSError as error:
+            self._failed(path, error)
+            return stream
+        streams.to_close.append(fd)
+        return fd
+
+    def _reader(self, place: Placement, stream: int, path: str) -> LineReader:
+        if self._outlets is None:
+            self._outlets = open_outlets(self._selector)
+        outlet = self._outlets[stream - 1]
+        prefix = self._job.logs.prefix_of(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            role=self._job.role,
+            host=self._job.host,
+        )
+        if not path:
+            return LineReader(outlet, prefix, self._selector)
+        from rallypoint.launch.tee import Tee
+
+        return Tee(
+            outlet,
+            prefix,
+            self._selector,
+            path=path,
+            filtered=self._filtered.get(stream),
+            failed=self._failed,
+        )
+
+    def _failed(self, path: str, error: OSError) -> None:
+        """Once: the first file tells enough, and the job matters more than its logs."""
+        if not self._has_failed:
+            self._has_failed = True
+            say(
+                f"cannot write {path}: {error.strerror}; the job goes on, and from here its output"
+                " may be missing in the log files."
+            )

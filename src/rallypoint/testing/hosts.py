@@ -1,0 +1,222 @@
+"""Test hosts: network namespaces on one bridge, each with a name, an address and faults to inject.
+
+    host1 (10.77.0.1)   host2 (10.77.0.2)   ...
+          \\                 /
+           bridge, in a namespace of its own
+
+A host has its own network, name, /etc/hosts, /dev/shm and process tree: when its first process
+ends, all its processes do, and the rest goes with them. Nothing touches the machine's own network.
+Needs root, or user namespaces; `why_not` says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+NETWORK = "10.77.0"
+_HOST = ("--net", "--uts", "--mount", "--ipc")
+_TOOLS = ("unshare", "nsenter", "ip", "nft")
+
+
+def why_not() -> str:
+    """Why there can be no test hosts here; empty if there can."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} is not installed (packages util-linux, iproute2, nftables)"
+    done = subprocess.run(
+        [*_unshare(), "ip", "link", "add", "br0", "type", "bridge"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else f"no network namespaces here: {done.stderr.strip()}"
+
+
+def _unshare(*more: str) -> list[str]:
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *as_root, *_HOST, *more]
+
+
+class Namespace:
+    """A namespace, held by its first process."""
+
+    def __init__(self, holder: subprocess.Popen[str], pid: int, *, has_processes: bool) -> None:
+        self._holder = holder
+        self.pid = pid
+        self._kinds = [*_HOST, *(["--pid"] if has_processes else [])]
+
+    def enter(self, *command: str) -> list[str]:
+        """The command line that runs `command` inside."""
+        as_root = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        return ["nsenter", "-t", str(self.pid), *as_root, *self._kinds, "--", *command]
+
+    def run(self, *command: str) -> str:
+        """Run it to its end; what it printed.
+
+        Raises:
+            subprocess.CalledProcessError: it failed.
+        """
+        done = subprocess.run(self.enter(*command), check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def kill(self) -> None:
+        """At once and with all its processes, as if the power had gone."""
+        if self._holder.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+        self._holder.wait()
+        if self._holder.stdout is not None:
+            self._holder.stdout.close()
+
+
+class Host(Namespace):
+    """One host; `number` counts from 1."""
+
+    def __init__(self, number: int, holder: subprocess.Popen[str], pid: int) -> None:
+        super().__init__(holder, pid, has_processes=True)
+        self.number = number
+        self.name = f"host{number}"
+        self.address = f"{NETWORK}.{number}"
+
+    def popen(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process on the host, without input."""
+        return subprocess.Popen(
+            self.enter(*command),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            cwd=cwd,
+        )
+
+
+class Hosts:
+    """A context manager: `count` hosts that reach each other, and nothing else."""
+
+    def __init__(self, count: int) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="rallypoint-hosts-"))
+        self.hosts: list[Host] = []
+        self._switch: Namespace | None = None
+        try:
+            self._build(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getitem__(self, number: int) -> Host:
+        """The host of a number from 1 on."""
+        return self.hosts[number - 1]
+
+    def close(self) -> None:
+        """End everything on all hosts, and the hosts."""
+        for host in self.hosts:
+            host.kill()
+        if self._switch is not None:
+            self._switch.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # Faults.
+
+    def pull_cable(self, number: int) -> None:
+        """Nothing goes to or from the host any more, and nobody is told."""
+        self.switch.run("ip", "link", "set", f"port{number}", "down")
+
+    def plug_cable(self, number: int) -> None:
+        """Undo `pull_cable`."""
+        self.switch.run("ip", "link", "set", f"port{number}", "up")
+
+    def partition(self, left: Sequence[int], right: Sequence[int]) -> None:
+        """Drop silently whatever goes from one side to the other."""
+        rules = [
+            "add table bridge faults",
+            "add chain bridge faults drops { type filter hook forward priority 0; }",
+        ]
+        for one in left:
+            for other in right:
+                for source, target in ((one, other), (other, one)):
+                    ports = f"iifname port{source} oifname port{target}"
+                    rules.append(f"add rule bridge faults drops {ports} drop")
+        self.switch.run("nft", "\n".join(rules))
+
+    def heal(self) -> None:
+        """Undo `partition`."""
+        self.switch.run("nft", "delete table bridge faults")
+
+    # Building.
+
+    @property
+    def switch(self) -> Namespace:
+        """The namespace of the bridge."""
+        assert self._switch is not None
+        return self._switch
+
+    def _build(self, count: int) -> None:
+        numbers = range(1, count + 1)
+        names = self._directory / "hosts"
+        lines = [f"{NETWORK}.{number} host{number}\n" for number in numbers]
+        names.write_text("127.0.0.1 localhost\n::1 localhost\n" + "".join(lines))
+        holder = self._hold([], "exec sleep infinity")
+        self._switch = Namespace(holder, holder.pid, has_processes=False)
+        self._switch.run("ip", "link", "add", "br0", "type", "bridge")
+        self._switch.run("ip", "link", "set", "br0", "up")
+        for number in numbers:
+            self.hosts.append(self._host(number, names))
+            self._connect(self.hosts[-1])
+
+    def _host(self, number: int, names: Path) -> Host:
+        script = (
+            f"hostname host{number} && mount --make-rprivate / && mount --bind {names} /etc/hosts"
+            " && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && exec sleep infinity"
+        )
+        # --fork: the child is the first process of a tree of its own, and its end is the tree's.
+        holder = self._hold(["--pid", "--fork", "--kill-child", "--mount-proc"], script)
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+        return Host(number, holder, int(children[0]))
+
+    def _hold(self, more: list[str], script: str) -> subprocess.Popen[str]:
+        *steps, last = script.split(" && ")
+        text = " && ".join([*steps, "echo ready", last])
+        holder = subprocess.Popen(
+            [*_unshare(*more), "sh", "-c", text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "ready\n":
+            raise RuntimeError(f"a test host could not be made: {text} failed")
+        return holder
+
+    def _connect(self, host: Host) -> None:
+        port = f"port{host.number}"
+        pair = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
+        self.switch.run("ip", "link", "add", port, *pair)
+        self.switch.run("ip", "link", "set", port, "master", "br0", "up")
+        host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
+        host.run("ip", "link", "set", "eth0", "up")

@@ -1,0 +1,51 @@
+"""What a launch must not pay for: modules that cost milliseconds and that no healthy job needs.
+
+Names, not times: benchmarks/launch.py measures.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+EXPENSIVE = {
+    *("argparse", "ast", "asyncio", "contextlib", "dataclasses", "datetime", "inspect", "json"),
+    *("importlib.metadata", "logging", "multiprocessing", "numpy", "pathlib", "re", "shutil"),
+    *("ssl", "subprocess", "tempfile", "threading", "torch", "traceback", "typing", "uuid"),
+}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--standalone", "--nproc-per-node", "2"],
+        ["--nproc-per-node=auto", "--max-restarts=3", "--shutdown-timeout", "5", "-m"],
+        ["--log-dir", "{directory}/logs", "-r", "3", "-t", "0:3", "--log-prefix", "{{rank}}: "],
+    ],
+    ids=["standalone", "module", "logs"],
+)
+def test_a_launch_imports_nothing_expensive(flags: list[str], tmp_path: Path) -> None:
+    (tmp_path / "noop.py").touch()
+    launcher = Path(sys.executable).parent / "rallypoint"
+    words = [flag.format(directory=tmp_path) for flag in flags]
+    script = "noop" if "-m" in flags else "noop.py"
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", str(launcher), "run", *words, script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in result.stderr.splitlines()
+        if line.startswith("import time:")
+    }
+    assert "rallypoint.launch.agent" in imported
+    assert not imported & EXPENSIVE

@@ -1,0 +1,217 @@
+"""Each difference of docs/torchrun-differences.md: our side always, torchrun's if it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import OURS, Launch
+from tests.system.test_torchrun_conformance import DUMP, TORCHRUN
+
+pytestmark = pytest.mark.system
+
+PAGE = Path(__file__).parents[2] / "docs/torchrun-differences.md"
+needs_torch = pytest.mark.needs_torch
+
+
+def names() -> set[str]:
+    """The page's names in brackets, as names of functions."""
+    text = PAGE.read_text().replace("\n", " ")
+    return {re.sub("[ -]", "_", name) for name in re.findall(r"\[([a-z -]+)\]", text)}
+
+
+def test_every_difference_has_its_test() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert names() <= tested
+
+
+def seen(launch: Launch) -> dict[str, object]:
+    (path,) = launch.directory.glob("seen.*")
+    found = json.loads(path.read_text())
+    path.unlink()
+    assert isinstance(found, dict)
+    return found
+
+
+def test_abbreviations(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    assert launch.run("--max-rest", "1", "dump.py") == 2
+    assert "unknown flag --max-rest; did you mean --max-restarts?" in launch.err
+
+
+@needs_torch
+def test_torchrun_abbreviates(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    assert launch.run("--max-rest", "1", "dump.py", launcher=TORCHRUN) == 0
+
+
+def test_dollars(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
+    assert launch.run("dump.py", *words) == 0
+    assert seen(launch)["argv"][1:] == ["$local_rank", "$$", "${local_rank}", "0"]  # type: ignore[index]
+
+
+@needs_torch
+def test_torchruns_dollars(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
+    assert launch.run("dump.py", *words, launcher=TORCHRUN) == 0
+    assert seen(launch)["argv"][1:] == ["0", "$", "${local_rank}", "0"]  # type: ignore[index]
+
+
+def test_missing_script(launch: Launch) -> None:
+    assert launch.run("missing.py") == 2
+    assert launch.err == "rallypoint run: script 'missing.py' does not exist; check its path.\n"
+
+
+def test_unknown_signal(launch: Launch) -> None:
+    assert launch.run("--signals-to-handle", "SIGNONE", launch.script("")) == 2
+    assert "'SIGNONE' is no signal that a program can handle" in launch.err
+
+
+@needs_torch
+def test_torchrun_ignores_an_unknown_signal(launch: Launch) -> None:
+    flags = ("--signals-to-handle", "SIGNONE")
+    assert launch.run(*flags, launch.script(""), launcher=TORCHRUN) == 0
+
+
+def test_standalone(launch: Launch) -> None:
+    assert launch.run("--standalone", "--nnodes", "2", launch.script("")) == 2
+    assert "--standalone is one machine" in launch.err
+
+
+def test_meaningless_flags(launch: Launch) -> None:
+    flags = ["--monitor-interval", "5", "--start-method", "fork"]
+    assert launch.run(*flags, launch.script("")) == 0
+    assert launch.err == ""
+    assert launch.run(*flags, "--verbose", launch.script("")) == 0
+    assert "--monitor-interval means nothing" in launch.err
+    assert "--start-method fork means nothing" in launch.err
+
+
+def test_plug_ins(launch: Launch) -> None:
+    assert launch.run("--logs-specs", "mine", launch.script("")) == 2
+    assert launch.run("--event-log-handler", "mine", launch.script("")) == 2
+    assert launch.run("--event-log-handler", "console", launch.script("")) == 0
+    assert json.loads(launch.err.splitlines()[-1])["event"] == "job_ended"
+
+
+def test_numa_binding(launch: Launch) -> None:
+    script = launch.script("import os; print(len(os.sched_getaffinity(0)))")
+    workers = len(os.sched_getaffinity(0))
+    flags = ["--nproc-per-node", str(workers), "--numa-binding", "exclusive"]
+    status = launch.run(*flags, script)
+    if status == 2:  # two threads of one core count as one
+        assert "cores for" in launch.err
+        return
+    assert status == 0
+    assert sum(map(int, launch.out.split())) == workers
+
+
+def test_master_address(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    assert launch.run("dump.py") == 0
+    assert seen(launch)["environ"]["MASTER_ADDR"] == "127.0.0.1"  # type: ignore[index]
+
+
+STORE = """
+import os, sys
+from rallypoint.store.client import TCPStore
+address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = TCPStore(address, port, is_master=False)
+count = store.add("visits", 1)
+print(os.environ["TORCHELASTIC_RESTART_COUNT"], port, count, flush=True)
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+"""
+
+
+def test_empty_store(launch: Launch) -> None:
+    assert launch.run("--max-restarts", "1", launch.script(STORE)) == 0
+    first, second = (line.split() for line in launch.out.splitlines())
+    assert (first[0], first[2], second[0], second[2]) == ("0", "1", "1", "1")
+    assert first[1] != second[1]
+
+
+def test_sessions(launch: Launch) -> None:
+    script = launch.script("import os; print(os.getsid(0) == os.getpid())")
+    assert launch.run(script) == 0
+    assert launch.out == "True\n"
+
+
+def test_environment(launch: Launch) -> None:
+    flags = ["--no-python", sys.executable, "-c", "import os; print(*os.environ)"]
+    assert launch.run(*flags) == 0
+    assert "RALLYPOINT_CONTROL_FD" not in launch.out.split()
+    assert launch.run("--no-python", "env") == 0
+    assert "RALLYPOINT_CONTROL_FD=3" in launch.out.split()
+
+
+def test_undecorated(launch: Launch) -> None:
+    assert launch.run(launch.script("{}['key']")) == 1
+    assert "rallypoint: job failed: rank 0 raised KeyError: 'key'" in launch.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals(number: signal.Signals, launch: Launch) -> None:
+    script = launch.script("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
+    process = launch.start(script)
+    launch.wait_for("up")
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+
+
+def test_user_signals(launch: Launch) -> None:
+    script = launch.script(
+        "import pathlib, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path('got').touch())\n"
+        "pathlib.Path('up').touch()\n"
+        "while not pathlib.Path('got').exists(): time.sleep(0.01)\n"
+    )
+    process = launch.start(script)
+    launch.wait_for("up")
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(30) == 0
+
+
+def test_start_up_failures(launch: Launch) -> None:
+    script = launch.script("print('start', flush=True)\nimport no_such_module\n")
+    assert launch.run("--max-restarts", "3", script) == 1
+    assert launch.out == "start\n"
+
+
+def test_no_leftovers(launch: Launch) -> None:
+    assert launch.run(launch.script("pass"), launcher=OURS) == 0
+    assert launch.left_files() == []
+
+
+@needs_torch
+def test_torchrun_leaves_a_directory(launch: Launch) -> None:
+    assert launch.run(launch.script("pass"), launcher=TORCHRUN) == 0
+    assert list(launch.directory.glob("torchelastic_*"))
+
+
+def test_told(launch: Launch) -> None:
+    assert launch.run("-r", "3", launch.script("import sys; sys.exit(1)")) == 1
+    first, *_, last = launch.err.splitlines()
+    assert first.startswith(f"rallypoint: logs: {launch.directory}/")
+    assert last.endswith("/attempt_0/0/stderr.log")
+
+
+def test_last_line(launch: Launch) -> None:
+    script = launch.script("import sys; sys.stdout.write('no end')")
+    assert launch.run("--tee", "1", "--log-dir", "l", script) == 0
+    assert launch.out == "[default0]:no end\n"
+    (log,) = launch.directory.glob("l/*/attempt_0/0/stdout.log")
+    assert log.read_text() == "no end"
+
+
+def test_error_files(launch: Launch) -> None:
+    assert launch.run("--log-dir", "l", launch.script("1 / 0")) == 1
+    (path,) = launch.directory.glob("l/*/attempt_0/0/error.json")
+    assert json.loads(path.read_text())["message"]["message"].startswith("ZeroDivisionError")

@@ -1,0 +1,58 @@
+"""Addresses on this machine; between hosts, see tests/system/test_hosts.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cluster.network import addresses_of, check_reachable, is_here, own_address
+
+NOBODY = "no-such-host.invalid"
+
+
+def test_numeric_addresses_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked a name service")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert addresses_of("192.0.2.7") == ["192.0.2.7"]
+    assert addresses_of("2001:db8::1") == ["2001:db8::1"]
+    assert is_here("127.0.0.1")
+    assert is_here("127.3.2.1")
+    assert not is_here("192.0.2.7")  # reserved for documentation: no machine has it
+    assert is_here(os.uname().nodename)  # whether or not anybody can resolve it
+    assert own_address("localhost") == "127.0.0.1"
+    assert own_address("192.0.2.7", "10.1.2.3") == "10.1.2.3"
+
+
+def test_a_name_that_nobody_knows() -> None:
+    with pytest.raises(HostError, match=f"cannot find the host '{NOBODY}'"):
+        addresses_of(NOBODY)
+    with pytest.raises(HostError, match="give its address instead of its name"):
+        own_address(NOBODY)
+
+
+def test_names_in_the_hosts_file() -> None:
+    assert addresses_of("localhost")[0] == "127.0.0.1"
+    assert is_here("localhost")
+
+
+def test_loopback_is_refused_when_others_are_remote() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"--local-addr 127\.0\.0\.1 is this machine's loop"
+    ):
+        own_address("192.0.2.7", "127.0.0.1")
+    with pytest.raises(HostError, match=r"is its loopback 127\.0\.1\.1"):
+        check_reachable("127.0.1.1", ("192.0.2.7", 29400))
+    check_reachable("127.0.0.1", ("localhost", 29400))
+    check_reachable("192.0.2.8", ("192.0.2.7", 29400))
+
+
+def test_ipv6_loopback() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    assert is_here("::1")
+    assert own_address("::1") == "::1"
