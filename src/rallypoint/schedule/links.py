@@ -89,6 +89,7 @@ class LinkModel:
         source: where they come from.
         note: what to say beside results, e.g. what was measured on the real machine.
         per_node: ranks on a node, unless the caller says otherwise.
+        measured_ranks: with how many ranks they were measured at most; 0 if not by us.
         variants: variant (``""`` if there is one only) -> family of algorithms -> constants.
         families: algorithm -> its family; those not listed belong to ``"other"``.
     """
@@ -99,6 +100,7 @@ class LinkModel:
     per_node: int
     variants: dict[str, dict[str, Links]]
     families: dict[str, str] = field(default_factory=dict)
+    measured_ranks: int = 0
 
     def links(self, variant: str, algorithm: str) -> Links:
         """The constants for an algorithm."""
@@ -152,6 +154,7 @@ def parse_model(text: str) -> LinkModel:
             per_node=data.get("per_node", 1),
             variants={key: _families(data, value) for key, value in variants.items()},
             families={each: family for family, names in families.items() for each in names},
+            measured_ranks=data.get("measured_ranks", 0),
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidArgumentError(f"this is not a link model: {error!r}") from error

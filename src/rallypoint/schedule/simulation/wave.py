@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,15 @@ class Conditions:
     failed: tuple[tuple[int, int], ...] = ()
     retry_us: float = 1e6
     seed: int = 0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether anything is set but the seed."""
+        return bool(self.noise or self.late_us or self.slow or self.failed)
+
+    def with_seed(self, seed: int) -> Conditions:
+        """The same with other random numbers."""
+        return replace(self, seed=seed)
 
 
 CALM = Conditions()
