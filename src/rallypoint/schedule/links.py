@@ -21,6 +21,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rallypoint.base.errors import InvalidArgumentError
 
 
@@ -53,6 +55,9 @@ class Links:
         cores: of a node; with fewer cores than ranks they take turns.
         shares_core: whether all lanes of a rank are run by one core.
         multicast: whether a send to several ranks is written once, for all to read.
+        slowdown: (bytes of a call, how many times as much each byte costs), for calls too large for
+            caches; in between it is interpolated.
+        crowds: other constants for nodes with more ranks: (ranks, constants), from few to many.
     """
 
     name: str
@@ -65,13 +70,25 @@ class Links:
     cores: int = 0
     shares_core: bool = False
     multicast: bool = False
+    slowdown: tuple[tuple[float, float], ...] = ()
+    crowds: tuple[tuple[int, Links], ...] = ()
 
     def on(self, per_node: int) -> Links:
         """The same for nodes of so many ranks."""
+        for ranks, links in reversed(self.crowds):
+            if per_node >= ranks:
+                return links.on(per_node)
         levels = tuple(
             replace(level, ranks=per_node) if level.ranks == 0 else level for level in self.levels
         )
-        return replace(self, levels=levels)
+        return replace(self, levels=levels, crowds=())
+
+    def slowdown_at(self, nbytes: float) -> float:
+        """How many times as much each byte of a call costs."""
+        if not self.slowdown or nbytes <= 0:
+            return 1.0
+        sizes, factors = zip(*self.slowdown, strict=True)
+        return float(np.interp(math.log2(nbytes), np.log2(sizes), factors))
 
     def between(self, one: int, other: int) -> Level:
         """The level of the link between two ranks."""
@@ -119,9 +136,14 @@ def read_model(name: str) -> LinkModel:
     Raises:
         InvalidArgumentError: there is none, or it is not a link model.
     """
+    return parse_model(read_model_text(name))
+
+
+def read_model_text(name: str) -> str:
+    """The text of a model; see read_model."""
     if name.endswith(".toml"):
         try:
-            return parse_model(Path(name).read_text())
+            return Path(name).read_text()
         except OSError as error:
             raise InvalidArgumentError(f"cannot read the link model {name}: {error}") from error
     known = known_models()
@@ -133,7 +155,7 @@ def read_model(name: str) -> LinkModel:
             "or a .toml file"
         )
     folder = resources.files("rallypoint.schedule").joinpath("link_models")
-    return parse_model(folder.joinpath(f"{found[0]}.toml").read_text())
+    return folder.joinpath(f"{found[0]}.toml").read_text()
 
 
 def parse_model(text: str) -> LinkModel:
@@ -176,4 +198,10 @@ def _links(data: dict[str, Any]) -> Links:
         for name, level in data["level"].items()
     ]
     given = {each.name: data[each.name] for each in fields(Links) if each.name in data}
+    points = data.get("slowdown", ())
+    given["slowdown"] = tuple((float(size), float(times)) for size, times in points)
+    crowds = {int(ranks): {**data, **own} for ranks, own in data.get("crowd", {}).items()}
+    given["crowds"] = tuple(
+        (ranks, _links({**own, "crowd": {}})) for ranks, own in sorted(crowds.items())
+    )
     return Links(**{**given, "levels": tuple(levels)})

@@ -21,7 +21,7 @@ from rallypoint.schedule.program import Program
 from rallypoint.schedule.simulation import closed_form
 from rallypoint.schedule.simulation.collector import without_collector
 from rallypoint.schedule.simulation.load import Load, tally
-from rallypoint.schedule.simulation.prices import Pieces, cut
+from rallypoint.schedule.simulation.prices import Pieces, cut, slowed
 from rallypoint.schedule.simulation.walk import walk
 from rallypoint.schedule.simulation.wave import CALM, Conditions, Graph
 
@@ -76,8 +76,9 @@ class Simulation:
         if self.program.collective is Collective.ALL_TO_ALL:
             block = nbytes / self.program.ranks
         pieces = cut(self.program, block, self.links)
-        path_us, method = self._path(pieces, conditions)
-        bound, busy_us = self.load.bound_us(self.links, pieces)
+        priced = slowed(pieces, block, self.links)
+        path_us, method = self._path(priced, conditions)
+        bound, busy_us = self.load.bound_us(self.links, priced)
         return Outcome(
             time_us=self.links.start_us + max(path_us, busy_us),
             pieces=pieces.number,

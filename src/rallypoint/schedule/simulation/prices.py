@@ -37,6 +37,11 @@ def cut(program: Program, block_bytes: float, links: Links) -> Pieces:
     return Pieces(count, chunk / count)
 
 
+def slowed(pieces: Pieces, block_bytes: float, links: Links) -> Pieces:
+    """The same, with chunks as much longer as each byte costs more in a call of this size."""
+    return pieces._replace(chunk_bytes=pieces.chunk_bytes * links.slowdown_at(block_bytes))
+
+
 def send_price(links: Links, rank: int, send: Send) -> tuple[Price, list[Price]]:
     """How long a send keeps its lane busy, and when, from its start, each receiver has it."""
     fixed, per_byte = 0.0, 0.0
