@@ -1,6 +1,6 @@
 """One rank of a calibration: times all_reduce with each algorithm and size, rank 0 writes the rows.
 
-    rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT A,B 8,64
+rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT A,B 8,64
 """
 
 from __future__ import annotations

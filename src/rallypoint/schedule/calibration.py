@@ -2,7 +2,7 @@
 
 For each number of ranks there are five: what a call costs, a message, its way, and each byte sent
 and reduced. Simulated time is piecewise linear in them, so a few rounds of least squares on the
-relative errors find them. What larger calls cost beyond, as caches overflow, is read off afterwards.
+relative errors find them. What larger calls cost more, as caches overflow, is read off at the end.
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ def _fit(ranks: int, rows: Sequence[Measurement], block_bytes: int, slots: int) 
     return replace(links, slowdown=_slowdown(priced, rows))
 
 
-def _least_squares(
-    function: Callable[[Floats], Floats], wanted: Floats, guess: Floats
-) -> Floats:
+def _least_squares(function: Callable[[Floats], Floats], wanted: Floats, guess: Floats) -> Floats:
     """Gauss and Newton, with outliers counting less; the best of all rounds."""
     logs, best, best_error = guess, guess, math.inf
     for _ in range(ROUNDS):
