@@ -189,7 +189,8 @@ class Coordinator:
         refusal = self._gathering.join(member, now)
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
-        self.round = self.round if self.stage is Stage.RUNNING else max(self.round, last_round)
+        if self.stage is Stage.GATHERING:
+            self.round = max(self.round, last_round)
         came = f"{member.host} joined"
         match self.stage:
             case Stage.GATHERING:

@@ -155,17 +155,9 @@ def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member
     return tuple(ranks[rank].__replace__(node_rank=rank) for rank in range(len(members)))
 
 
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     """A key for sorting that puts node7 before node66."""
-    parts: list[tuple[int, int, str]] = []
-    digits = text = ""
-    for character in name + "\0":
-        if character.isascii() and character.isdigit():
-            if text:
-                parts.append((1, 0, text))
-            digits, text = digits + character, ""
-        else:
-            if digits:
-                parts.append((0, int(digits), digits))
-            digits, text = "", text + character
-    return (*parts, (1, 0, text))
+    import re  # only jobs of several nodes pay for it
+
+    parts = [part for part in re.split("([0-9]+)", name) if part]
+    return tuple([(not each.isdigit(), int(each) if each.isdigit() else 0, each) for each in parts])

@@ -19,6 +19,7 @@ from rallypoint.launch.decide import (
     Decision,
     Ended,
     Finish,
+    Leave,
     Notice,
     OpenRound,
     Outcome,
@@ -184,14 +185,111 @@ def test_story(story: str) -> None:
         assert f"{event} -> {job.stage.value}: {shown}" == line
 
 
-def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
+ELASTIC = {
+    "a node that comes later makes a new round, free of charge": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        join 2 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 1 2
+        join 3 -> running: nothing
+        lost 3 -> running: nothing
+        ended 0 -> running: nothing
+        ended 1 -> running: nothing
+        ended 2 -> done: succeeded
+    """,
+    "a lost node makes a new round, free of charge, also with its echoes": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        ended 0 echo -> stopping: stop round 0
+        lost 2 -> stopping: nothing
+        ended 1 echo -> running: open round 1 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
+    """,
+    "too few are left: the rest waits, and says so, until the time is over": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        lost 0 -> stopping: stop round 0
+        ended 1 echo -> gathering: notice
+        tick 10 -> gathering: notice
+        tick 24 -> gathering: notice
+        tick 25 -> done: given up
+    """,
+    "a replacement takes the free place": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        lost 0 -> stopping: stop round 0
+        join 5 -> stopping: nothing
+        ended 1 echo -> running: open round 1 of 5 1
+        ended 5 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+    "who is too many waits for a place": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        join 3 -> running: nothing
+        leave 1 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 2 stopped -> running: open round 1 of 0 3 2
+    """,
+    "failures are charged": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 1 failed -> stopping: stop round 1
+        ended 0 stopped -> running: open round 2 of 0 1
+        ended 1 failed -> stopping: stop round 2
+        ended 0 stopped -> done: given up, node 1
+    """,
+    "a failure before a node comes is charged": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        join 2 -> stopping: nothing
+        ended 0 stopped -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1 2
+    """,
+    "an early end is not lost when the others go on without that node": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        ended 2 -> running: nothing
+        lost 2 -> running: nothing
+        ended 0 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+}
+
+
+@pytest.mark.parametrize("story", ELASTIC.values(), ids=ELASTIC.keys())
+def test_elastic_story(story: str) -> None:
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts=2)
+    job.opened(0.0)
+    for line in filter(None, map(str.strip, story.splitlines())):
+        event = line.partition(" -> ")[0]
+        decision = happen(job, event, wishes=False)
+        shown = "; ".join(map(show, decision.actions)) or "nothing"
+        assert f"{event} -> {job.stage.value}: {shown}" == line
+
+
+def happen(job: Coordinator, event: str, *, wishes: bool = True) -> Decision:  # noqa: PLR0911
     what, number, *how = event.split()
     node = int(number)
     match what:
         case "join":
-            return job.joined(
-                Member(key=number, wish=node, host=f"h{node}", local_world_size=1), 0.0
-            )
+            wish = node if wishes else None
+            member = Member(key=number, wish=wish, host=f"h{node}", local_world_size=1)
+            return job.joined(member, 0.0)
         case "broken":
             return job.reported(
                 number, Broken(node_rank=node, round=job.round, text="rank x failed"), 0.0
@@ -212,6 +310,8 @@ def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
         case "old":
             old = Ended(node_rank=node, round=job.round - 1, succeeded=True)
             return job.reported(number, old, 0.0)
+        case "leave":
+            return job.reported(number, Leave(text="SIGTERM stopped it"), 0.0)
         case "lost":
             return job.node_lost(number, "its connection closed", 0.0)
         case "stop":
@@ -225,13 +325,13 @@ def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
 def show(action: Action) -> str:
     match action:
         case OpenRound(number=number, members=members):
-            return f"open round {number} of {' '.join(str(m.node_rank) for m in members)}"
+            return f"open round {number} of {' '.join(m.key for m in members)}"
         case Stop(round=number):
             return f"stop round {number}"
         case Finish(outcome=outcome, culprit=culprit):
             return outcome.value + ("" if culprit is None else f", node {culprit}")
         case Notice(text):
-            return repr(text)
+            return repr(text) if "node-rank" in text else "notice"
         case Refuse(key, why):
             return f"refuse {key}: {why}"
 
