@@ -38,16 +38,24 @@ def seen(launch: Launch) -> dict[str, object]:
     return found
 
 
+@needs_torch
+def test_torchrun_is_as_the_page_says(launch: Launch) -> None:
+    """Several of its lines in one launch: a start of torchrun's takes seconds."""
+    launch.script(DUMP, "dump.py")
+    flags = ["--max-rest", "1", "--signals-to-handle", "SIGNONE,SIGTERM"]
+    words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
+    assert launch.run(*flags, "dump.py", *words, launcher=TORCHRUN) == 0
+    last = seen(launch)
+    assert last["argv"][1:] == ["0", "$", "${local_rank}", "0"]  # type: ignore[index]
+    assert last["environ"]["TORCHELASTIC_MAX_RESTARTS"] == "1"  # type: ignore[index]
+    assert last["environ"]["MASTER_ADDR"] == "localhost"  # type: ignore[index]
+    assert list(launch.directory.glob("torchelastic_*"))
+
+
 def test_abbreviations(launch: Launch) -> None:
     launch.script(DUMP, "dump.py")
     assert launch.run("--max-rest", "1", "dump.py") == 2
     assert "unknown flag --max-rest; did you mean --max-restarts?" in launch.err
-
-
-@needs_torch
-def test_torchrun_abbreviates(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    assert launch.run("--max-rest", "1", "dump.py", launcher=TORCHRUN) == 0
 
 
 def test_dollars(launch: Launch) -> None:
@@ -55,14 +63,6 @@ def test_dollars(launch: Launch) -> None:
     words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
     assert launch.run("dump.py", *words) == 0
     assert seen(launch)["argv"][1:] == ["$local_rank", "$$", "${local_rank}", "0"]  # type: ignore[index]
-
-
-@needs_torch
-def test_torchruns_dollars(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
-    assert launch.run("dump.py", *words, launcher=TORCHRUN) == 0
-    assert seen(launch)["argv"][1:] == ["0", "$", "${local_rank}", "0"]  # type: ignore[index]
 
 
 def test_missing_script(launch: Launch) -> None:
@@ -73,12 +73,6 @@ def test_missing_script(launch: Launch) -> None:
 def test_unknown_signal(launch: Launch) -> None:
     assert launch.run("--signals-to-handle", "SIGNONE", launch.script("")) == 2
     assert "'SIGNONE' is no signal that a program can handle" in launch.err
-
-
-@needs_torch
-def test_torchrun_ignores_an_unknown_signal(launch: Launch) -> None:
-    flags = ("--signals-to-handle", "SIGNONE")
-    assert launch.run(*flags, launch.script(""), launcher=TORCHRUN) == 0
 
 
 def test_standalone(launch: Launch) -> None:
@@ -188,12 +182,6 @@ def test_start_up_failures(launch: Launch) -> None:
 def test_no_leftovers(launch: Launch) -> None:
     assert launch.run(launch.script("pass"), launcher=OURS) == 0
     assert launch.left_files() == []
-
-
-@needs_torch
-def test_torchrun_leaves_a_directory(launch: Launch) -> None:
-    assert launch.run(launch.script("pass"), launcher=TORCHRUN) == 0
-    assert list(launch.directory.glob("torchelastic_*"))
 
 
 def test_told(launch: Launch) -> None:
