@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.system.conftest import OURS, Launch
+from tests.system.conftest import MARK, OURS, Launch
 
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
@@ -34,13 +34,21 @@ LAUNCHERS = [
 
 DUMP = """
 import json, os, sys
-names = "RANK WORLD_SIZE LOCAL_ GROUP_ ROLE_ MASTER_ TORCHELASTIC OMP_ CUDA_".split()
-environ = {name: text for name, text in os.environ.items() if name.startswith(tuple(names))}
-seen = {"argv": sys.argv, "name": __name__, "environ": environ,
+seen = {"argv": sys.argv, "name": __name__, "environ": dict(os.environ),
         "unbuffered": sys.stdout.write_through, "executable": sys.executable}
 with open(f"seen.{os.getpid()}", "w") as file:
     json.dump(seen, file)
 """
+
+
+# All that a worker is told: no variable less than by torchrun, and none more.
+CONTRACT = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+    *("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +182,11 @@ def test_workers_see(name: str, launcher: tuple[str, ...], launch: Launch, free_
     if "--run-path" not in case.flags:  # torchrun's own interpreter runs it
         assert last["executable"] == fill(case.executable, places)
         assert last["unbuffered"] is True
+    inherited = {*os.environ, *case.variables, "PYTHONPATH", "TMPDIR", MARK}
+    told = last["environ"].keys() - inherited - {"OMP_NUM_THREADS", "LC_CTYPE"}
+    if case.executable != sys.executable:  # an interpreter without our package keeps it
+        told.discard("RALLYPOINT_CONTROL_FD")
+    assert told == CONTRACT - inherited
     for variable, text in case.environ.items():
         assert matches(last["environ"].get(variable), text, places), (variable, last["environ"])
 

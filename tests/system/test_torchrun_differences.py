@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -73,6 +74,34 @@ def test_missing_script(launch: Launch) -> None:
 def test_unknown_signal(launch: Launch) -> None:
     assert launch.run("--signals-to-handle", "SIGNONE", launch.script("")) == 2
     assert "'SIGNONE' is no signal that a program can handle" in launch.err
+
+
+@pytest.mark.parametrize("flags", [["--nproc-per-node", "2"], ["--max-restarts", "1"], []])
+def test_standard_input(flags: list[str], launch: Launch) -> None:
+    result = subprocess.run(
+        [sys.executable, *OURS, *flags, "-", "word"],
+        input="import os, sys; print(sys.argv, os.environ['RANK'])",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=launch.directory,
+    )
+    if flags:
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "'-' is standard input" in result.stderr
+    else:
+        assert (result.returncode, result.stdout) == (0, "['-', 'word'] 0\n")
+
+
+def test_empty_variables(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    assert launch.run("dump.py", environ={"PET_ROLE": "", "PET_NNODES": ""}) == 0
+    assert seen(launch)["environ"]["ROLE_NAME"] == "default"  # type: ignore[index]
+
+
+def test_run_path(launch: Launch) -> None:
+    assert launch.run("--run-path", "-m", launch.script("")) == 2
+    assert "--run-path and --module exclude each other" in launch.err
 
 
 def test_standalone(launch: Launch) -> None:
@@ -144,6 +173,16 @@ def test_environment(launch: Launch) -> None:
     assert "RALLYPOINT_CONTROL_FD" not in launch.out.split()
     assert launch.run("--no-python", "env") == 0
     assert "RALLYPOINT_CONTROL_FD=3" in launch.out.split()
+
+
+def test_agent_variables(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    environ = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_HEALTH_CHECK_PORT": "1"}
+    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    assert launch.run("dump.py", environ=environ) == 0
+    told = seen(launch)["environ"]
+    assert "TORCHELASTIC_TIMER_FILE" not in told  # type: ignore[operator]
+    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # type: ignore[index]
 
 
 def test_undecorated(launch: Launch) -> None:
