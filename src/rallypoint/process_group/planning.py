@@ -4,25 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.choose import build, choose
+from rallypoint.schedule.custom import Custom
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.program import Collective
+from rallypoint.schedule.links import LinkModel
+from rallypoint.schedule.program import Collective, Program
+from rallypoint.schedule.widen import widen
 
 COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 
 
-def planner(*, rank: int, ranks: int, override: str) -> Callable[[int, int, int], bytes]:
+def planner(
+    *,
+    rank: int,
+    ranks: int,
+    override: str = "",
+    custom: Custom | None = None,
+    model: LinkModel | None = None,
+) -> Callable[[int, int, int], bytes]:
     """A function from (collective, root, bytes) to this rank's encoded program.
 
     A send or receive is a program of two ranks, and `root` says which of them this rank is.
+    What is chosen follows from arguments that are the same on every rank.
+
+    Args:
+        override: an algorithm for each collective that has it.
+        custom: an algorithm of the user's, for the collective that it is for; rank 0 proves it.
+        model: link constants, for a choice by predicted time.
     """
+
+    def program(collective: Collective, root: int, nbytes: int) -> Program:
+        if custom is not None:
+            made = custom.build(Team(ranks, root, ranks), prove=rank == 0)
+            if made.collective is collective:
+                return made
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=override)
+        made = build(collective, choice.algorithm, ranks=ranks, root=root)
+        return widen(made, choice.ways)
 
     def plan(number: int, root: int, nbytes: int) -> bytes:
         collective = Collective(number)
         if collective is Collective.SEND:
-            choice = choose(collective, nbytes=nbytes, ranks=2)
-            return encode(build(collective, choice.algorithm, ranks=2), root)
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=override)
-        return encode(build(collective, choice.algorithm, ranks=ranks, root=root), rank)
+            return encode(build(collective, "direct", ranks=2), root)
+        return encode(program(collective, root, nbytes), rank)
 
     return plan

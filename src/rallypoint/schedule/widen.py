@@ -60,6 +60,7 @@ def widen(program: Program, ways: int) -> Program:
 
     return replace(
         program,
+        name=f"{program.name} x{ways}",
         chunks=chunks * ways,
         scratch_chunks=-(-program.scratch_chunks // chunks) * chunks * ways,
         lanes=lanes,
