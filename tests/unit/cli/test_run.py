@@ -160,8 +160,8 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
         (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
         (
-            ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1", __file__],
-            "machines cannot find each other by themselves yet",
+            ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a:1", __file__],
+            "--rdzv-backend etcd is not there yet; use c10d",
         ),
         (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],
