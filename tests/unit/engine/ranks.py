@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint._native import region_bytes
@@ -17,7 +17,7 @@ NAMES = tuple(collective.name.lower() for collective in Collective)
 
 
 def planner(
-    rank: int, ranks: int, override: str, custom: Program | None
+    rank: int, ranks: int, override: str | Mapping[Collective, str], custom: Program | None
 ) -> Callable[[int, int, int], bytes]:
     def plan(number: int, root: int, nbytes: int) -> bytes:
         collective = Collective(number)
@@ -25,7 +25,8 @@ def planner(
             return encode(build(collective, "direct", ranks=2), root)
         if custom is not None and collective is custom.collective:
             return encode(custom, rank)
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=override)
+        name = override if isinstance(override, str) else override.get(collective, "")
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=name)
         return encode(build(collective, choice.algorithm, ranks=ranks, root=root), rank)
 
     return plan
@@ -35,7 +36,7 @@ def run_ranks(
     ranks: int,
     main: Callable[[Communicator], Any],
     *,
-    override: str = "",
+    override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
     timeout_s: float = 30,
 ) -> Sequence[Any]:
