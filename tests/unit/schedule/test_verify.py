@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.execution import execute
 from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import (
     SLOTS,
@@ -27,6 +28,7 @@ from rallypoint.schedule.program import (
     copy,
     receive,
 )
+from rallypoint.schedule.races import Clocks
 from rallypoint.schedule.verify import verify
 from rallypoint.schedule.widen import widen
 
@@ -67,6 +69,23 @@ def test_algorithms_that_know_nodes(name: str) -> None:
                     build(Collective.ALL_REDUCE, name, ranks=ranks, per_node=per_node)
             else:
                 verify(build(Collective.ALL_REDUCE, name, ranks=ranks, per_node=per_node))
+
+
+@pytest.mark.parametrize("name", ["double_tree", "binomial_tree"])
+def test_thousands_of_ranks(name: str) -> None:
+    """Everything for all ranks, but races, which are looked for on a sample; and it says so."""
+    report = verify(build(Collective.ALL_REDUCE, name, ranks=3_000))
+    assert report.races_of == "16 ranks"
+    assert verify(build(Collective.ALL_REDUCE, name, ranks=64)).races_of == "all ranks"
+
+
+def test_causes_are_the_same_followed_as_tabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = execute(build(Collective.ALL_REDUCE, "double_tree", ranks=13), slots=1, pieces=2)
+    table = Clocks(trace)
+    monkeypatch.setattr("rallypoint.schedule.races._TABLE", 0)
+    followed = Clocks(trace)
+    for event in range(len(trace.events)):
+        assert list(table.row(event)) == list(followed.row(event))
 
 
 def test_properties_of_algorithms() -> None:
