@@ -13,6 +13,7 @@ import pytest
 from rallypoint.schedule.choose import ALGORITHMS, build
 from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import (
+    SLOTS,
     Buffer,
     Chunks,
     Collective,
@@ -44,13 +45,14 @@ def _without_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
 def test_every_algorithm_for_1_to_64_ranks(collective: Collective, name: str) -> None:
-    """With a single slot for each lane."""
+    """With a single slot for each lane; three where an algorithm says so."""
     for ranks in range(1, 65):
         every = range(ranks) if ranks <= 9 else (0, ranks // 3, ranks - 1)
         per_node = max(d for d in (1, 2, 3, 4) if ranks % d == 0) if name in NODES_ONLY else 1
         for root in every if collective.has_root else (0,):
             program = build(collective, name, ranks=ranks, root=root, per_node=per_node)
-            report = verify(program, slots=1)
+            slots = SLOTS if name == "direct_two_shot" else 1
+            report = verify(program, slots=slots)
             assert report.scratch_chunks <= program.scratch_chunks
             if name.startswith("direct"):
                 assert report.in_rank_order
@@ -71,7 +73,7 @@ def test_properties_of_algorithms() -> None:
     """What the documentation says of them."""
 
     def report(name: str, collective: Collective = Collective.ALL_REDUCE) -> Any:
-        return verify(build(collective, name, ranks=12))
+        return verify(build(collective, name, ranks=12), slots=SLOTS)
 
     in_order = {name for name in ALGORITHMS[Collective.ALL_REDUCE] if report(name).in_rank_order}
     trees = {"binomial_tree", "binary_tree", "double_tree"}  # the last for even n
