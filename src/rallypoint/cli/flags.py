@@ -6,7 +6,7 @@ docs/torchrun-differences.md says so.
 
 from __future__ import annotations
 
-from rallypoint.cli.options import Flag, Group
+from rallypoint.cli.options import HELP, Flag, Group
 from rallypoint.cli.token import TOKEN_FLAG
 
 GROUPS = (
@@ -74,7 +74,7 @@ GROUPS = (
         Flag("--rdzv-conf", "more for the backend, as in timeout=60", "KEY=VALUE,..."),
         TOKEN_FLAG,
     )),
-    Group("", (Flag("--help", "this text", short="-h"),)),
+    Group("", (HELP,)),
 )  # fmt: skip
 
 FLAGS = tuple(flag for group in GROUPS for flag in group.flags)

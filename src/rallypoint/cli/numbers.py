@@ -11,7 +11,9 @@ def whole(values: Mapping[str, str], name: str, default: int) -> int:
     """A whole number, 0 or more."""
     text = values.get(name, str(default))
     if not is_whole(text):
-        raise UsageError(f"rallypoint run: {name} is {text!r}; it must be a whole number.")
+        raise UsageError(
+            f"rallypoint run: {name} is {text!r}; it must be a whole number from 0 on."
+        )
     return int(text)
 
 

@@ -30,6 +30,14 @@ class Flag(Record):
         """Whether a value follows."""
         return bool(self.value)
 
+    @property
+    def variable(self) -> str:
+        """The environment variable that says the same."""
+        return "PET_" + self.name.lstrip("-").replace("-", "_").upper()
+
+
+HELP = Flag("--help", "this text", short="-h")
+
 
 class Group(Record):
     """Flags that belong together."""
@@ -68,7 +76,7 @@ def parse(
             raise UsageError(_unknown(program, word.partition("=")[0], list(by_name)))
         position += 1
         if flag.takes_value and not equals:
-            if position == len(words):
+            if position == len(words) or _spells_flag(words[position], by_name):
                 raise UsageError(f"{program}: {flag.name} needs a value: {flag.name} {flag.value}.")
             value = words[position]
             position += 1
@@ -76,12 +84,13 @@ def parse(
             raise UsageError(f"{program}: {flag.name} takes no value; leave out '={value}'.")
         values[flag.name] = value if flag.takes_value else "1"
     for flag in flags:
-        variable = "PET_" + flag.name.lstrip("-").replace("-", "_").upper()
-        inherited = environ.get(variable)
-        if flag.name in values or not inherited or (inherited == "0" and not flag.takes_value):
+        inherited = environ.get(flag.variable)
+        if flag.name in values or not inherited or flag.name == HELP.name:
+            continue
+        if not flag.takes_value and inherited == "0":
             continue
         if not flag.takes_value and inherited != "1":
-            raise UsageError(f"{program}: {variable} is {inherited!r}; it must be 1 or 0.")
+            raise UsageError(f"{program}: {flag.variable} is {inherited!r}; it must be 1 or 0.")
         values[flag.name] = inherited
     return values, list(words[position:])
 
@@ -106,12 +115,39 @@ def describe_groups(groups: Sequence[Group]) -> str:
     )
 
 
+def inherited_note(
+    text: str, words: Sequence[str], flags: Sequence[Flag], environ: Mapping[str, str]
+) -> str:
+    """Which of the flags that an error names nobody typed, and where they come from instead."""
+    try:
+        typed, _ = parse(words, flags, program="", environ={})
+    except UsageError:
+        return ""
+    named = {word.strip(":;,.").partition("=")[0] for word in text.split()}
+    variables = [
+        f"{flag.variable}={environ[flag.variable]}"
+        for flag in flags
+        if flag.name in named and flag.name not in typed and environ.get(flag.variable)
+    ]
+    return f" (The environment has {', '.join(variables)}.)" if variables else ""
+
+
 def suggestion(word: str, known: Sequence[str]) -> str:
     """``"; did you mean --this?"``, or nothing."""
     import difflib
+    import os.path
 
-    near = difflib.get_close_matches(word.replace("_", "-"), known, n=1)
+    word = word.replace("_", "-")
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+    if not near:  # rather the right beginning than the right letters: --nproc, not --role
+        alike = max(known, key=lambda name: len(os.path.commonprefix([word, name])))
+        is_begun = len(os.path.commonprefix([word, alike])) > len("--no")
+        near = [alike] if is_begun else difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _spells_flag(word: str, by_name: Mapping[str, Flag]) -> bool:
+    return word.partition("=")[0].replace("_", "-") in by_name
 
 
 def _unknown(program: str, word: str, known: list[str]) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cli.flags import ENDINGS, FLAGS, GROUPS, USAGE
+from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.logs import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.numbers import seconds, whole
-from rallypoint.cli.options import UsageError, describe_groups, parse
+from rallypoint.cli.options import Group, UsageError, describe_groups, inherited_note, parse
 from rallypoint.cli.token import VARIABLE, read_token
 from rallypoint.cli.workers import bind_workers, count_workers, worker_program
 from rallypoint.launch.job import STOP_SIGNALS, Job, Talk
@@ -22,33 +22,32 @@ PROGRAM = "rallypoint run"
 
 def run(words: Sequence[str]) -> int:
     """Perform `rallypoint run WORDS`; the exit status."""
+    return perform(words, GROUPS, read_job)
+
+
+def perform(
+    words: Sequence[str],
+    groups: Sequence[Group],
+    read: Callable[[Mapping[str, str], Sequence[str], Mapping[str, str]], tuple[Job, list[str]]],
+) -> int:
+    """Launch the job that `read` makes of the flags; the exit status."""
+    flags = [flag for group in groups for flag in group.flags]
     try:
-        values, command = parse(words, FLAGS, program=PROGRAM, environ=os.environ)
+        values, command = parse(words, flags, program=PROGRAM, environ=os.environ)
         if "--help" in values:
-            print(USAGE, describe_groups(GROUPS), ENDINGS, sep="\n", end="")
+            print(USAGE, describe_groups(groups), ENDINGS, sep="\n", end="")
             return 0
-        return run_values(values, command)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-
-
-def run_values(values: Mapping[str, str], command: Sequence[str]) -> int:
-    """Launch as the flags say; the exit status.
-
-    Raises:
-        UsageError: they cannot be followed.
-    """
-    try:
-        job, notes = read_job(values, command, os.environ)
+        job, notes = read(values, command, os.environ)
         if job.talk is not Talk.QUIET:
             for note in notes:
                 print(f"{PROGRAM}: {note}", file=sys.stderr)
         from rallypoint.launch.agent import run as run_job
 
         return run_job(job)
-    except InvalidArgumentError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+    except (UsageError, InvalidArgumentError) as error:
+        text = str(error).removeprefix(f"{PROGRAM}: ")
+        note = inherited_note(text, words, flags, os.environ)
+        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
         return 2
     except HostError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
@@ -68,13 +67,14 @@ def read_job(
         environ = {**environ, VARIABLE: os.fsdecode(token)}  # the workers meet each other too
     place = read_place(values, token)
     workers = count_workers(values, environ)
+    restarts = whole(values, "--max-restarts", 0)
     cpus, binding_note = bind_workers(values, workers, environ)
     logs = read_logs(values, environ)
     job = Job(
-        command=worker_program(values, command, environ),
+        command=worker_program(values, command, environ, is_run_once=workers == 1 and not restarts),
         local_world_size=workers,
         role=values.get("--role", "default"),
-        max_restarts=whole(values, "--max-restarts", 0),
+        max_restarts=restarts,
         nodes=place.nodes,
         rendezvous=place.rendezvous,
         run_id=place.run_id,
@@ -90,7 +90,8 @@ def read_job(
         prints_events=_prints_events(values),
     )
     notes = [*place.notes, *notes_of(logs), *([binding_note] if binding_note else [])]
-    return job, [*notes, *_notes_on_workers(values)]
+    meaningless = _meaningless(values)
+    return job, [*notes, *meaningless] if job.talk is Talk.VERBOSE else notes
 
 
 def read_signals(text: str | None) -> tuple[str, ...]:
@@ -133,7 +134,8 @@ def _prints_events(values: Mapping[str, str]) -> bool:
     return name == "console"
 
 
-def _notes_on_workers(values: Mapping[str, str]) -> list[str]:
+def _meaningless(values: Mapping[str, str]) -> list[str]:
+    """What torchrun's scripts often say, and what means nothing here."""
     notes = []
     method = values.get("--start-method", "spawn")
     if method not in ("spawn", "fork", "forkserver"):

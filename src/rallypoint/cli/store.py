@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
-from rallypoint.cli.options import Flag, UsageError, describe, parse
+from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.cli.token import TOKEN_FLAG, read_token
 
 PROGRAM = "rallypoint store"
@@ -19,7 +19,7 @@ FLAGS = (
     Flag("--host", "address to listen on (default 127.0.0.1); :: is all of them", "H"),
     Flag("--port", "port to listen on (default 29500); 0 takes a free one", "P"),
     TOKEN_FLAG,
-    Flag("--help", "this text", short="-h"),
+    HELP,
 )  # fmt: skip
 
 USAGE = """\

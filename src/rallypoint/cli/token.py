@@ -10,7 +10,7 @@ from rallypoint.cli.options import Flag
 VARIABLE = "RALLYPOINT_TOKEN"
 TOKEN_FLAG = Flag(
     "--token-file",
-    f"who connects must prove that it knows the token in FILE; {VARIABLE}\nsays it too",
+    f"who connects must prove that it knows the token in FILE;\n{VARIABLE} says it too",
     "FILE",
 )
 

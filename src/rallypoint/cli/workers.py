@@ -12,6 +12,7 @@ from rallypoint.launch.job import LOCAL_RANK_MACRO
 
 PROGRAM = "rallypoint run"
 
+_NOUNS = {"--module": "module", "--no-python": "program"}
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -61,30 +62,56 @@ def bind_workers(
 
 
 def worker_program(
-    values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
+    values: Mapping[str, str],
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    is_run_once: bool,
 ) -> tuple[str, ...]:
-    """The whole command of a worker."""
-    if not command:
-        raise UsageError(
-            f"{PROGRAM}: no script given; name one, as in: {PROGRAM} --nproc-per-node 2 train.py"
-        )
+    """The whole command of a worker. `is_run_once`: by one worker, which is not restarted."""
     ways = [name for name in ("--run-path", "--module", "--no-python") if name in values]
-    if len(ways) > 1 and ways != [
-        "--run-path",
-        "--no-python",
-    ]:  # there torchrun documents the first
+    if ways == ["--run-path", "--no-python"]:
+        ways = ["--run-path"]  # as torchrun documents it
+    if len(ways) > 1:
         raise UsageError(f"{PROGRAM}: {ways[0]} and {ways[1]} exclude each other; choose one.")
-    script = command[0]
-    is_path = "--module" not in values and ("--no-python" not in values or "/" in script)
-    if is_path and LOCAL_RANK_MACRO not in script and not os.path.exists(script):
-        kind = "program" if "--no-python" in values else "script"
-        raise UsageError(f"{PROGRAM}: {kind} {script!r} does not exist; check its path.")
-    if ways == ["--no-python"]:
+    way = ways[0] if ways else ""
+    if not command:
+        example = {"--module": "-m my_package.train", "--no-python": "--no-python ./train"}
+        raise UsageError(
+            f"{PROGRAM}: no {_NOUNS.get(way, 'script')} given; name one, as in:"
+            f" {PROGRAM} {example.get(way, 'train.py')}"
+        )
+    _check_script(command[0], way, is_run_once=is_run_once)
+    if way == "--no-python":
         return tuple(command)
     # -u as torchrun: what a worker printed before it died is not lost.
     python = (environ.get("PYTHON_EXEC") or sys.executable, "-u")
-    if "--module" in values:
+    if way == "--module":
         return (*python, "-m", *command)
-    if "--run-path" in values:
+    if way == "--run-path":
         return (*python, "-c", _RUN_PATH, *command)
     return (*python, *command)
+
+
+def _check_script(script: str, way: str, *, is_run_once: bool) -> None:
+    if way == "--module" or LOCAL_RANK_MACRO in script:
+        return
+    if way == "--no-python" and "/" not in script:  # looked up in PATH
+        return
+    if way == "" and script == "-":
+        if not is_run_once:
+            raise UsageError(
+                f"{PROGRAM}: '-' is standard input, which only one worker can read, and only once;"
+                " save the script in a file."
+            )
+        return
+    if not os.path.exists(script):
+        raise UsageError(
+            f"{PROGRAM}: {_NOUNS.get(way, 'script')} {script!r} does not exist; check its path."
+        )
+    if way != "--no-python" and os.path.isdir(script):
+        main = os.path.join(script, "__main__.py")
+        if not os.path.exists(main):
+            raise UsageError(
+                f"{PROGRAM}: {script!r} is a directory without a __main__.py; name a script."
+            )

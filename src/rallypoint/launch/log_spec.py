@@ -123,6 +123,6 @@ def format_prefix(template: str, *, rank: int, local_rank: int, role: str, host:
         return template.format(rank=rank, local_rank=local_rank, role=role, host=host)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):
         raise InvalidArgumentError(
-            f"{template!r} is not a log prefix; it may use {{rank}}, {{local_rank}}, {{role}} and"
+            f"--log-prefix is {template!r}; it may use {{rank}}, {{local_rank}}, {{role}} and"
             " {host}, as in '{rank}: '."
         ) from None

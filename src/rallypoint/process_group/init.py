@@ -21,6 +21,8 @@ from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.group import ProcessGroup, is_initialized, resolve, set_world
 from rallypoint.process_group.planning import COLLECTIVE_NAMES, planner
 from rallypoint.schedule.choose import check_override
+from rallypoint.schedule.custom import load
+from rallypoint.schedule.links import parse_model, read_model_text
 from rallypoint.store.init_method import OpenStore, await_ranks, open_store
 from rallypoint.store.store import Store
 
@@ -124,15 +126,18 @@ def _form(place: OpenStore, timeout: timedelta, group_name: str) -> ProcessGroup
     if rank == 0:
         override = os.environ.get("RALLYPOINT_ALGORITHM", "")
         check_override(override)
+        links = os.environ.get("RALLYPOINT_LINKS", "")
+        model_text = read_model_text(links) if links else ""
         owner = SegmentOwner(region_bytes(ranks))
         offer = owner.offer
         place.store.set(
-            f"{prefix}/segment", json.dumps([offer.address, offer.secret.hex(), override])
+            f"{prefix}/segment",
+            json.dumps([offer.address, offer.secret.hex(), override, model_text]),
         )
     try:
         await_ranks(place.store, prefix, rank=rank, world_size=ranks, timeout=timeout)
-        address, secret, override = json.loads(place.store.get(f"{prefix}/segment"))
-        attach = _attacher(rank, ranks, timeout, override)
+        address, secret, override, model_text = json.loads(place.store.get(f"{prefix}/segment"))
+        attach = _attacher(rank, ranks, timeout, override, model_text)
         if owner is None:
             offer = Offer(address, bytes.fromhex(secret))
             communicator = join_segment(offer, rank, deadline, attach)
@@ -153,15 +158,22 @@ def _form(place: OpenStore, timeout: timedelta, group_name: str) -> ProcessGroup
 
 
 def _attacher(
-    rank: int, ranks: int, timeout: timedelta, override: str
+    rank: int, ranks: int, timeout: timedelta, override: str, model_text: str
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
+    plan = planner(
+        rank=rank,
+        ranks=ranks,
+        override=override,
+        custom=load(override) if ".py" in override else None,
+        model=parse_model(model_text) if model_text else None,
+    )
     has_cores = ranks <= len(os.sched_getaffinity(0))
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=planner(rank=rank, ranks=ranks, override=override),
+        plan=plan,
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if has_cores else 0,
         yields=YIELDS,

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
+from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.choose import build, choose
+from rallypoint.schedule.custom import Custom
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.program import Collective
+from rallypoint.schedule.links import LinkModel
+from rallypoint.schedule.program import Collective, Program
+from rallypoint.schedule.widen import widen
+
+# (collective, root, bytes, whether blocks differ in length) -> the encoded program of this rank, and
+# whether each of its reductions of several operands has the inputs of all ranks.
+Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
 
 COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 
 
 def planner(
-    *, rank: int, ranks: int, override: str
-) -> Callable[[int, int, int, bool], tuple[bytes, bool]]:
-    """A function from (collective, root, bytes, uneven) to this rank's encoded program.
+    *,
+    rank: int,
+    ranks: int,
+    override: str = "",
+    custom: Custom | None = None,
+    model: LinkModel | None = None,
+) -> Planner:
+    """What makes the programs of a rank.
 
-    With it comes whether every reduction of several operands has the inputs of all ranks, so that
-    averages can be taken there. Blocks of different lengths are served by the direct algorithms. A
-    send or receive is a program of two ranks, and `root` says which of them this rank is.
+    What is chosen follows from arguments that are the same on every rank. Blocks of different
+    lengths are served by the direct algorithms, which every rank can run without knowing all.
+
+    Args:
+        override: an algorithm for each collective that has it.
+        custom: an algorithm of the user's, for the collective that it is for; rank 0 proves it.
+        model: link constants, for a choice by predicted time.
     """
+
+    def own(collective: Collective, root: int) -> Program | None:
+        made = custom and custom.build(Team(ranks, root, ranks), prove=rank == 0)
+        return made if made and made.collective is collective else None
 
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:
-            choice = choose(collective, nbytes=nbytes, ranks=2)
-            return encode(build(collective, choice.algorithm, ranks=2), root), False
+        made = None if uneven else own(collective, root)
+        if made is not None:
+            return encode(made, rank), False
         wish = "direct" if uneven else override
-        name = choose(collective, nbytes=nbytes, ranks=ranks, override=wish).algorithm
-        program = build(collective, name, ranks=ranks, root=root)
-        return encode(program, rank), name.startswith("direct")
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=wish)
+        made = build(collective, choice.algorithm, ranks=ranks, root=root)
+        return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
     return plan

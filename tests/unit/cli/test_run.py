@@ -69,7 +69,14 @@ def test_a_variable_for_a_flag_without_value_is_1_or_0() -> None:
         (["--nproc-per-nod", "2", "x"], "unknown flag --nproc-per-nod; did you mean --nproc-per-n"),
         (["--log", "x"], "unknown flag --log"),
         (["--zzz=1", "x"], "unknown flag --zzz; see rallypoint run --help"),
+        (["--nproc", "2", "x"], "unknown flag --nproc; did you mean --nproc-per-node?"),
+        (["--nprocs=2", "x"], "unknown flag --nprocs; did you mean --nproc-per-node?"),
+        (["--nod_rank", "2", "x"], "unknown flag --nod_rank; did you mean --node-rank?"),
+        (["--mdule", "x"], "unknown flag --mdule; did you mean --module?"),
+        (["-x", "y"], "unknown flag -x; see rallypoint run --help"),
         (["--nproc-per-node"], "--nproc-per-node needs a value: --nproc-per-node N"),
+        (["--role", "--nproc_per_node=2", "x"], "--role needs a value: --role NAME"),
+        (["--role", "-m", "x"], "--role needs a value: --role NAME"),
         (["--standalone=yes", "x"], "--standalone takes no value; leave out '=yes'"),
     ],
 )
@@ -98,10 +105,18 @@ def test_the_workers_program(tmp_path: Path) -> None:
     script = str(tmp_path / "train.py")
     Path(script).touch()
     python = {"PYTHON_EXEC": "/py"}
-    assert worker_program({}, [script, "-x"], python) == ("/py", "-u", script, "-x")
-    module = worker_program({"--module": "1"}, ["pkg.train", "--x"], python)
-    assert module == ("/py", "-u", "-m", "pkg.train", "--x")
-    assert worker_program({"--no-python": "1"}, ["sh", "-c", "x"], python) == ("sh", "-c", "x")
+
+    def program(*command: str, **flags: str) -> tuple[str, ...]:
+        values = {f"--{name.replace('_', '-')}": text for name, text in flags.items()}
+        return worker_program(values, command, python, is_run_once=True)
+
+    assert program(script, "-x") == ("/py", "-u", script, "-x")
+    assert program("pkg.train", "--x", module="1") == ("/py", "-u", "-m", "pkg.train", "--x")
+    assert program("sh", "-c", "x", no_python="1") == ("sh", "-c", "x")
+    assert program("-", "x") == ("/py", "-u", "-", "x")
+    (tmp_path / "__main__.py").touch()
+    assert program(str(tmp_path)) == ("/py", "-u", str(tmp_path))
+    assert program(script, run_path="1", no_python="1")[:3] == ("/py", "-u", "-c")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +124,13 @@ def test_the_workers_program(tmp_path: Path) -> None:
     [
         ([], "no script given"),
         (["--standalone"], "no script given"),
+        (["-m"], "no module given; name one, as in: rallypoint run -m my_package.train"),
+        (["--no-python"], "no program given"),
+        (["tests"], "'tests' is a directory without a __main__.py; name a script"),
+        (["--nproc-per-node", "2", "-"], "'-' is standard input, which only one worker can read"),
+        (["--max-restarts", "1", "-"], "'-' is standard input, which only one worker can read"),
+        (["--run-path", "-m", "x"], "--run-path and --module exclude each other"),
+        (["--token-file", "missing", __file__], "the token file missing cannot be read"),
         (["missing.py"], "script 'missing.py' does not exist"),
         (["--no-python", "./missing"], "program './missing' does not exist"),
         (["-m", "--no-python", "x"], "--module and --no-python exclude each other"),
@@ -121,8 +143,8 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--max-restarts", "-1", __file__], "--max-restarts is '-1'; it must be a whole number"),
         (["--shutdown-timeout", "soon", __file__], "it must be a number of seconds"),
         (["--shutdown-timeout", "nan", __file__], "it must be a number of seconds"),
-        (["--log-prefix", "{rnk}", __file__], "'{rnk}' is not a log prefix"),
-        (["--log-prefix", "{", __file__], "'{' is not a log prefix"),
+        (["--log-prefix", "{rnk}", __file__], "--log-prefix is '{rnk}'; it may use"),
+        (["--log-prefix", "{", __file__], "--log-prefix is '{'; it may use"),
         (["-r", "4", __file__], "--redirects: '4' names no streams"),
         (["--tee", "0:1,x", __file__], "--tee: '0:1,x' names no streams"),
         (["--local-ranks-filter", "0,x", __file__], "it must be local ranks, as in 0,1"),
@@ -137,6 +159,10 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--rdzv-endpoint", "a:b", __file__], "--rdzv-endpoint is 'a:b'; it must be HOST:PORT"),
         (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
         (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
+        (
+            ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a:1", __file__],
+            "--rdzv-backend etcd is not there yet; use c10d",
+        ),
         (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],
 )
@@ -149,6 +175,45 @@ def test_wrong_use_gets_one_sentence_and_exit_2(
     assert err.count("\n") == 1
     assert err.startswith("rallypoint run: ")
     assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "note"),
+    [
+        ([], {"PET_NPROC_PER_NODE": "x"}, " (The environment has PET_NPROC_PER_NODE=x.)"),
+        (["--nproc-per-node=y"], {"PET_NPROC_PER_NODE": "x"}, ""),
+        ([], {"PET_NNODES": "2", "PET_STANDALONE": "1"}, " (The environment has PET_NNODES=2, PET"),
+        ([], {"PET_MAX_RESTARTS": "-1", "PET_ROLE": "r"}, " has PET_MAX_RESTARTS=-1.)"),
+        (["--zzz"], {"PET_NPROC_PER_NODE": "x"}, ""),
+    ],
+)
+def test_an_error_of_the_environments_says_so(
+    words: list[str],
+    variables: dict[str, str],
+    note: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    assert run_module.run([*words, __file__]) == 2
+    err = capfd.readouterr().err
+    assert note in err
+    assert bool(note) == ("The environment" in err)
+
+
+def test_the_token_of_a_file_reaches_the_workers_and_no_log(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("open sesame\n")
+    values = {"--token-file": str(tmp_path / "token")}
+    job, notes = run_module.read_job(values, [__file__], {"RALLYPOINT_TOKEN": "other"})
+    assert job.environ["RALLYPOINT_TOKEN"] == "open sesame"
+    assert job.nodes.token == b"open sesame"
+    assert "sesame" not in repr(job)
+    assert notes == []
+
+
+def test_no_variable_asks_for_help() -> None:
+    assert split("x", PET_HELP="1")[0] == {}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator
+from rallypoint.process_group.planning import Planner
 from rallypoint.process_group.planning import planner as real_planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
@@ -17,14 +18,14 @@ NAMES = tuple(collective.name.lower() for collective in Collective)
 
 
 def planner(
-    rank: int, ranks: int, override: str, custom: Program | None
-) -> Callable[[int, int, int, bool], tuple[bytes, bool]]:
-    real = real_planner(rank=rank, ranks=ranks, override=override)
-
+    rank: int, ranks: int, override: str | Mapping[Collective, str], custom: Program | None
+) -> Planner:
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
-        if custom is not None and number == custom.collective:
+        collective = Collective(number)
+        if custom is not None and collective is custom.collective:
             return encode(custom, rank), False
-        return real(number, root, nbytes, uneven)
+        name = override if isinstance(override, str) else override.get(collective, "")
+        return real_planner(rank=rank, ranks=ranks, override=name)(number, root, nbytes, uneven)
 
     return plan
 
@@ -33,7 +34,7 @@ def run_ranks(
     ranks: int,
     main: Callable[[Communicator], Any],
     *,
-    override: str = "",
+    override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
     timeout_s: float = 30,
 ) -> Sequence[Any]:
