@@ -17,7 +17,13 @@ from rallypoint.base.errors import (
     InvalidTypeError,
     NotInitializedError,
 )
-from rallypoint.engine.communicator import BAD_BUFFER, DTYPES, Communicator, ReduceOp
+from rallypoint.engine.communicator import (
+    BAD_BUFFER,
+    BAD_OPERATOR,
+    DTYPES,
+    Communicator,
+    ReduceOp,
+)
 from rallypoint.schedule.program import Collective
 
 Array = NDArray[Any]
@@ -90,7 +96,7 @@ def all_reduce(
 
     Args:
         tensor: any shape, writable; the same shape and dtype on every rank.
-        op: SUM, AVG, PRODUCT, MIN or MAX.
+        op: SUM, AVG, PRODUCT, MIN or MAX; BAND, BOR or BXOR for integers and bool.
 
     Raises:
         InvalidTypeError: not a NumPy array, an unsupported dtype, or read-only.
@@ -190,6 +196,8 @@ def _run(
     if code == 0:
         return
     name = collective.name.lower()
+    if code == BAD_OPERATOR:
+        raise InvalidTypeError(f"{name}: {ReduceOp(op).name} does not apply to {source.dtype}")
     if code != BAD_BUFFER:
         raise group.communicator.error(name)
     checked = _array(target, name, writes=writes)

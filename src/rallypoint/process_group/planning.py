@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.choose import build, choose
@@ -11,6 +12,10 @@ from rallypoint.schedule.encode import encode
 from rallypoint.schedule.links import LinkModel
 from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
+
+# (collective, root, bytes, whether blocks differ in length) -> the encoded program of this rank, and
+# whether each of its reductions of several operands has the inputs of all ranks.
+Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
 
 COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 
@@ -22,11 +27,11 @@ def planner(
     override: str = "",
     custom: Custom | None = None,
     model: LinkModel | None = None,
-) -> Callable[[int, int, int], bytes]:
-    """A function from (collective, root, bytes) to this rank's encoded program.
+) -> Planner:
+    """What makes the programs of a rank.
 
-    A send or receive is a program of two ranks, and `root` says which of them this rank is.
-    What is chosen follows from arguments that are the same on every rank.
+    What is chosen follows from arguments that are the same on every rank. Blocks of different
+    lengths are served by the direct algorithms, which every rank can run without knowing all.
 
     Args:
         override: an algorithm for each collective that has it.
@@ -34,19 +39,18 @@ def planner(
         model: link constants, for a choice by predicted time.
     """
 
-    def program(collective: Collective, root: int, nbytes: int) -> Program:
-        if custom is not None:
-            made = custom.build(Team(ranks, root, ranks), prove=rank == 0)
-            if made.collective is collective:
-                return made
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=override)
-        made = build(collective, choice.algorithm, ranks=ranks, root=root)
-        return widen(made, choice.ways)
+    def own(collective: Collective, root: int) -> Program | None:
+        made = custom and custom.build(Team(ranks, root, ranks), prove=rank == 0)
+        return made if made and made.collective is collective else None
 
-    def plan(number: int, root: int, nbytes: int) -> bytes:
+    def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:
-            return encode(build(collective, "direct", ranks=2), root)
-        return encode(program(collective, root, nbytes), rank)
+        made = None if uneven else own(collective, root)
+        if made is not None:
+            return encode(made, rank), False
+        wish = "direct" if uneven else override
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=wish)
+        made = build(collective, choice.algorithm, ranks=ranks, root=root)
+        return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
     return plan

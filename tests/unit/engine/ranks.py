@@ -9,7 +9,8 @@ from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator
-from rallypoint.schedule.choose import build, choose
+from rallypoint.process_group.planning import Planner
+from rallypoint.process_group.planning import planner as real_planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
 
@@ -18,16 +19,13 @@ NAMES = tuple(collective.name.lower() for collective in Collective)
 
 def planner(
     rank: int, ranks: int, override: str | Mapping[Collective, str], custom: Program | None
-) -> Callable[[int, int, int], bytes]:
-    def plan(number: int, root: int, nbytes: int) -> bytes:
+) -> Planner:
+    def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:
-            return encode(build(collective, "direct", ranks=2), root)
         if custom is not None and collective is custom.collective:
-            return encode(custom, rank)
+            return encode(custom, rank), False
         name = override if isinstance(override, str) else override.get(collective, "")
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=name)
-        return encode(build(collective, choice.algorithm, ranks=ranks, root=root), rank)
+        return real_planner(rank=rank, ranks=ranks, override=name)(number, root, nbytes, uneven)
 
     return plan
 

@@ -360,3 +360,47 @@ def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: 
     if finishes and finishes[0].outcome is Outcome.SUCCEEDED:
         last = max(i for i, action in enumerate(actions) if isinstance(action, OpenRound))
         assert not any(isinstance(action, Stop) for action in actions[last:])
+
+
+COMINGS = st.sampled_from(
+    [f"{what} {node}" for node in range(5) for what in ("join", "leave", "lost", "broken", "ended")]
+    + [f"ended {node} {how}" for node in range(5) for how in ("failed", "echo", "stopped")]
+    + ["tick 3", "tick 10", "tick 30"]
+)
+
+
+@given(events=st.lists(COMINGS, max_size=60), max_restarts=st.integers(0, 2))
+def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: int) -> None:
+    """Against what a bystander can tell: who is here, and who has not yet ended."""
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts)
+    job.opened(0.0)
+    here: set[str] = set()
+    running: set[str] = set()  # have a round's workers, and have not said that they ended
+    number = -1
+    for event in events:
+        what, node, *_ = event.split()
+        is_over = job.stage is Stage.DONE
+        actions = happen(job, event, wishes=False).actions
+        if what == "join" and not is_over:
+            here.add(node)
+        if what in ("leave", "lost"):
+            here.discard(node)
+            running.discard(node)
+        if what == "ended":
+            running.discard(node)
+        for action in actions:
+            assert not is_over or isinstance(action, Refuse)
+            match action:
+                case OpenRound():
+                    assert action.number == number + 1
+                    number = action.number
+                    keys = [member.key for member in action.members]
+                    assert running == set()  # nobody's old workers are left
+                    assert set(keys) <= here
+                    assert 2 <= len(keys) <= 3
+                    assert len(keys) == min(3, len(here))
+                    assert [member.node_rank for member in action.members] == [*range(len(keys))]
+                    running = set(keys)
+                case Finish(outcome=Outcome.SUCCEEDED):
+                    assert running == set()
+    assert job.restarts <= max_restarts
