@@ -11,7 +11,10 @@ import selectors
 import time
 from abc import ABC, abstractmethod
 
-from rallypoint.launch.decide import (
+from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.store_host import StoreHost
+from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.coordinator import (
     Coordinator,
     Decision,
     Finish,
@@ -23,9 +26,6 @@ from rallypoint.launch.decide import (
     Start,
     Stop,
 )
-from rallypoint.launch.job import Job, Talk
-from rallypoint.launch.store_host import StoreHost
-from rallypoint.launch.terminal import say
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.round import Endpoint, Member, Round
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
-from rallypoint.launch.decide import (
+from rallypoint.rendezvous.coordinator import (
     Broken,
     Ended,
     Finish,
@@ -21,8 +21,8 @@ from rallypoint.launch.decide import (
     Stop,
     StopAsked,
 )
-from rallypoint.launch.verdict import Cause
 from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.verdict import Cause
 
 VERSION = 1
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.launch.decide import (
+from rallypoint.rendezvous.coordinator import (
     Action,
     Broken,
     Coordinator,
@@ -28,9 +28,9 @@ from rallypoint.launch.decide import (
     Stop,
     StopAsked,
 )
-from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.round import Member
+from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 
 FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
 ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)

@@ -5,7 +5,7 @@
         \\--restart, resize-------------------------------------------/
 
 What agents report and `now` go in; orders to all agents and their reason come out. One agent runs
-this for all; a job of one machine runs it too. Who takes part is rendezvous/members.py's, and what
+this for all; a job of one machine runs it too. Who takes part is members.py's, and what
 comes after a round verdict.py's. No socket, clock or process here.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from rallypoint.base.record import Record
-from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.members import Gathering, Limits
 from rallypoint.rendezvous.round import Member, Round
+from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 
 NOTICE_EVERY_S = 10.0
 
