@@ -26,6 +26,7 @@ from rallypoint.rendezvous.coordinator import (
     NOTICE_EVERY_S,
     Ended,
     Finish,
+    Join,
     Leave,
     Notice,
     Order,
@@ -38,7 +39,7 @@ from rallypoint.rendezvous.coordinator import (
 )
 from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
 from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.messages import REPORTS, Join, Message, decode, encode
+from rallypoint.rendezvous.messages import REPORTS, Message, decode, encode
 from rallypoint.rendezvous.patience import Patience, read_patience
 from rallypoint.rendezvous.round import Endpoint, Member
 

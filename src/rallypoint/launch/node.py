@@ -3,7 +3,7 @@ happened and `now` go in, actions and their reason come out. No clock, process o
 
     WAITING --Start--> RUNNING --failure--> (HOLDING) --> STOPPING --> ENDING --> WAITING, DONE
 
-WAITING: for a round, or for what comes after one (coordinator.py's verdict). HOLDING: a failure that
+WAITING: for a round, or for what comes after one (the coordinator says). HOLDING: a failure that
 only reports another rank's death (an *echo*) gives that one time to show, and an exception gives
 the same one of other ranks time, so that it can be told once. STOPPING: workers were asked to end.
 ENDING: whatever is left, grandchildren included, is killed.

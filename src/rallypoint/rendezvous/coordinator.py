@@ -59,6 +59,22 @@ class Leave(Record, kw_only=True):
 Report = Broken | Ended | StopAsked | Leave
 
 
+class Join(Record, kw_only=True):
+    """An agent asks to take part in a job of that name, with as many nodes.
+
+    Attributes:
+        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
+        attempt: which start of the job by a scheduler it belongs to.
+    """
+
+    run_id: str
+    last_round: int
+    min_nodes: int
+    max_nodes: int
+    member: Member
+    attempt: int = 0
+
+
 # What they are told.
 
 
@@ -78,10 +94,11 @@ class Start(Record, kw_only=True):
 
 
 class Stop(Record, kw_only=True):
-    """End the workers of this round."""
+    """End the workers of this round; `at_once`: by SIGKILL, as others may soon take their place."""
 
     round: int
     because: str
+    at_once: bool = False
 
 
 class Finish(Record, kw_only=True):

@@ -6,11 +6,11 @@ Whatever is not exactly a message of this version is refused: an agent must not 
 from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.record import Record
 from rallypoint.rendezvous.coordinator import (
     Broken,
     Ended,
     Finish,
+    Join,
     Leave,
     Notice,
     Order,
@@ -25,20 +25,6 @@ from rallypoint.rendezvous.round import Endpoint, Member, Round
 from rallypoint.rendezvous.verdict import Cause
 
 VERSION = 1
-
-
-class Join(Record, kw_only=True):
-    """An agent asks to take part in a job of that name, with as many nodes.
-
-    Attributes:
-        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
-    """
-
-    run_id: str
-    last_round: int
-    min_nodes: int
-    max_nodes: int
-    member: Member
 
 
 Message = Report | Order | Member | Join | Notice | Refuse
@@ -65,7 +51,14 @@ _FIELDS: dict[type, dict[str, object]] = {
     Leave: {"text": str},
     Notice: {"text": str},
     Refuse: {"key": str, "why": str},
-    Join: {"run_id": str, "last_round": int, "min_nodes": int, "max_nodes": int, "member": Member},
+    Join: {
+        "run_id": str,
+        "last_round": int,
+        "min_nodes": int,
+        "max_nodes": int,
+        "member": Member,
+        "attempt": int,
+    },
     Member: {
         "key": str,
         "node_rank": int,
@@ -74,11 +67,12 @@ _FIELDS: dict[type, dict[str, object]] = {
         "role": str,
         "wish": (int, None),
         "address": str,
+        "port": int,
     },
     Endpoint: {"host": str, "port": int},
     Round: {"number": int, "members": [Member], "store": Endpoint},
     Start: {"round": Round, "because": str},
-    Stop: {"round": int, "because": str},
+    Stop: {"round": int, "because": str, "at_once": bool},
     Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
 }
 REPORTS = (Broken, Ended, StopAsked, Leave)

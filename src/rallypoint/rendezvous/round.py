@@ -6,6 +6,8 @@ TORCHELASTIC_RESTART_COUNT. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
@@ -16,6 +18,9 @@ class Endpoint(Record, kw_only=True):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Member(Record, kw_only=True):
     """One node's agent, and how many workers of which role it brings.
@@ -24,7 +29,7 @@ class Member(Record, kw_only=True):
         key: what no other agent has, not even the same node's next one.
         node_rank: in the round; -1 before there is one.
         wish: the rank that it asks for, if any.
-        address: how others reach it; empty: this machine.
+        address, port: how others reach it; empty: this machine; 0: it does not listen.
     """
 
     key: str = ""
@@ -34,6 +39,7 @@ class Member(Record, kw_only=True):
     role: str = "default"
     wish: int | None = None
     address: str = ""
+    port: int = 0
 
 
 class Placement(Record, kw_only=True):
@@ -42,6 +48,37 @@ class Placement(Record, kw_only=True):
     rank: int
     local_rank: int
     role_rank: int
+
+
+class Seat(Record, kw_only=True):
+    """One node's part of a round, which does not grow with the number of nodes.
+
+    Attributes:
+        round: the round's number.
+        first_rank, first_role_rank: of this node's first worker, in the world and in its role.
+        store: the worker store, empty at the start of the round.
+    """
+
+    round: int
+    node_rank: int
+    node_count: int
+    local_world_size: int
+    first_rank: int
+    world_size: int
+    first_role_rank: int
+    role_world_size: int
+    store: Endpoint
+
+    def placements(self) -> tuple[Placement, ...]:
+        """The places of this node's workers."""
+        return tuple(
+            [
+                Placement(
+                    rank=self.first_rank + i, local_rank=i, role_rank=self.first_role_rank + i
+                )
+                for i in range(self.local_world_size)
+            ]
+        )
 
 
 class Round(Record, kw_only=True):
@@ -85,3 +122,25 @@ class Round(Record, kw_only=True):
             Placement(rank=first + i, local_rank=i, role_rank=first_of_role + i)
             for i in range(mine.local_world_size)
         )
+
+    def seats(self) -> Iterator[Seat]:
+        """All nodes' parts, by rank, in a time that grows with the number of nodes only."""
+        sizes: dict[str, int] = {}
+        for member in self.members:
+            sizes[member.role] = sizes.get(member.role, 0) + member.local_world_size
+        world_size, first = sum(sizes.values()), 0
+        first_of_role = dict.fromkeys(sizes, 0)
+        for member in self.members:
+            yield Seat(
+                round=self.number,
+                node_rank=member.node_rank,
+                node_count=len(self.members),
+                local_world_size=member.local_world_size,
+                first_rank=first,
+                world_size=world_size,
+                first_role_rank=first_of_role[member.role],
+                role_world_size=sizes[member.role],
+                store=self.store,
+            )
+            first += member.local_world_size
+            first_of_role[member.role] += member.local_world_size
