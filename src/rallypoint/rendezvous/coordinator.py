@@ -34,13 +34,19 @@ class Broken(Record, kw_only=True):
 
 
 class Ended(Record, kw_only=True):
-    """Nothing of the round is left running on this node, but for what cannot be killed."""
+    """Nothing of the round is left running on this node, but for what cannot be killed.
+
+    Attributes:
+        was_cut_off: the node's agent ended its workers, or never started them, because it had lost
+            the coordinator: no failure of theirs.
+    """
 
     node_rank: int
     round: int
     succeeded: bool
     causes: tuple[Cause, ...] = ()
     unkillable: int = 0
+    was_cut_off: bool = False
 
 
 class StopAsked(Record, kw_only=True):
@@ -51,7 +57,7 @@ class StopAsked(Record, kw_only=True):
 
 
 class Leave(Record, kw_only=True):
-    """This node's agent takes part no more, and its workers with it; the job goes on."""
+    """This node's agent will take part no more once its workers have ended; the job goes on."""
 
     text: str
 
@@ -184,9 +190,37 @@ class Coordinator:
         self._ends: dict[str, Ended] = {}  # of the round, by key
         self._lost: list[str] = []  # hosts, since the round began
         self._came: list[str] = []
+        self._leaving: dict[str, str] = {}  # why, by key
         self._stop_asked = ""
         self._because = ""  # why there is to be a new round
         self._notice_at = 0.0
+
+    @classmethod
+    def resumed(
+        cls,
+        limits: Limits,
+        max_restarts: int,
+        *,
+        members: tuple[Member, ...],
+        round_number: int,
+        runs: bool,
+        restarts: int,
+        now: float,
+    ) -> Coordinator:
+        """Go on where another one was lost: with its last list of members, and that round if it
+        runs. Members who are not there are lost later, as ever; if nothing runs, they join again.
+        """
+        self = cls(limits, max_restarts)
+        self.round, self.restarts, self.members = round_number, restarts, members
+        self.opened(now)
+        if runs:
+            for member in members:
+                self._gathering.join(member, now)
+            self._move(Stage.RUNNING)
+            self.wake_at = None
+        else:
+            self._gathering.expect({member.key for member in members})
+        return self
 
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""
@@ -212,7 +246,7 @@ class Coordinator:
         match self.stage:
             case Stage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
-            case Stage.RUNNING if self._has_room():
+            case Stage.RUNNING if self._has_room() and not self._has_results():
                 self._came.append(member.host)
                 return self._stop(came)
         return Decision((), f"{came}, and waits for the next round")
@@ -223,7 +257,11 @@ class Coordinator:
             case Broken(round=self.round):
                 return self._stop(report.text)
             case Leave(text=text):
-                return self.node_lost(key, text, now)
+                if not self._expects(key) or key in self._ends:
+                    return self.node_lost(key, text, now)
+                # A last checkpoint, say, must be written before others go on from it.
+                self._leaving[key] = text
+                return self._stop(f"{self._name_of(key)} leaves: {text}")
             case StopAsked():
                 self._stop_asked = self._stop_asked or report.text
                 if self.stage is Stage.GATHERING:
@@ -231,18 +269,30 @@ class Coordinator:
                 return self._stop(report.text)
             case Ended(round=self.round) if self._expects(key):
                 self._ends[key] = report
+                if key in self._leaving and not report.succeeded:
+                    return self.node_lost(key, self._leaving[key], now)
+                if report.was_cut_off:
+                    self._lost.append(self._name_of(key))
                 stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
 
+    def node_silent(self, key: str, why: str) -> Decision:
+        """A member is not heard: end the round, while it may still come back or be lost."""
+        if not self._expects(key) or key in self._ends:
+            return NOTHING
+        return self._stop(f"{self._name_of(key)} is silent: {why}")
+
     def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
         member = self._gathering.leave(key)
+        self._leaving.pop(key, None)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
         host, name = member.host, _name(member, self.members)
         if self.stage is Stage.GATHERING:
-            return Decision((), f"{name} left before the start: {why}")
+            left = Decision((), f"{name} left before the start: {why}")
+            return _both(left, self._open_if_complete(now, otherwise=NOTHING))
         if not self._is_in_round(key):
             if host in self._came:
                 self._came.remove(host)
@@ -271,6 +321,34 @@ class Coordinator:
             notice = Decision((Notice(text),), "")
         self._set_alarm()
         return notice
+
+    @property
+    def here(self) -> dict[str, Member]:
+        """Who is here now, by key, in the round or not."""
+        return self._gathering.here
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next round while one runs."""
+        if self.stage is Stage.GATHERING:
+            return 0
+        members = {member.key for member in self.members}
+        return sum(key not in members for key in self.here)
+
+    def expects(self, key: str) -> bool:
+        """Whether the end of that member's workers is still to be reported."""
+        return self._expects(key) and key in self.here and key not in self._ends
+
+    def succeeded(self) -> tuple[str, ...]:
+        """The members of the round whose workers have all succeeded."""
+        return tuple([key for key, end in self._ends.items() if end.succeeded])
+
+    def _has_results(self) -> bool:
+        """A new round would throw away what some have finished; who comes has to wait."""
+        return any(end.succeeded for end in self._ends.values())
+
+    def _name_of(self, key: str) -> str:
+        return next((_name(each, self.members) for each in self.members if each.key == key), key)
 
     def _set_alarm(self) -> None:
         alarm = self._gathering.wake_at
@@ -330,7 +408,7 @@ class Coordinator:
         self.wake_at = None
         self.round += 1
         self.members = self._gathering.form(self.members)
-        self._ends, self._lost, self._came = {}, [], []
+        self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")
 

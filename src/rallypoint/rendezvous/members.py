@@ -48,6 +48,11 @@ class Gathering:
         self.wake_at: float | None = None
         self._deadline = 0.0
         self._last_call: float | None = None
+        self._expected: set[str] | None = None
+
+    def expect(self, keys: set[str]) -> None:
+        """These were members before: when all who are left of them are here, it is complete."""
+        self._expected = keys
 
     def open(self, now: float) -> None:
         """Wait for members from now on. Who is here already needs no last call: all know it."""
@@ -61,6 +66,8 @@ class Gathering:
         if refusal:
             return refusal
         self.here[member.key] = member
+        if self._expected is not None:
+            self._expected.discard(member.key)
         if self._last_call is None and self._are_enough():
             self._last_call = now + self.limits.last_call_s
         self._set_alarm()
@@ -69,6 +76,8 @@ class Gathering:
     def leave(self, key: str) -> Member | None:
         """A member is gone."""
         member = self.here.pop(key, None)
+        if self._expected is not None:
+            self._expected.discard(key)
         if not self._are_enough():
             self._last_call = None
         self._set_alarm()
@@ -77,6 +86,8 @@ class Gathering:
     def is_complete(self, now: float) -> bool:
         """Whether a round can be formed."""
         if len(self.here) >= self.limits.max_nodes:
+            return True
+        if self._expected == set() and self._are_enough():
             return True
         return self._last_call is not None and now >= self._last_call
 

@@ -46,6 +46,7 @@ _FIELDS: dict[type, dict[str, object]] = {
         "succeeded": bool,
         "causes": [Cause],
         "unkillable": int,
+        "was_cut_off": bool,
     },
     StopAsked: {"node_rank": int, "text": str},
     Leave: {"text": str},

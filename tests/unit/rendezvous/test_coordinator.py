@@ -236,7 +236,8 @@ ELASTIC = {
         join 3 -> running: nothing
         leave 1 -> stopping: stop round 0
         ended 0 stopped -> stopping: nothing
-        ended 2 stopped -> running: open round 1 of 0 3 2
+        ended 2 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 3 2
     """,
     "failures are charged": """
         join 0 -> gathering: nothing
