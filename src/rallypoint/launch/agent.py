@@ -31,7 +31,7 @@ from rallypoint.launch.output import Output
 from rallypoint.launch.signals import FORWARDED, Signals
 from rallypoint.launch.worker import Worker
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
-from rallypoint.rendezvous.coordinator import Finish, Outcome, Start, Stop
+from rallypoint.rendezvous.reports import Finish, Outcome, Start, Stop
 from rallypoint.rendezvous.round import Round
 
 _PATIENCE_WHEN_STOPPED_S = 1.0

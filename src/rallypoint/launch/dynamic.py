@@ -22,8 +22,12 @@ from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
-from rallypoint.rendezvous.coordinator import (
-    NOTICE_EVERY_S,
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.messages import REPORTS, Message, decode, encode
+from rallypoint.rendezvous.patience import Patience, read_patience
+from rallypoint.rendezvous.reports import (
     Ended,
     Finish,
     Join,
@@ -37,10 +41,6 @@ from rallypoint.rendezvous.coordinator import (
     Stop,
     StopAsked,
 )
-from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.messages import REPORTS, Message, decode, encode
-from rallypoint.rendezvous.patience import Patience, read_patience
 from rallypoint.rendezvous.round import Endpoint, Member
 
 _RETRY_S = 0.2

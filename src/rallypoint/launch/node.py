@@ -16,7 +16,7 @@ from enum import Enum
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
-from rallypoint.rendezvous.coordinator import Broken, Ended, Finish, Outcome, Report, StopAsked
+from rallypoint.rendezvous.reports import Broken, Ended, Finish, Outcome, Report, StopAsked
 from rallypoint.rendezvous.verdict import Cause
 
 SIGINT, SIGTERM, SIGCONT = 2, 15, 18

@@ -28,16 +28,9 @@ from rallypoint.launch.job import Job
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
-from rallypoint.rendezvous.coordinator import (
-    NOTICE_EVERY_S,
-    Finish,
-    Order,
-    Outcome,
-    Report,
-    Start,
-    Stop,
-)
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.messages import decode, encode
+from rallypoint.rendezvous.reports import Finish, Order, Outcome, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer

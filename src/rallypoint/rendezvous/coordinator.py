@@ -11,112 +11,29 @@ comes after a round verdict.py's. No socket, clock or process here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.members import Gathering, Limits
-from rallypoint.rendezvous.round import Member, Round
+from rallypoint.rendezvous.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Notice,
+    Outcome,
+    Refuse,
+    Report,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.round import Member
 from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 
 NOTICE_EVERY_S = 10.0
 
 
-# What agents report.
-
-
-class Broken(Record, kw_only=True):
-    """A worker of this node failed: the round cannot succeed any more."""
-
-    node_rank: int
-    round: int
-    text: str
-
-
-class Ended(Record, kw_only=True):
-    """Nothing of the round is left running on this node, but for what cannot be killed.
-
-    Attributes:
-        was_cut_off: the node's agent ended its workers, or never started them, because it had lost
-            the coordinator: no failure of theirs.
-    """
-
-    node_rank: int
-    round: int
-    succeeded: bool
-    causes: tuple[Cause, ...] = ()
-    unkillable: int = 0
-    was_cut_off: bool = False
-
-
-class StopAsked(Record, kw_only=True):
-    """A signal asked this node's agent to stop the job."""
-
-    node_rank: int
-    text: str
-
-
-class Leave(Record, kw_only=True):
-    """This node's agent will take part no more once its workers have ended; the job goes on."""
-
-    text: str
-
-
-Report = Broken | Ended | StopAsked | Leave
-
-
-class Join(Record, kw_only=True):
-    """An agent asks to take part in a job of that name, with as many nodes.
-
-    Attributes:
-        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
-        attempt: which start of the job by a scheduler it belongs to.
-    """
-
-    run_id: str
-    last_round: int
-    min_nodes: int
-    max_nodes: int
-    member: Member
-    attempt: int = 0
-
-
-# What they are told.
-
-
-class Outcome(Enum):
-    """How a job ends."""
-
-    SUCCEEDED = "succeeded"
-    STOPPED = "stopped"
-    GIVEN_UP = "given up"
-
-
-class Start(Record, kw_only=True):
-    """Start the workers of this round; `because` says why there is a new one."""
-
-    round: Round
-    because: str = ""
-
-
-class Stop(Record, kw_only=True):
-    """End the workers of this round; `at_once`: by SIGKILL, as others may soon take their place."""
-
-    round: int
-    because: str
-    at_once: bool = False
-
-
-class Finish(Record, kw_only=True):
-    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any."""
-
-    outcome: Outcome
-    because: str
-    culprit: int | None = None
-    what: str = ""
-
-
-Order = Start | Stop | Finish
+# What it asks for.
 
 
 class OpenRound(Record, kw_only=True):
@@ -125,19 +42,6 @@ class OpenRound(Record, kw_only=True):
     number: int
     members: tuple[Member, ...]
     because: str
-
-
-class Notice(Record):
-    """Tell the user why nothing happens."""
-
-    text: str
-
-
-class Refuse(Record):
-    """Tell an agent that it cannot take part."""
-
-    key: str
-    why: str
 
 
 Action = OpenRound | Stop | Finish | Notice | Refuse
@@ -186,6 +90,10 @@ class Coordinator:
         self.restarts = 0
         self.wake_at: float | None = None
         self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
+        self._by_key: dict[str, Member] = {}  # the same
+        self._awaited: set[str] = set()  # whose end is still to be reported
+        self.because_stopped = ""
+        self._interrupted = ""  # why the round ended, if nobody is to blame
         self._gathering = Gathering(limits)
         self._ends: dict[str, Ended] = {}  # of the round, by key
         self._lost: list[str] = []  # hosts, since the round began
@@ -211,7 +119,8 @@ class Coordinator:
         runs. Members who are not there are lost later, as ever; if nothing runs, they join again.
         """
         self = cls(limits, max_restarts)
-        self.round, self.restarts, self.members = round_number, restarts, members
+        self.round, self.restarts = round_number, restarts
+        self._begin(members)
         self.opened(now)
         if runs:
             for member in members:
@@ -251,7 +160,9 @@ class Coordinator:
                 return self._stop(came)
         return Decision((), f"{came}, and waits for the next round")
 
-    def reported(self, key: str, report: Report, now: float) -> Decision:
+    def reported(  # noqa: PLR0911 - one line for each report
+        self, key: str, report: Report, now: float
+    ) -> Decision:
         """A member's agent reports."""
         match report:
             case Broken(round=self.round):
@@ -271,8 +182,9 @@ class Coordinator:
                 self._ends[key] = report
                 if key in self._leaving and not report.succeeded:
                     return self.node_lost(key, self._leaving[key], now)
+                self._awaited.discard(key)
                 if report.was_cut_off:
-                    self._lost.append(self._name_of(key))
+                    self._interrupted = f"{self._name_of(key)} had lost the coordinator"
                 stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
@@ -281,6 +193,7 @@ class Coordinator:
         """A member is not heard: end the round, while it may still come back or be lost."""
         if not self._expects(key) or key in self._ends:
             return NOTHING
+        self._interrupted = f"{self._name_of(key)} was silent"
         return self._stop(f"{self._name_of(key)} is silent: {why}")
 
     def node_lost(self, key: str, why: str, now: float) -> Decision:
@@ -289,7 +202,8 @@ class Coordinator:
         self._leaving.pop(key, None)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
-        host, name = member.host, _name(member, self.members)
+        self._awaited.discard(key)
+        host, name = member.host, self._name_of(key, member.host)
         if self.stage is Stage.GATHERING:
             left = Decision((), f"{name} left before the start: {why}")
             return _both(left, self._open_if_complete(now, otherwise=NOTHING))
@@ -328,16 +242,29 @@ class Coordinator:
         return self._gathering.here
 
     @property
+    def is_busy(self) -> bool:
+        """Whether members have, or may have, something running, or the job is over."""
+        return self.stage is not Stage.GATHERING
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a round is being ended."""
+        return self.stage is Stage.STOPPING
+
+    def is_running(self, round_number: int) -> bool:
+        """Whether that round is to be started, or has been, and not to be ended."""
+        return self.stage is Stage.RUNNING and self.round == round_number
+
+    @property
     def waiting(self) -> int:
         """How many wait for the next round while one runs."""
         if self.stage is Stage.GATHERING:
             return 0
-        members = {member.key for member in self.members}
-        return sum(key not in members for key in self.here)
+        return len(self.here.keys() - self._by_key.keys())
 
     def expects(self, key: str) -> bool:
         """Whether the end of that member's workers is still to be reported."""
-        return self._expects(key) and key in self.here and key not in self._ends
+        return self._expects(key) and key in self._awaited
 
     def succeeded(self) -> tuple[str, ...]:
         """The members of the round whose workers have all succeeded."""
@@ -347,8 +274,10 @@ class Coordinator:
         """A new round would throw away what some have finished; who comes has to wait."""
         return any(end.succeeded for end in self._ends.values())
 
-    def _name_of(self, key: str) -> str:
-        return next((_name(each, self.members) for each in self.members if each.key == key), key)
+    def _name_of(self, key: str, otherwise: str = "") -> str:
+        """``"node 1 (host7)"``; without the rank if it has none."""
+        member = self._by_key.get(key)
+        return f"node {member.node_rank} ({member.host})" if member else otherwise
 
     def _set_alarm(self) -> None:
         alarm = self._gathering.wake_at
@@ -358,18 +287,17 @@ class Coordinator:
         return len(self.members) - len(self._lost) < self._gathering.limits.max_nodes
 
     def _is_in_round(self, key: str) -> bool:
-        return any(member.key == key for member in self.members)
+        return key in self._by_key
 
     def _expects(self, key: str) -> bool:
         return self.stage in (Stage.RUNNING, Stage.STOPPING) and self._is_in_round(key)
 
     def _judge_if_all_ended(self, now: float) -> Decision:
-        here = self._gathering.here
-        if any(member.key in here and member.key not in self._ends for member in self.members):
+        if self._awaited:
             return NOTHING
+        here = self._gathering.here
         ends = list(self._ends.values())
-        gone = [m.key for m in self.members if m.key not in here and m.key in self._ends]
-        names = [_name(member, self.members) for member in self.members if member.key in gone]
+        names = [self._name_of(key) for key in self._ends if key not in here]
         facts = RoundEnd(
             succeeded=not self._lost and all(end.succeeded for end in ends),
             causes=tuple(cause for end in ends for cause in end.causes),
@@ -379,6 +307,7 @@ class Coordinator:
             nodes_left=len(here),
             nodes_lost=(*self._lost, *names),
             nodes_came=tuple(self._came),
+            interrupted=self._interrupted,
             min_nodes=self._gathering.limits.min_nodes,
             is_fixed=self._gathering.limits.is_fixed,
             unkillable=sum(end.unkillable for end in ends),
@@ -407,15 +336,22 @@ class Coordinator:
         self._move(Stage.RUNNING)
         self.wake_at = None
         self.round += 1
-        self.members = self._gathering.form(self.members)
-        self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
+        self._begin(self._gathering.form(self.members))
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")
+
+    def _begin(self, members: tuple[Member, ...]) -> None:
+        self.members = members
+        self._by_key = {member.key: member for member in members}
+        self._awaited = set(self._by_key)
+        self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
+        self._interrupted = ""
 
     def _stop(self, because: str) -> Decision:
         if self.stage is not Stage.RUNNING:
             return NOTHING
         self._move(Stage.STOPPING)
+        self.because_stopped = because
         return Decision((Stop(round=self.round, because=because),), because)
 
     def _finish(self, outcome: Outcome, because: str, root: Cause | None = None) -> Decision:
@@ -435,12 +371,6 @@ class Coordinator:
 def _both(first: Decision, second: Decision) -> Decision:
     reasons = [text for text in (first.reason, second.reason) if text]
     return Decision(first.actions + second.actions, "; ".join(reasons))
-
-
-def _name(member: Member, round_members: Sequence[Member]) -> str:
-    """``"node 1 (host7)"``; without the rank if it has none."""
-    rank = next((each.node_rank for each in round_members if each.key == member.key), None)
-    return member.host if rank is None else f"node {rank} ({member.host})"
 
 
 def _first_words(end: Ended) -> str:

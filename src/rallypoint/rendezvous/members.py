@@ -49,6 +49,7 @@ class Gathering:
         self._deadline = 0.0
         self._last_call: float | None = None
         self._expected: set[str] | None = None
+        self._wishes: dict[int, str] = {}  # keys
 
     def expect(self, keys: set[str]) -> None:
         """These were members before: when all who are left of them are here, it is complete."""
@@ -66,6 +67,8 @@ class Gathering:
         if refusal:
             return refusal
         self.here[member.key] = member
+        if member.wish is not None:
+            self._wishes[member.wish] = member.key
         if self._expected is not None:
             self._expected.discard(member.key)
         if self._last_call is None and self._are_enough():
@@ -76,6 +79,8 @@ class Gathering:
     def leave(self, key: str) -> Member | None:
         """A member is gone."""
         member = self.here.pop(key, None)
+        if member is not None and member.wish is not None:
+            del self._wishes[member.wish]
         if self._expected is not None:
             self._expected.discard(key)
         if not self._are_enough():
@@ -124,12 +129,12 @@ class Gathering:
         wish = member.wish
         if wish is None:
             return ""
-        for other in self.here.values():
-            if other.wish == wish:
-                return (
-                    f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
-                    " give each node its own --node-rank"
-                )
+        if wish in self._wishes:
+            other = self.here[self._wishes[wish]]
+            return (
+                f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
+                " give each node its own --node-rank"
+            )
         if wish >= self.limits.max_nodes:
             return f"--node-rank {wish} is too large for {self.limits.max_nodes} nodes"
         return ""

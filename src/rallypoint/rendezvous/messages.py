@@ -6,7 +6,7 @@ Whatever is not exactly a message of this version is refused: an agent must not 
 from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.rendezvous.coordinator import (
+from rallypoint.rendezvous.reports import (
     Broken,
     Ended,
     Finish,

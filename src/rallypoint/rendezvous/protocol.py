@@ -11,9 +11,9 @@ messages are the sender's clock's, and only ever come back to it. Frozen data; n
 from __future__ import annotations
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.coordinator import Finish, Join, Notice, Refuse, Report, Stop
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.reports import Finish, Join, Notice, Refuse, Report, Stop
 from rallypoint.rendezvous.round import Endpoint, Member, Seat
 
 
@@ -191,12 +191,20 @@ class Refused(Record, kw_only=True):
 
 
 class Led(Record, kw_only=True):
-    """This agent coordinates the job."""
+    """This agent coordinates the job that `host` began.
+
+    Attributes:
+        number: of the newest agreement; this ballot decided it, or it was known before.
+        round: the newest round of workers; -1: none yet.
+        stamp: the coordinator's clock, if it says this itself; comes back in the next Beat.
+    """
 
     ballot: Ballot
     leader: Member
+    host: str
     number: int
     round: int
+    stamp: float | None = None
 
 
 Message = (
@@ -224,11 +232,12 @@ Message = (
 class Send(Record, kw_only=True):
     """Send to the agent with this key: over a connection with it, or else call it there.
 
-    If another agent answers there, the one that was meant is gone: tell `closed`.
+    If another agent answers there, the one that was meant is gone: tell `closed`. Without a
+    connection and a place to call, the message is lost.
     """
 
     to: str
-    at: Endpoint
+    at: Endpoint | None
     message: Message
 
 

@@ -26,8 +26,9 @@ from rallypoint.launch.node import (
 )
 from rallypoint.launch.worker_group import Exit
 from rallypoint.rendezvous import coordinator
-from rallypoint.rendezvous.coordinator import Coordinator, Finish, OpenRound, Outcome, Stop
+from rallypoint.rendezvous.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.reports import Finish, Outcome, Stop
 from rallypoint.rendezvous.round import Member
 
 STORIES = {

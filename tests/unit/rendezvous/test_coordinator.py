@@ -12,23 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.rendezvous.coordinator import (
-    Action,
+from rallypoint.rendezvous.coordinator import Action, Coordinator, Decision, OpenRound, Stage
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.reports import (
     Broken,
-    Coordinator,
-    Decision,
     Ended,
     Finish,
     Leave,
     Notice,
-    OpenRound,
     Outcome,
     Refuse,
-    Stage,
     Stop,
     StopAsked,
 )
-from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.round import Member
 from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 

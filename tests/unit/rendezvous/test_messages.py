@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.rendezvous.coordinator import Broken, Ended, Finish, Outcome, Start, Stop, StopAsked
 from rallypoint.rendezvous.messages import Message, decode, encode
+from rallypoint.rendezvous.reports import Broken, Ended, Finish, Outcome, Start, Stop, StopAsked
 from rallypoint.rendezvous.round import Endpoint, Member, Round
 from rallypoint.rendezvous.verdict import Cause
 
