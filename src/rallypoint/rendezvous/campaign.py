@@ -23,6 +23,7 @@ class Campaign:
     """One ballot's tally.
 
     Attributes:
+        is_trial: whether voters are only asked whether they would promise.
         won_at: when a quorum had promised; None: not yet.
     """
 
@@ -31,6 +32,7 @@ class Campaign:
     ) -> None:
         self.ballot = ballot
         self.decided = decided
+        self.is_trial = True
         self.won_at: float | None = None
         self._setup, self._rules = setup, rules
         self._promises: dict[str, Promise] = {}
@@ -38,7 +40,12 @@ class Campaign:
 
     def ask(self) -> list[Action]:
         """Ask every voter, or at the beginning of a job every endpoint."""
-        prepare = Prepare(ballot=self.ballot, stamp=self._stamp, decided=self.decided)
+        prepare = Prepare(
+            ballot=self.ballot,
+            stamp=self._stamp,
+            decided=self.decided,
+            is_trial=self.is_trial,
+        )
         if self.decided.number == BEFORE_ALL:
             return [
                 Send(to=self._setup.me.key, at=None, message=prepare)
@@ -51,9 +58,15 @@ class Campaign:
             for each in self._rules.voters(self.decided)
         ]
 
+    def in_earnest(self) -> list[Action]:
+        """Enough would promise: ask them to."""
+        self.is_trial, self.won_at = False, None
+        self._promises.clear()
+        return self.ask()
+
     def promised(self, promise: Promise, now: float) -> None:
         """A voter takes part."""
-        if promise.ballot != self.ballot:
+        if promise.ballot != self.ballot or promise.is_trial != self.is_trial:
             return
         self._promises[promise.voter] = promise
         if self.won_at is None and self._rules.is_quorum(self.decided, self._promises.keys()):

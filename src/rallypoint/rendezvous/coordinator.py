@@ -93,6 +93,7 @@ class Coordinator:
         self._by_key: dict[str, Member] = {}  # the same
         self._awaited: set[str] = set()  # whose end is still to be reported
         self.because_stopped = ""
+        self._is_taken_over = False  # this round was begun by another coordinator
         self._interrupted = ""  # why the round ended, if nobody is to blame
         self._gathering = Gathering(limits)
         self._ends: dict[str, Ended] = {}  # of the round, by key
@@ -121,13 +122,14 @@ class Coordinator:
         self = cls(limits, max_restarts)
         self.round, self.restarts = round_number, restarts
         self._begin(members)
+        self._is_taken_over = runs
         self.opened(now)
         if runs:
             for member in members:
                 self._gathering.join(member, now)
             self._move(Stage.RUNNING)
             self.wake_at = None
-        else:
+        elif round_number >= 0:
             self._gathering.expect({member.key for member in members})
         return self
 
@@ -298,6 +300,9 @@ class Coordinator:
         here = self._gathering.here
         ends = list(self._ends.values())
         names = [self._name_of(key) for key in self._ends if key not in here]
+        if self._is_taken_over and not any(end.causes for end in ends):
+            # The one before had its reasons to end the round, and took them along.
+            self._interrupted = self._interrupted or "the coordinator changed"
         facts = RoundEnd(
             succeeded=not self._lost and all(end.succeeded for end in ends),
             causes=tuple(cause for end in ends for cause in end.causes),
@@ -346,6 +351,7 @@ class Coordinator:
         self._awaited = set(self._by_key)
         self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
         self._interrupted = ""
+        self._is_taken_over = False
 
     def _stop(self, because: str) -> Decision:
         if self.stage is not Stage.RUNNING:

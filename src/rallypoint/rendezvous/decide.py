@@ -24,6 +24,7 @@ from rallypoint.rendezvous.protocol import (
     Accepted,
     Ack,
     Action,
+    Agreement,
     Ballot,
     Beat,
     Call,
@@ -89,7 +90,7 @@ class Participant:
     def __init__(self, setup: Setup, random: Random, rules: type[Rules] = Rules) -> None:
         self.part = Part.SEEKING
         self.wake_at: float | None = None
-        self._setup = setup
+        self.setup = self._setup = setup
         self._key = setup.me.key
         self._random = random
         self._rules = rules(setup)
@@ -119,6 +120,11 @@ class Participant:
     def round(self) -> int:
         """The round whose workers run here; -1: none."""
         return self._follower.round
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The newest one that this agent knows to be decided."""
+        return self._voter.decided if self._leader is None else self._leader.agreement
 
     # Events.
 
@@ -232,7 +238,9 @@ class Participant:
 
     # Messages.
 
-    def _take(self, sender: str, message: Message, now: float) -> None:
+    def _take(  # noqa: PLR0912 - one case for each message
+        self, sender: str, message: Message, now: float
+    ) -> None:
         if self.part is Part.DONE:
             return
         match message:
@@ -242,7 +250,8 @@ class Participant:
                 if self._leader is not None:
                     self._leader.accepted(message, now)
             case Prepare():
-                self._term = max(self._term, message.ballot.term)
+                if not message.is_trial:
+                    self._term = max(self._term, message.ballot.term)
                 answer = self._voter.prepare(message, now)
                 if isinstance(answer, Refused) and self._has_leader():
                     answer = answer.__replace__(leader=self._leading_member())
@@ -371,6 +380,10 @@ class Participant:
         campaign.promised(message, now)
         if campaign.won_at is None:
             return
+        if campaign.is_trial:
+            self._term = max(self._term, campaign.ballot.term)
+            self._do(campaign.in_earnest())
+            return
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
             # Those who begin a job together are its first voters: better more of them.
             self._act_at = campaign.won_at + self._setup.patience.beat_s
@@ -403,17 +416,15 @@ class Participant:
             self._voter.learn(message.decided)
         if self._leader is not None:
             self._leader.refused(message)
-        if message.leader is not None and not self._has_leader():
-            if message.leader.key not in (self._key, *self._gone):
-                at = Endpoint(host=message.leader.address, port=message.leader.port)
-                self._actions.append(Send(to=message.leader.key, at=at, message=self._join()))
-        campaign = self._campaign
-        if campaign is not None and message.decided is not None:
-            if message.decided.number > campaign.decided.number:
-                self._campaign = None  # it asked those who decide no more
-                self._act_at = now + self._random.uniform(0, _RETRY_S)
-                if not self._voter.has_vote():
-                    self._move(Part.SEEKING)
+        leader, decided, campaign = message.leader, message.decided, self._campaign
+        if leader and not self._has_leader() and leader.key not in (self._key, *self._gone):
+            at = Endpoint(host=leader.address, port=leader.port)
+            self._actions.append(Send(to=leader.key, at=at, message=self._join()))
+        if campaign and decided and decided.number > campaign.decided.number:
+            self._campaign = None  # it asked those who decide no more
+            self._act_at = now + self._random.uniform(0, _RETRY_S)
+            if not self._voter.has_vote():
+                self._move(Part.SEEKING)
 
     # Alone.
 
@@ -431,11 +442,10 @@ class Participant:
         if self._setup.quorum == "host" and is_lost and not was_leading:
             because = f"{why}; with quorum=host the job does not outlive it"
             return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
-        if self._setup.quorum == "members" or was_leading:
-            if self._voter.has_vote():
-                self._move(Part.CAMPAIGNING)
-                self._act_at = now + self._turn_s() + (_RETRY_S if was_leading else 0.0)
-                return None
+        if self._voter.has_vote():
+            self._move(Part.CAMPAIGNING)
+            self._act_at = now + self._turn_s() + (_RETRY_S if was_leading else 0.0)
+            return None
         self._move(Part.SEEKING)
         self._act_at = now
         return None
@@ -499,8 +509,8 @@ class Participant:
             return None
         assert self._voter.decided is not None
         self._tries += 1
-        self._term = max(self._term, self._voter.promised.term) + 1
-        ballot = Ballot(self._term, self._key)
+        term = max(self._term, self._voter.promised.term) + 1
+        ballot = Ballot(term, self._key)
         self._campaign = Campaign(self._setup, self._rules, ballot, self._voter.decided, now)
         wait_s = min(_RETRY_S * 2**self._tries, self._setup.patience.beat_s)
         self._act_at = now + wait_s * self._random.uniform(1, 2)

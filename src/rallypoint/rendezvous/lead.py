@@ -40,6 +40,7 @@ from rallypoint.rendezvous.round import Endpoint, Member, Round
 from rallypoint.rendezvous.rules import BEFORE_ALL, Rules
 
 _NEVER = float("-inf")
+_LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
 
 
 class Proposal:
@@ -365,7 +366,7 @@ class Leader:
             self._resume(now)
         members = {member.key for member in new.members}
         for key in [key for key in self.peers if key in self._gone and key not in members]:
-            self._send(key, Over(finish=Finish(outcome=Outcome.STOPPED, because="it left")))
+            self._send(key, Over(finish=_LEFT))
             self.peers[key].is_over = True
 
     def _await(self, agreement: Agreement, now: float) -> None:
@@ -398,6 +399,8 @@ class Leader:
                 self._perform(self.job.reported(key, end, now), now)
             if key in self._gone:
                 self._perform(self.job.node_lost(key, "its connection closed", now), now)
+            elif key in self.peers and self.peers[key].has_beaten and not held.runs:
+                self._perform(self.job.joined(member, now), now)
         self._perform(self.job.tick(now), now)
 
     # Rounds.
@@ -463,6 +466,8 @@ class Leader:
             self._perform(self.job.reported(beat.key, report, now), now)
             if beat.key not in self.job.here:  # it left
                 self._gone.add(beat.key)
+                if all(member.key != beat.key for member in self.agreement.members):
+                    self._send(beat.key, Over(finish=_LEFT))
         peer.seen = max(peer.seen, beat.first)
 
     def _correct(self, peer: Peer, beat: Beat, now: float) -> None:

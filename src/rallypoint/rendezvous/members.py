@@ -121,7 +121,7 @@ class Gathering:
 
     def form(self, before: Sequence[Member]) -> tuple[Member, ...]:
         """The members of the next round, by rank."""
-        ranks = {member.key: member.node_rank for member in before}
+        ranks = {member.key: member.node_rank for member in before if member.node_rank >= 0}
         order = sorted(self.here.values(), key=lambda member: member.key not in ranks)
         return assign(order[: self.limits.max_nodes], ranks)
 

@@ -138,11 +138,18 @@ class Unknown(Record, kw_only=True):
 
 
 class Prepare(Record, kw_only=True):
-    """Will you take part in no lower ballot? `decided` is the newest agreement that I know of."""
+    """Will you take part in no lower ballot?
+
+    Attributes:
+        decided: the newest agreement that the candidate knows of.
+        is_trial: would you, if asked? Nothing is promised, so that who has no chance, because the
+            others have a coordinator or because there are too few, disturbs nobody.
+    """
 
     ballot: Ballot
     stamp: float
     decided: Agreement
+    is_trial: bool
 
 
 class Promise(Record, kw_only=True):
@@ -161,6 +168,7 @@ class Promise(Record, kw_only=True):
     accepted: Agreement | None
     accepted_in: Ballot
     was_lost: bool
+    is_trial: bool
 
 
 class Propose(Record, kw_only=True):

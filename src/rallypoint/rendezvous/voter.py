@@ -92,8 +92,9 @@ class Voter:
         vote = self._vote_on(theirs)
         if not vote or not self._rules.may_promise(message.ballot, self.promised):
             return self._refused(message.ballot)
-        self.learn(theirs)
-        self.promised = message.ballot
+        if not message.is_trial:
+            self.learn(theirs)
+            self.promised = message.ballot
         is_early = not self._rules.may_leave(heard_for_s=now - self._heard_at)
         return Promise(
             ballot=message.ballot,
@@ -103,6 +104,7 @@ class Voter:
             accepted=self.accepted,
             accepted_in=self.accepted_in,
             was_lost=self.was_lost and is_early,
+            is_trial=message.is_trial,
         )
 
     def propose(self, message: Propose, now: float) -> Accepted | Refused:
