@@ -126,6 +126,12 @@ class Participant:
         """The newest one that this agent knows to be decided."""
         return self._voter.decided if self._leader is None else self._leader.agreement
 
+    @property
+    def job(self) -> str:
+        """The key of the agent that began the job that this one takes part in, or knows of."""
+        decided = self._voter.decided
+        return self._follower.job if decided is None else decided.host or self._follower.job
+
     # Events.
 
     def started(self, now: float) -> Decision:
@@ -291,11 +297,10 @@ class Participant:
             leader = self._leading_member()
             assert leader is not None
             if leader.key != sender:
-                host = "" if self._voter.decided is None else self._voter.decided.host
                 led = Led(
                     ballot=self._follower.ballot,
                     leader=leader,
-                    host=host,
+                    host=self.job,
                     number=self._voter.number,
                     round=self._follower.last_round,
                 )
@@ -489,8 +494,6 @@ class Participant:
 
     def _seek(self, now: float) -> None:
         """Ask whoever may know."""
-        if self._follower.round >= 0 and self._follower.fence_at is None:
-            return  # first its workers must end
         join = self._join()
         for slot, endpoint in enumerate(self._setup.endpoints):
             if slot != self._setup.slot:
@@ -522,16 +525,15 @@ class Participant:
     # Other jobs.
 
     def _is_other_job(self, message: Led) -> bool:
-        decided = self._voter.decided
-        return decided is not None and decided.host not in ("", message.host)
+        return self.job not in ("", message.host)
 
     def _give_way(self, sender: str, message: Led, now: float) -> bool:
         """Two jobs of one name: the one that got further goes on. Whether we give way to it."""
-        decided = self._voter.decided
-        assert decided is not None
-        mine = decided.round if self._leader is None else self._leader.round
-        is_told = sender == self._follower.ballot.candidate
-        if not is_told and (message.round, message.host) <= (mine, decided.host):
+        mine = self._follower.last_round if self._leader is None else self._leader.round
+        is_told = sender == self._follower.ballot.candidate or (
+            self._follower.round < 0 and not self._has_leader()
+        )
+        if not is_told and (message.round, message.host) <= (mine, self.job):
             return False
         self._reasons.append(f"gives way to the job that {message.leader.host} coordinates")
         if self._leader is not None:
@@ -556,6 +558,8 @@ class Participant:
             min_nodes=limits.min_nodes,
             max_nodes=limits.max_nodes,
             member=self._setup.me,
+            job=self.job,
+            running=self._follower.round,
         )
 
     def _has_leader(self) -> bool:

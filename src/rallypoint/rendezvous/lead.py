@@ -141,6 +141,8 @@ class Leader:
             return self._send(key, Refuse(key, wrong))
         if self.job is None:
             return None  # it asks again
+        if join.running >= 0 and join.job != self.agreement.host:
+            return self._send(key, self.led(now))  # its old workers first
         peer = self.peers.get(key)
         if peer is None or key not in self.job.here:
             self._gone.discard(key)

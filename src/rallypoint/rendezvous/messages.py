@@ -59,6 +59,8 @@ _FIELDS: dict[type, dict[str, object]] = {
         "max_nodes": int,
         "member": Member,
         "attempt": int,
+        "job": str,
+        "running": int,
     },
     Member: {
         "key": str,

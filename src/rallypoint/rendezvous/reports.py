@@ -57,6 +57,8 @@ class Join(Record, kw_only=True):
     Attributes:
         last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
         attempt: which start of the job by a scheduler it belongs to.
+        job: the key of the agent that began the job that it knows, if any.
+        running: the round that still runs there; -1: none.
     """
 
     run_id: str
@@ -65,6 +67,8 @@ class Join(Record, kw_only=True):
     max_nodes: int
     member: Member
     attempt: int = 0
+    job: str = ""
+    running: int = -1
 
 
 # What they are told.
