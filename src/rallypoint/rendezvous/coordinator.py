@@ -90,6 +90,8 @@ class Coordinator:
         self.restarts = 0
         self.wake_at: float | None = None
         self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
+        self._ranks: tuple[Member, ...] = ()  # of the newest round that began
+        self._ranks_before: tuple[Member, ...] = ()
         self._by_key: dict[str, Member] = {}  # the same
         self._awaited: set[str] = set()  # whose end is still to be reported
         self.because_stopped = ""
@@ -243,6 +245,10 @@ class Coordinator:
         """Who is here now, by key, in the round or not."""
         return self._gathering.here
 
+    def revoke(self) -> None:
+        """The newest round did not begin anywhere: nobody's rank comes from it."""
+        self._ranks = self._ranks_before
+
     @property
     def is_busy(self) -> bool:
         """Whether members have, or may have, something running, or the job is over."""
@@ -341,12 +347,13 @@ class Coordinator:
         self._move(Stage.RUNNING)
         self.wake_at = None
         self.round += 1
-        self._begin(self._gathering.form(self.members))
+        self._begin(self._gathering.form(self._ranks))
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")
 
     def _begin(self, members: tuple[Member, ...]) -> None:
         self.members = members
+        self._ranks_before, self._ranks = self._ranks, members
         self._by_key = {member.key: member for member in members}
         self._awaited = set(self._by_key)
         self._ends, self._lost, self._came, self._leaving = {}, [], [], {}

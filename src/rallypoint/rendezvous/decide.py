@@ -127,6 +127,11 @@ class Participant:
         return self._voter.decided if self._leader is None else self._leader.agreement
 
     @property
+    def accepted(self) -> Agreement | None:
+        """What this agent accepted and does not know to be decided."""
+        return self._voter.accepted
+
+    @property
     def job(self) -> str:
         """The key of the agent that began the job that this one takes part in, or knows of."""
         decided = self._voter.decided
@@ -312,8 +317,7 @@ class Participant:
         if message.ballot.candidate != sender:
             return
         if message.ballot < self._voter.promised:
-            refused = Refused(ballot=message.ballot, promised=self._voter.promised)
-            return self._say(sender, refused)
+            return self._refuse(sender, message.ballot)
         self._follow(message.ballot, None, now)
         if isinstance(message, Ack):
             self._do(follower.acknowledged(message, now))
@@ -330,8 +334,7 @@ class Participant:
             return
         if message.ballot < self._voter.promised:
             if sender == message.leader.key and message.stamp is not None:
-                refused = Refused(ballot=message.ballot, promised=self._voter.promised)
-                self._say(sender, refused)
+                self._refuse(sender, message.ballot)
             return
         if sender == message.leader.key and message.stamp is not None:
             self._follow(message.ballot, message.leader, now)
@@ -353,6 +356,9 @@ class Participant:
                 self._reasons.append(f"coordinates no more: term {ballot.term} does")
             self._leader = self._campaign = None
             self._move(Part.FOLLOWING)
+
+    def _refuse(self, sender: str, ballot: Ballot) -> None:
+        self._say(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
 
     # Votes.
 
@@ -541,7 +547,8 @@ class Participant:
                 self._say(key, message)
         self._do(self._follower.cut_off("another job of that name got further"))
         self._leader = self._campaign = None
-        self._voter = Voter(self._setup.__replace__(slot=None), self._rules)
+        left = self._voter.left | {self.job}
+        self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
         self._follower.change_voter(self._voter)
         self._alone_since, self._act_at = now, now
         self._move(Part.SEEKING)

@@ -6,7 +6,7 @@ then tells it to all. Its own agent is a peer like any other, whose messages tak
 
 from __future__ import annotations
 
-from rallypoint.rendezvous.coordinator import Coordinator, Decision, OpenRound
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S, Coordinator, Decision, OpenRound
 from rallypoint.rendezvous.peers import Peer
 from rallypoint.rendezvous.protocol import (
     Accepted,
@@ -46,8 +46,10 @@ _LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on
 class Proposal:
     """An agreement that voters are asked to accept."""
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: Agreement, now: float) -> None:
         self.agreement = agreement
+        self.since = now
+        self.notice_at_s = NOTICE_EVERY_S
         self.accepted_by: set[str] = set()
         self.store: Endpoint | None = None
         self.is_decided = False
@@ -193,7 +195,8 @@ class Leader:
 
     def refused(self, message: Refused) -> None:
         """Another one was promised more."""
-        if message.ballot == self._ballot and self._ballot < message.promised:
+        is_ours = message.job in ("", self.agreement.host) or self.agreement.host == ""
+        if is_ours and message.ballot == self._ballot and self._ballot < message.promised:
             self.deposed = f"{message.promised.candidate} was promised term {message.promised.term}"
 
     def closed(self, key: str, why: str, now: float) -> None:
@@ -229,6 +232,7 @@ class Leader:
         """Say again what may have been lost."""
         if self._pending is not None:
             self._propose(self._pending, now, is_first=False)
+            self._tell_if_stuck(self._pending, now)
         for key, peer in self.peers.items():
             if self._over_at is not None:
                 self._send(key, Over(finish=self._finish_of(self.agreement)))
@@ -238,6 +242,23 @@ class Leader:
             for slot, endpoint in enumerate(self._setup.endpoints):
                 if slot != self._setup.slot:
                     self._out.append(Call(at=endpoint, message=self.led(None)))
+
+    def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
+        """What a lost coordinator had begun may need voters who are lost as well."""
+        waited_s = now - pending.since
+        keys = [each for each in self._rules.voters(pending.agreement)]
+        absent = [each.host for each in keys if each.key not in pending.accepted_by]
+        text = f"what was proposed last needs {', '.join(absent[:16])}, too"
+        patience_s = self._setup.patience.join_timeout_s
+        if waited_s >= patience_s:
+            because = f"{text}, after {waited_s:.0f} s"
+            self.finish = Finish(outcome=Outcome.GIVEN_UP, because=because)
+            for key in self.peers:
+                self._send(key, Over(finish=self.finish))
+        elif waited_s >= pending.notice_at_s:
+            pending.notice_at_s += NOTICE_EVERY_S
+            for key in self.peers:
+                self._send(key, Notice(f"waiting for {waited_s:.0f} s so far: {text}"))
 
     def _look_at(self, peer: Peer, now: float) -> None:
         key, job = peer.member.key, self.job
@@ -286,7 +307,7 @@ class Leader:
                 break
             wanted, self._wanted = self._wanted, None
             new = wanted.__replace__(number=self.agreement.number + 1)
-            self._pending = Proposal(new)
+            self._pending = Proposal(new, now)
             self._propose(self._pending, now, is_first=True)
         alarm = None if self.job is None or self._over_at is not None else self.job.wake_at
         self.wake_at = self._scan_at if alarm is None else min(self._scan_at, alarm)
@@ -454,6 +475,7 @@ class Leader:
                 self._send(key, Halt(ballot=self._ballot, round=stop.round, because=stop.because))
             return
         assert self.job is not None
+        self.job.revoke()
         for member in self.job.members:  # none of them was told to start
             if self.job.expects(member.key):
                 end = Ended(node_rank=member.node_rank, round=stop.round, succeeded=False)

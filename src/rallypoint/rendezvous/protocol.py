@@ -194,6 +194,7 @@ class Refused(Record, kw_only=True):
 
     ballot: Ballot
     promised: Ballot
+    job: str = ""
     leader: Member | None = None
     decided: Agreement | None = None
 

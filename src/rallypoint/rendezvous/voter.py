@@ -46,16 +46,18 @@ class Voter:
         decided: the newest agreement that it knows to hold; None: no job is known here.
         accepted: the newest that it accepted, in the ballot `accepted_in`.
         leader_key: whom it last heard as a coordinator.
+        left: jobs of this name that the agent has turned from, and in which it has no vote.
         was_lost: whether that one's connection closed, so that it needs no more of our patience.
     """
 
-    def __init__(self, setup: Setup, rules: Rules) -> None:
+    def __init__(self, setup: Setup, rules: Rules, left: frozenset[str] = frozenset()) -> None:
         self.promised = NO_BALLOT
         self.accepted: Agreement | None = None
         self.accepted_in = NO_BALLOT
         self.decided: Agreement | None = None
         self.leader_key = ""
         self.was_lost = False
+        self.left = left
         self._me = setup.me
         self._slot = setup.slot
         self._rules = rules
@@ -86,8 +88,11 @@ class Voter:
     def prepare(self, message: Prepare, now: float) -> Promise | Refused:
         """Promise, or say what speaks against it."""
         theirs, mine = message.decided, self.number
-        is_other_job = theirs.host != "" and self._host not in ("", theirs.host)
-        if is_other_job or mine > theirs.number or self._is_bound(message.ballot, now):
+        if (
+            self._is_other_job(theirs)
+            or mine > theirs.number
+            or self._is_bound(message.ballot, now)
+        ):
             return self._refused(message.ballot)
         vote = self._vote_on(theirs)
         if not vote or not self._rules.may_promise(message.ballot, self.promised):
@@ -110,7 +115,8 @@ class Voter:
     def propose(self, message: Propose, now: float) -> Accepted | Refused:
         """Accept, or say what speaks against it."""
         agreement, ballot = message.agreement, message.ballot
-        if agreement.number < self.number or self._is_bound(ballot, now):
+        is_late = self._is_other_job(agreement) or agreement.number < self.number
+        if is_late or self._is_bound(ballot, now):
             return self._refused(ballot)
         if not self._rules.may_promise(ballot, self.promised):
             return self._refused(ballot)
@@ -129,10 +135,17 @@ class Voter:
 
     def learn(self, agreement: Agreement) -> None:
         """That is decided."""
+        if self._is_other_job(agreement):
+            return
         if agreement.number > self.number:
             self.decided = agreement
         if self.accepted is not None and self.accepted.number <= self.number:
             self.accepted, self.accepted_in = None, NO_BALLOT
+
+    def _is_other_job(self, agreement: Agreement) -> bool:
+        if agreement.host in self.left:
+            return True
+        return agreement.host != "" and self._host not in ("", agreement.host)
 
     @property
     def _host(self) -> str:
@@ -153,4 +166,9 @@ class Voter:
     def _refused(self, ballot: Ballot) -> Refused:
         decided = self.decided
         has_job = decided is not None and decided.number > BEFORE_ALL
-        return Refused(ballot=ballot, promised=self.promised, decided=decided if has_job else None)
+        return Refused(
+            ballot=ballot,
+            promised=self.promised,
+            job=self._host,
+            decided=decided if has_job else None,
+        )

@@ -450,16 +450,20 @@ class SimCluster:
         if new.restarts > len(self.failures):
             charged = f"{new.restarts} restarts are charged for {len(self.failures)} failures"
             raise ViolationError(self.story(charged))
-        before = [old for old in job if old.number < new.number]
-        if not new.runs or not before:
+        if not new.runs:
             return
-        old_ranks = {member.key: member.node_rank for member in before[-1].members}
+        old_ranks: dict[str, int] = {}
+        for old in job:  # ranks that ran, of those who stayed since
+            if old.runs and (old.host, old.round) in self._rounds and old.number < new.number:
+                old_ranks = {member.key: member.node_rank for member in old.members}
+            stay = {member.key for member in old.members}
+            old_ranks = {key: rank for key, rank in old_ranks.items() if key in stay}
         wished = {member.wish for member in new.members if member.wish is not None}
         for member in new.members:
-            old = old_ranks.get(member.key, -1)
-            is_free = 0 <= old < len(new.members) and old not in wished
-            if is_free and member.wish is None and member.node_rank != old:
-                text = f"{member.host} had rank {old}, and has {member.node_rank}"
+            rank = old_ranks.get(member.key, -1)
+            is_free = 0 <= rank < len(new.members) and rank not in wished
+            if is_free and member.wish is None and member.node_rank != rank:
+                text = f"{member.host} had rank {rank}, and has {member.node_rank}"
                 raise ViolationError(self.story(text))
 
     def running(self) -> dict[str, int]:
@@ -484,6 +488,11 @@ class SimCluster:
         if self.may_fork or newest is None or newest.finish is not None or not alive:
             return
         keys = {agent.key for agent in alive}
+        for agent in alive:  # was something proposed that those who live cannot decide?
+            pending = agent.core.accepted
+            if pending is not None and pending.number > newest.number:
+                if not self.rules(agent.core.setup).is_quorum(pending, keys):
+                    return
         members = [each for each in newest.members if each.key in keys]
         rules = self.rules(alive[0].core.setup)
         running = self.running()
@@ -491,9 +500,12 @@ class SimCluster:
             if running:
                 raise ViolationError(self.story(f"{sorted(running)} run without a quorum"))
             return
-        if len(alive) >= limits.min_nodes and len(members) > 0:
+        # Newcomers find the job at its endpoints only.
+        is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
+        count = len(alive) if is_found else len(members)
+        if count >= limits.min_nodes and members:
             places = {agent.seat.node_count for agent in alive if agent.seat}
-            wanted = min(limits.max_nodes, len(alive))
+            wanted = min(limits.max_nodes, count)
             if len(running) < min(wanted, limits.min_nodes) or places != {len(running)}:
                 raise ViolationError(
                     self.story(f"only {sorted(running)} run, of {len(alive)}, and {wanted} could")
