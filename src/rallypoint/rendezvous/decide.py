@@ -216,6 +216,7 @@ class Participant:
             if now >= leader.wake_at:
                 leader.tick(now)
             self._pass_on(leader)
+            self._voter.learn(leader.agreement)
             if leader.finish is not None:
                 return self._finish(leader.finish)
             if leader.deposed:
@@ -320,7 +321,7 @@ class Participant:
             return self._refuse(sender, message.ballot)
         self._follow(message.ballot, None, now)
         if isinstance(message, Ack):
-            self._do(follower.acknowledged(message, now))
+            follower.acknowledged(message)
         elif isinstance(message, Go):
             self._do(follower.go(message, now))
         else:

@@ -58,7 +58,6 @@ class Follower:
         self._first = 0  # the number of the first one
         self._seen = 0
         self._cut_off_round = -1
-        self._go: Go | None = None
 
     # Whom it follows.
 
@@ -66,7 +65,7 @@ class Follower:
         """A coordinator said that it is ours."""
         if ballot != self.ballot:
             self.ballot, self.leader = ballot, leader
-            self._stamp, self._seen, self._go = None, self._first, None
+            self._stamp, self._seen = None, self._first
             self.beat_at = now
         self.leader = leader or self.leader
         self.heard_at = now
@@ -84,7 +83,7 @@ class Follower:
         self._stamp = message.stamp if message.stamp is not None else self._stamp
         self.beat_at = now
 
-    def acknowledged(self, message: Ack, now: float) -> list[Action]:
+    def acknowledged(self, message: Ack) -> None:
         """Our coordinator has heard a beat."""
         self._voter.decided_in(message.ballot, message.number)
         if message.lease_s > 0:
@@ -92,40 +91,31 @@ class Follower:
         self._stamp = message.stamp
         self._seen = max(self._seen, message.seen)
         self.waiting, self.done = message.waiting, message.done
-        return self._begin(now)
 
     # Orders.
 
     def go(self, message: Go, now: float) -> list[Action]:
-        """Start, as soon as there is a lease for it."""
+        """Start, unless the order is too old."""
         if message.seat.round <= self.last_round:
             return []
         self.voters = message.voters
         if self.round >= 0:  # an end of the round before cannot be far
             return self._stop(self.round, "there is a newer round", at_once=True)
-        self._go = message
-        begun = self._begin(now)
-        if not begun:
-            self.beat_at = now
-        return begun
-
-    def _begin(self, now: float) -> list[Action]:
-        go = self._go
-        if go is None or self.round >= 0 or self._rules.must_fence(now, self._lease_until):
-            return []
-        self._go = None
-        self.round = self.last_round = go.seat.round
-        self._voter.decided_in(go.ballot, go.number)
-        self._drop(go.seat.round)
         self.beat_at = now
-        return [Begin(seat=go.seat, because=go.because)]
+        if self._rules.must_fence(now, message.sent_at + message.lease_s):
+            return []  # if it still holds, it comes again
+        self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
+        self.round = self.last_round = message.seat.round
+        self._voter.decided_in(message.ballot, message.number)
+        self._drop(message.seat.round)
+        return [Begin(seat=message.seat, because=message.because)]
 
     def halt(self, message: Halt, now: float) -> list[Action]:
         """End a round; one that has not begun here never will."""
         if message.round == self.round:
             return self._stop(message.round, message.because)
         if message.round > self.last_round:
-            self.last_round, self._go = message.round, None
+            self.last_round = message.round
             self._drop(message.round)
             end = Ended(node_rank=-1, round=message.round, succeeded=False)
             self._tell(end, now)
@@ -133,7 +123,6 @@ class Follower:
 
     def cut_off(self, because: str) -> list[Action]:
         """End what runs at once: others may soon run instead."""
-        self._go = None
         if self.round < 0 or self._cut_off_round == self.round:
             return []
         self._cut_off_round = self.round

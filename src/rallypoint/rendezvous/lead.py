@@ -163,7 +163,7 @@ class Leader:
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
         peer.confirms(beat.stamp, now, self._setup.fence_s)
-        peer.round = beat.round
+        peer.round, peer.sent_at = beat.round, beat.sent_at
         self._quorum_heard = None
         if self.job is not None and self._over_at is None:
             if beat.key not in self.job.here and beat.key not in self._gone:
@@ -246,8 +246,8 @@ class Leader:
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
         """What a lost coordinator had begun may need voters who are lost as well."""
         waited_s = now - pending.since
-        keys = [each for each in self._rules.voters(pending.agreement)]
-        absent = [each.host for each in keys if each.key not in pending.accepted_by]
+        voters = self._rules.voters(pending.agreement)
+        absent = [each.host for each in voters if each.key not in pending.accepted_by]
         text = f"what was proposed last needs {', '.join(absent[:16])}, too"
         patience_s = self._setup.patience.join_timeout_s
         if waited_s >= patience_s:
@@ -339,7 +339,9 @@ class Leader:
         )
 
     def _propose(self, pending: Proposal, now: float, *, is_first: bool) -> None:
-        propose = Propose(ballot=self._ballot, stamp=now, agreement=pending.agreement)
+        propose = Propose(
+            ballot=self._ballot, stamp=now, agreement=pending.agreement, decided=self.agreement
+        )
         asked = {voter.key: voter for voter in self._rules.voters(self.agreement)}
         if self.agreement.number == BEFORE_ALL:
             asked = {}
@@ -459,6 +461,8 @@ class Leader:
         self._sent = {
             member.key: Go(
                 ballot=self._ballot,
+                sent_at=0.0,
+                lease_s=0.0,
                 number=new.number,
                 seat=seat,
                 because=new.because,
@@ -466,8 +470,15 @@ class Leader:
             )
             for member, seat in zip(new.members, opened.seats(), strict=True)
         }
-        for key, go in self._sent.items():
-            self._send(key, go)
+        for key in self._sent:
+            self._send_go(key, now)
+
+    def _send_go(self, key: str, now: float) -> None:
+        peer = self.peers.get(key)
+        if peer is None or peer.sent_at is None:
+            return  # its next beat brings it
+        lease_s = self._lease_s(peer, now)
+        self._send(key, self._sent[key].__replace__(sent_at=peer.sent_at, lease_s=lease_s))
 
     def _halt(self, stop: Stop, now: float) -> None:
         if stop.round in (self._sent_round, self._old_round):
@@ -505,7 +516,9 @@ class Leader:
         if beat.number < self.agreement.number and any(
             voter.key == key for voter in self._rules.voters(self.agreement)
         ):
-            self._send(key, Propose(ballot=self._ballot, stamp=now, agreement=self.agreement))
+            held = self.agreement
+            again = Propose(ballot=self._ballot, stamp=now, agreement=held, decided=held)
+            self._send(key, again)
         if not job.expects(key) or beat.round == job.round:
             if beat.round == job.round and job.is_stopping:
                 self._send(
@@ -519,25 +532,31 @@ class Leader:
         elif job.round == self._sent_round and job.is_stopping:
             self._send(key, Halt(ballot=self._ballot, round=job.round, because=job.because_stopped))
         elif job.round == self._sent_round and now - self._sent_at > self._setup.patience.beat_s:
-            self._send(key, self._sent[key])
+            self._send_go(key, now)
 
     # Words.
 
     def _acknowledge(self, peer: Peer, sent_at: float, now: float) -> None:
-        lease_s = 0.0 if peer.is_silent else max(0.0, self._rules.lease_s(now, self._word(now)))
-        if lease_s > 0:
-            peer.leased_at = now
         ack = Ack(
             ballot=self._ballot,
             sent_at=sent_at,
             stamp=now,
-            lease_s=lease_s,
+            lease_s=self._lease_s(peer, now),
             seen=peer.seen,
             number=self.agreement.number,
             waiting=0 if self.job is None else self.job.waiting,
             done=self._done,
         )
         self._send(peer.member.key, ack)
+
+    def _lease_s(self, peer: Peer, now: float) -> float:
+        """For how long after its newest beat it may run workers."""
+        if peer.is_silent:
+            return 0.0
+        lease_s = max(0.0, self._rules.lease_s(now, self._word(now)))
+        if lease_s > 0:
+            peer.leased_at = now
+        return lease_s
 
     def _word(self, now: float) -> float:
         """The newest time of ours that a quorum has confirmed to have heard."""

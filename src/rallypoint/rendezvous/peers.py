@@ -19,6 +19,7 @@ class Peer:
         member: as it said; `at` is where it listens.
         heard_at: the newest time of ours that it has confirmed to have heard.
         since: when it came, or came back, under this ballot.
+        sent_at: its clock, when it sent its newest beat under this ballot.
         leased_at: when we last allowed it to run workers; None: not yet under this ballot.
         round: what runs there, as it said.
         seen: how many of its reports have come.
@@ -36,6 +37,7 @@ class Peer:
         "member",
         "round",
         "seen",
+        "sent_at",
         "since",
     )
 
@@ -44,6 +46,7 @@ class Peer:
         self.at = Endpoint(host=member.address, port=member.port)
         self.heard_at = float("-inf")
         self.since = now
+        self.sent_at: float | None = None
         self.leased_at: float | None = None
         self.round = -1
         self.seen = 0

@@ -105,9 +105,17 @@ class Ack(Record, kw_only=True):
 
 
 class Go(Record, kw_only=True):
-    """The round is agreed: start workers. `voters` are whom to call if the coordinator is lost."""
+    """The round is agreed: start workers.
+
+    Attributes:
+        sent_at, lease_s: as in an Ack, of the member's newest beat: an order that comes too late
+            must not be obeyed.
+        voters: whom to call if the coordinator is lost.
+    """
 
     ballot: Ballot
+    sent_at: float
+    lease_s: float
     number: int
     seat: Seat
     because: str
@@ -172,11 +180,12 @@ class Promise(Record, kw_only=True):
 
 
 class Propose(Record, kw_only=True):
-    """Accept this agreement."""
+    """Accept this agreement, which follows `decided`."""
 
     ballot: Ballot
     stamp: float
     agreement: Agreement
+    decided: Agreement
 
 
 class Accepted(Record, kw_only=True):

@@ -121,6 +121,7 @@ class Voter:
         if not self._rules.may_promise(ballot, self.promised):
             return self._refused(ballot)
         self.heard(ballot, now)
+        self.learn(message.decided)
         if agreement.number > self.number:
             self.accepted, self.accepted_in = agreement, ballot
         return Accepted(

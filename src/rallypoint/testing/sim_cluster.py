@@ -490,9 +490,10 @@ class SimCluster:
         keys = {agent.key for agent in alive}
         for agent in alive:  # was something proposed that those who live cannot decide?
             pending = agent.core.accepted
-            if pending is not None and pending.number > newest.number:
-                if not self.rules(agent.core.setup).is_quorum(pending, keys):
-                    return
+            if pending is None or pending.number <= newest.number:
+                continue
+            if not self.rules(agent.core.setup).is_quorum(pending, keys):
+                return
         members = [each for each in newest.members if each.key in keys]
         rules = self.rules(alive[0].core.setup)
         running = self.running()
