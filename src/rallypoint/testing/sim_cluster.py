@@ -452,8 +452,13 @@ class SimCluster:
             raise ViolationError(self.story(charged))
         if not new.runs:
             return
+        # A round that was agreed on may have begun nowhere: ranks stay since that one, or since
+        # the one that ran before it.
         old_ranks: dict[str, int] = {}
+        agreed: dict[str, int] = {}
         for old in job:  # ranks that ran, of those who stayed since
+            if old.runs and old.number < new.number:
+                agreed = {member.key: member.node_rank for member in old.members}
             if old.runs and (old.host, old.round) in self._rounds and old.number < new.number:
                 old_ranks = {member.key: member.node_rank for member in old.members}
             stay = {member.key for member in old.members}
@@ -462,7 +467,8 @@ class SimCluster:
         for member in new.members:
             rank = old_ranks.get(member.key, -1)
             is_free = 0 <= rank < len(new.members) and rank not in wished
-            if is_free and member.wish is None and member.node_rank != rank:
+            stays = member.node_rank in (rank, agreed.get(member.key))
+            if is_free and member.wish is None and not stays:
                 text = f"{member.host} had rank {rank}, and has {member.node_rank}"
                 raise ViolationError(self.story(text))
 
