@@ -336,8 +336,8 @@ class Coordinator:
         self._move(Stage.GATHERING)
         self._because = verdict.reason
         self.opened(now)
-        notice = Notice(f"{verdict.reason}: {self._gathering.text()}")
-        return self._open_if_complete(now, otherwise=Decision((notice,), verdict.reason))
+        notices = [Notice(f"{verdict.reason}: {self._gathering.text()}")] if here else []
+        return self._open_if_complete(now, otherwise=Decision(tuple(notices), verdict.reason))
 
     def _open_if_complete(self, now: float, *, otherwise: Decision) -> Decision:
         if not self._gathering.is_complete(now):

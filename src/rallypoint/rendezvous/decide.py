@@ -442,7 +442,6 @@ class Participant:
 
     def _lose(self, why: str, now: float) -> None:
         """There is no coordinator any more."""
-        self._reasons.append(why)
         self._why = why
         was_leading = self._leader is not None
         if self._leader is not None:
@@ -454,6 +453,7 @@ class Participant:
         if self._setup.quorum == "host" and is_lost and not was_leading:
             because = f"{why}; with quorum=host the job does not outlive it"
             return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
+        self._reasons.append(why)
         if self._voter.has_vote():
             self._move(Part.CAMPAIGNING)
             self._act_at = now + self._turn_s() + (_RETRY_S if was_leading else 0.0)

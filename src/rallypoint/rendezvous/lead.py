@@ -108,6 +108,7 @@ class Leader:
         self._old_round = -1  # the one that its predecessor may have
         self._sent: dict[str, Go] = {}
         self._sent_at = now
+        self._unsent: set[str] = set()  # members whose Go waits for their first beat
         self._over_at: float | None = None
         self._out: list[Action] = []
         self._notes: list[str] = []
@@ -470,13 +471,16 @@ class Leader:
             )
             for member, seat in zip(new.members, opened.seats(), strict=True)
         }
+        self._unsent.clear()
         for key in self._sent:
             self._send_go(key, now)
 
     def _send_go(self, key: str, now: float) -> None:
         peer = self.peers.get(key)
         if peer is None or peer.sent_at is None:
-            return  # its next beat brings it
+            self._unsent.add(key)  # its first beat brings it
+            return
+        self._unsent.discard(key)
         lease_s = self._lease_s(peer, now)
         self._send(key, self._sent[key].__replace__(sent_at=peer.sent_at, lease_s=lease_s))
 
@@ -531,7 +535,9 @@ class Leader:
             self._perform(job.reported(key, end, now), now)
         elif job.round == self._sent_round and job.is_stopping:
             self._send(key, Halt(ballot=self._ballot, round=job.round, because=job.because_stopped))
-        elif job.round == self._sent_round and now - self._sent_at > self._setup.patience.beat_s:
+        elif job.round == self._sent_round and (
+            key in self._unsent or now - self._sent_at > self._setup.patience.beat_s
+        ):
             self._send_go(key, now)
 
     # Words.
