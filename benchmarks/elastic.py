@@ -152,7 +152,11 @@ def measure(launcher: str, hosts: Hosts) -> dict[str, float | None]:
     begin = time.time()
     job.kill(1)
     times["host lost"] = job.took_s(begin, 2)
+    story = job.story()
     job.close()
+    print(launcher, times, file=sys.stderr)
+    if launcher == "torchrun" and times["node joins"] is None:
+        print(story, file=sys.stderr)
     return times
 
 
@@ -161,6 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=tuple(PATIENCE_S), help="measure one launcher")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and the hosts end with us
     reason = why_not()
     if reason:
         raise SystemExit(f"elastic.py needs test hosts: {reason}")

@@ -11,13 +11,12 @@ comes after a round verdict.py's. No socket, clock or process here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from rallypoint.base.record import Record
 from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.members import Gathering, Limits
-from rallypoint.rendezvous.round import Member, Round
+from rallypoint.rendezvous.round import Member, Seat
 
 NOTICE_EVERY_S = 10.0
 
@@ -71,9 +70,9 @@ class Outcome(Enum):
 
 
 class Start(Record, kw_only=True):
-    """Start the workers of this round; `because` says why there is a new one."""
+    """Start the workers of this seat in a round; `because` says why there is a new round."""
 
-    round: Round
+    seat: Seat
     because: str = ""
 
 
@@ -163,6 +162,8 @@ class Coordinator:
         self.restarts = 0
         self.wake_at: float | None = None
         self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
+        self._ranks: dict[str, int] = {}  # theirs, by key
+        self._running: set[str] = set()  # who is here and has not reported the round's end
         self._gathering = Gathering(limits)
         self._ends: dict[str, Ended] = {}  # of the round, by key
         self._lost: list[str] = []  # hosts, since the round began
@@ -214,6 +215,7 @@ class Coordinator:
                 return self._stop(report.text)
             case Ended(round=self.round) if self._expects(key):
                 self._ends[key] = report
+                self._running.discard(key)
                 stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
@@ -221,9 +223,10 @@ class Coordinator:
     def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
         member = self._gathering.leave(key)
+        self._running.discard(key)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
-        host, name = member.host, _name(member, self.members)
+        host, name = member.host, self._name(member)
         if self.stage is Stage.GATHERING:
             return Decision((), f"{name} left before the start: {why}")
         if not self._is_in_round(key):
@@ -263,18 +266,18 @@ class Coordinator:
         return len(self.members) - len(self._lost) < self._gathering.limits.max_nodes
 
     def _is_in_round(self, key: str) -> bool:
-        return any(member.key == key for member in self.members)
+        return key in self._ranks
 
     def _expects(self, key: str) -> bool:
         return self.stage in (Stage.RUNNING, Stage.STOPPING) and self._is_in_round(key)
 
     def _judge_if_all_ended(self, now: float) -> Decision:
-        here = self._gathering.here
-        if any(member.key in here and member.key not in self._ends for member in self.members):
+        if self._running:
             return NOTHING
+        here = self._gathering.here
         ends = list(self._ends.values())
-        gone = [m.key for m in self.members if m.key not in here and m.key in self._ends]
-        names = [_name(member, self.members) for member in self.members if member.key in gone]
+        gone = [m for m in self.members if m.key not in here and m.key in self._ends]
+        names = [self._name(member) for member in gone]
         facts = RoundEnd(
             succeeded=not self._lost and all(end.succeeded for end in ends),
             causes=tuple(cause for end in ends for cause in end.causes),
@@ -313,6 +316,8 @@ class Coordinator:
         self.wake_at = None
         self.round += 1
         self.members = self._gathering.form(self.members)
+        self._ranks = {member.key: member.node_rank for member in self.members}
+        self._running = set(self._ranks)
         self._ends, self._lost, self._came = {}, [], []
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")
@@ -331,6 +336,11 @@ class Coordinator:
         finish = Finish(outcome=outcome, because=because, culprit=culprit, what=what)
         return Decision((finish,), because)
 
+    def _name(self, member: Member) -> str:
+        """``"node 1 (host7)"``; without the rank if it has none."""
+        rank = self._ranks.get(member.key)
+        return member.host if rank is None else f"node {rank} ({member.host})"
+
     def _move(self, to: Stage) -> None:
         if to not in _MOVES[self.stage]:
             raise RuntimeError(f"a job cannot go from {self.stage.value} to {to.value}")
@@ -340,12 +350,6 @@ class Coordinator:
 def _both(first: Decision, second: Decision) -> Decision:
     reasons = [text for text in (first.reason, second.reason) if text]
     return Decision(first.actions + second.actions, "; ".join(reasons))
-
-
-def _name(member: Member, round_members: Sequence[Member]) -> str:
-    """``"node 1 (host7)"``; without the rank if it has none."""
-    rank = next((each.node_rank for each in round_members if each.key == member.key), None)
-    return member.host if rank is None else f"node {rank} ({member.host})"
 
 
 def _first_words(end: Ended) -> str:

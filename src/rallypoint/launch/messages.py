@@ -22,9 +22,9 @@ from rallypoint.launch.decide import (
     StopAsked,
 )
 from rallypoint.launch.verdict import Cause
-from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 
-VERSION = 1
+VERSION = 2
 
 
 class Join(Record, kw_only=True):
@@ -41,7 +41,14 @@ class Join(Record, kw_only=True):
     member: Member
 
 
-Message = Report | Order | Member | Join | Notice | Refuse
+class Opened(Record, kw_only=True):
+    """A round begins, told to all members in the same words: each looks for its own seat."""
+
+    round: Round
+    because: str
+
+
+Message = Report | Order | Opened | Member | Join | Notice | Refuse
 
 # Per record: its fields and their types; a list of one type is a tuple of such records.
 _FIELDS: dict[type, dict[str, object]] = {
@@ -77,13 +84,27 @@ _FIELDS: dict[type, dict[str, object]] = {
     },
     Endpoint: {"host": str, "port": int},
     Round: {"number": int, "members": [Member], "store": Endpoint},
-    Start: {"round": Round, "because": str},
+    Seat: {
+        "number": int,
+        "store": Endpoint,
+        "node_rank": int,
+        "nodes": int,
+        "local_world_size": int,
+        "first_rank": int,
+        "world_size": int,
+        "first_role_rank": int,
+        "role_world_size": int,
+    },
+    Opened: {"round": Round, "because": str},
+    Start: {"seat": Seat, "because": str},
     Stop: {"round": int, "because": str},
     Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
 }
 REPORTS = (Broken, Ended, StopAsked, Leave)
 ORDERS = (Start, Stop, Finish)
-_MESSAGES = {kind.__name__: kind for kind in (*REPORTS, *ORDERS, Member, Join, Notice, Refuse)}
+_MESSAGES = {
+    kind.__name__: kind for kind in (*REPORTS, *ORDERS, Opened, Member, Join, Notice, Refuse)
+}
 
 
 def encode(message: Message) -> bytes:

@@ -46,6 +46,7 @@ class Gathering:
         self.limits = limits
         self.here: dict[str, Member] = {}
         self.wake_at: float | None = None
+        self._wishes: dict[int, Member] = {}
         self._deadline = 0.0
         self._last_call: float | None = None
 
@@ -61,6 +62,8 @@ class Gathering:
         if refusal:
             return refusal
         self.here[member.key] = member
+        if member.wish is not None:
+            self._wishes[member.wish] = member
         if self._last_call is None and self._are_enough():
             self._last_call = now + self.limits.last_call_s
         self._set_alarm()
@@ -69,6 +72,8 @@ class Gathering:
     def leave(self, key: str) -> Member | None:
         """A member is gone."""
         member = self.here.pop(key, None)
+        if member is not None and member.wish is not None:
+            del self._wishes[member.wish]
         if not self._are_enough():
             self._last_call = None
         self._set_alarm()
@@ -113,12 +118,12 @@ class Gathering:
         wish = member.wish
         if wish is None:
             return ""
-        for other in self.here.values():
-            if other.wish == wish:
-                return (
-                    f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
-                    " give each node its own --node-rank"
-                )
+        other = self._wishes.get(wish)
+        if other is not None:
+            return (
+                f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
+                " give each node its own --node-rank"
+            )
         if wish >= self.limits.max_nodes:
             return f"--node-rank {wish} is too large for {self.limits.max_nodes} nodes"
         return ""
@@ -143,15 +148,17 @@ def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member
             ranks[member.wish] = member
         else:
             rest.append(member)
-    for member in list(rest):
+    new = []
+    for member in rest:
         rank = before.get(member.key, len(members))
         if rank < len(members) and rank not in ranks:
             ranks[rank] = member
-            rest.remove(member)
+        else:
+            new.append(member)
     # Who stays goes before who is new, in the order of their old ranks.
-    rest.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
+    new.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
     free = [rank for rank in range(len(members)) if rank not in ranks]
-    ranks.update(zip(free, rest, strict=True))
+    ranks.update(zip(free, new, strict=True))
     return tuple(ranks[rank].__replace__(node_rank=rank) for rank in range(len(members)))
 
 
