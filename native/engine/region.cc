@@ -8,10 +8,34 @@
 
 #include <cerrno>
 #include <climits>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace rallypoint {
+namespace {
+
+// Ranks that are threads of one process share a mapping: the thread sanitizer could not follow what
+// they tell each other through two.
+std::shared_ptr<std::byte> map(int fd, const struct stat& status) {
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<std::byte>> mappings;
+  const std::lock_guard lock(mutex);
+  std::erase_if(mappings, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = mappings[{status.st_dev, status.st_ino}];
+  if (auto mapping = known.lock()) return mapping;
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  std::shared_ptr<std::byte> mapping(static_cast<std::byte*>(base),
+                                     [bytes](std::byte* at) { munmap(at, bytes); });
+  known = mapping;
+  return mapping;
+}
+
+}  // namespace
 
 Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
     : rank_(rank), ranks_(ranks), layout_(ranks) {
@@ -20,9 +44,8 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
   if (static_cast<std::size_t>(status.st_size) != layout_.bytes()) {
     throw std::runtime_error("the shared region has the wrong size");
   }
-  void* const base = mmap(nullptr, layout_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  base_ = static_cast<std::byte*>(base);
+  mapping_ = map(fd, status);
+  base_ = mapping_.get();
   for (std::uint32_t i = 0; i < ranks; ++i) states_.push_back(at<RankState>(layout_.state(i)));
 
   auto& header = *at<Header>(0);
@@ -31,7 +54,6 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
     header.version = kLayoutVersion;
     header.ranks = ranks;
   } else if (header.magic != kMagic || header.version != kLayoutVersion || header.ranks != ranks) {
-    munmap(base_, layout_.bytes());
     throw std::runtime_error(
         "the shared region was made by another version of Rallypoint or for another group");
   }
@@ -42,7 +64,6 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
 Region::~Region() {
   leave();
   for (const pollfd& entry : pidfds_) close(entry.fd);
-  munmap(base_, layout_.bytes());
 }
 
 int Region::watch_peers() {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "engine/layout.h"
@@ -66,6 +67,7 @@ class Region {
   std::uint32_t rank_;
   std::uint32_t ranks_;
   Layout layout_;
+  std::shared_ptr<std::byte> mapping_;
   std::byte* base_ = nullptr;
   std::vector<RankState*> states_;
   std::vector<pollfd> pidfds_;
