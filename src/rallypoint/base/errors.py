@@ -67,6 +67,10 @@ class MismatchError(PeerError):
     """Ranks called different operations, or the same one with different sizes, dtypes or roots."""
 
 
+class DeadlockError(PeerError):
+    """Ranks wait for each other's sends and receives in a circle, and can never go on."""
+
+
 class CollectiveTimeoutError(PeerError, TimeoutError):
     """A peer did not take part within the group's timeout."""
 

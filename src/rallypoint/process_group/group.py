@@ -210,20 +210,23 @@ def _run(
 
 
 def _run_pair(group: ProcessGroup, source: int, target: int, tag: int, tensor: Array) -> None:
-    code = group.communicator.run_pair(Collective.SEND, source, target, tag, tensor)
-    if code == 0:
-        return
     receives = target == group.rank
     name = "recv" if receives else "send"
-    if code != BAD_BUFFER:
+    code = _carry(group, source, target, tag, tensor)
+    if code == BAD_BUFFER:
+        checked = _array(tensor, name, writes=receives)
+        contiguous = np.array(checked, order="C")
+        code = _carry(group, source, target, tag, contiguous)
+        if code >= 0 and receives:
+            checked[...] = contiguous
+    if code != (source if receives else 0):
         raise group.communicator.error(name)
-    checked = _array(tensor, name, writes=receives)
-    contiguous = np.array(checked, order="C")
-    code = group.communicator.run_pair(Collective.SEND, source, target, tag, contiguous)
-    if code != 0:
-        raise group.communicator.error(name)
-    if receives:
-        checked[...] = contiguous
+
+
+def _carry(group: ProcessGroup, source: int, target: int, tag: int, tensor: Array) -> int:
+    if target == group.rank:
+        return group.communicator.receive(source, tag, tensor)
+    return group.communicator.send(target, tag, tensor)
 
 
 def _array(value: object, operation: str, *, writes: bool = False) -> Array:

@@ -178,6 +178,7 @@ def _attacher(
         spins=SPINS_WITH_CORES if has_cores else 0,
         yields=YIELDS,
         names=COLLECTIVE_NAMES,
+        synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
     )
 
 
