@@ -209,7 +209,8 @@ class Agent:
         if start.because:
             title = f"round {start.round.number - 1} failed"
             text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
-            self._face.round_failed(text)
+            if text:  # a newcomer has seen nothing of it
+                self._face.round_failed(text)
             self._oom_kills = count_oom_kills()
         self._face.round_runs()
 

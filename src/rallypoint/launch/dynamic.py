@@ -39,12 +39,13 @@ from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
 from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
 from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.patience import Patience, read_patience
+from rallypoint.rendezvous.patience import Patience, read_is_host, read_patience
 from rallypoint.rendezvous.round import Endpoint, Member
 
 _RETRY_S = 0.2
 _GOODBYE_S = 2.0
 _HANDSHAKE_S = 5.0
+_BINDING_S = 0.5
 
 
 def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
@@ -71,22 +72,28 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
         wish=rendezvous.node_rank,
         address=address,
     )
-    if is_here(endpoint.host):
-        listener = _listen(endpoint)
+    is_host = read_is_host(rendezvous.configuration)
+    if is_host or (is_host is None and is_here(endpoint.host)):
+        listener = _listen(endpoint, is_ours=bool(is_host))
         if listener is not None:
             return Host(job, rendezvous, patience, member, listener)
     return Guest(job, rendezvous, patience, member)
 
 
-def _listen(endpoint: Endpoint) -> socket.socket | None:
+def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
     """The endpoint's listener; None if another agent of this machine is there already."""
-    try:
-        return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
-    except HostError:
-        with socket.socket() as probe:  # is it one to talk to?
-            if probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
-                return None
-        raise
+    deadline = time.monotonic() + _BINDING_S
+    while True:
+        try:
+            return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
+        except HostError:
+            with socket.socket() as probe:  # is it one to talk to?
+                if not is_ours and probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
+                    return None
+            # One that began just now has the port for a moment before it listens there.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 class Host(Alone, Ear):
