@@ -109,7 +109,6 @@ class Communicator:
     ) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._timeout_s = timeout_s
         self._names = names
         self._native = _NativeCommunicator(
             fd, rank, ranks, spins, yields, plan, timeout_s, is_alone, synchronous_send
@@ -206,7 +205,7 @@ class Communicator:
         state = self._native.trouble()
         if state is None:
             return PeerError(f"{operation} failed for an unknown reason", operation=operation)
-        number, culprit, reporter, theirs, ours, sent, expected, circle = state
+        number, culprit, reporter, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
         who = f"rank {culprit} (pid {self._native.pid(culprit)})"
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
@@ -242,7 +241,7 @@ class Communicator:
             case Trouble.TIMEOUT:
                 kind = CollectiveTimeoutError
                 text = (
-                    f"{interrupted} waited {self._timeout_s:g} s for {who}; see what that rank is "
+                    f"{interrupted} waited {waited_s:g} s for {who}; see what that rank is "
                     "doing, or pass a longer timeout to init_process_group"
                 )
             case Trouble.INTERRUPTED:
