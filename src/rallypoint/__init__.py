@@ -34,26 +34,56 @@ if TYPE_CHECKING:
     )
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.spawn import spawn
-    from rallypoint.process_group.group import (
-        ProcessGroup,
-        all_gather,
+    from rallypoint.process_group.collectives import (
         all_reduce,
         barrier,
         broadcast,
+        monitored_barrier,
+        reduce,
+    )
+    from rallypoint.process_group.exchanges import (
+        all_gather,
+        all_gather_into_tensor,
+        all_to_all,
+        all_to_all_single,
+        gather,
+        reduce_scatter,
+        reduce_scatter_tensor,
+        scatter,
+    )
+    from rallypoint.process_group.groups import (
+        GroupMember,
+        ProcessGroup,
+        get_backend,
+        get_global_rank,
+        get_group_rank,
+        get_process_group_ranks,
         get_rank,
         get_world_size,
+        group,
+        is_available,
+        is_gloo_available,
         is_initialized,
-        recv,
-        send,
+        is_mpi_available,
+        is_nccl_available,
+        is_torchelastic_launched,
     )
     from rallypoint.process_group.init import destroy_process_group, init_process_group
+    from rallypoint.process_group.point_to_point import recv, send
     from rallypoint.process_group.sampler import DistributedSampler
+    from rallypoint.process_group.subgroups import (
+        new_group,
+        new_subgroups,
+        new_subgroups_by_enumeration,
+        split_group,
+    )
 
 __all__ = [
     "AlreadyInitializedError",
     "CallerError",
     "CollectiveTimeoutError",
     "DistributedSampler",
+    "GroupMember",
     "HostError",
     "InvalidArgumentError",
     "InvalidTypeError",
@@ -69,36 +99,73 @@ __all__ = [
     "StoreTimeoutError",
     "WorkersFailedError",
     "all_gather",
+    "all_gather_into_tensor",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
     "broadcast",
     "destroy_process_group",
+    "gather",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "group",
     "init_process_group",
+    "is_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "record",
     "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
     "send",
     "spawn",
+    "split_group",
 ]
 
-_HOMES = {
-    "DistributedSampler": "rallypoint.process_group.sampler",
-    "ReduceOp": "rallypoint.engine.communicator",
-    "destroy_process_group": "rallypoint.process_group.init",
-    "init_process_group": "rallypoint.process_group.init",
-    "record": "rallypoint.base.error_file",
-    "spawn": "rallypoint.launch.spawn",
+# room -> names; all others are errors
+_ROOMS = {
+    "base.error_file": "record",
+    "engine.communicator": "ReduceOp",
+    "launch.spawn": "spawn",
+    "process_group.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
+    "process_group.exchanges": (
+        "all_gather all_gather_into_tensor all_to_all all_to_all_single gather "
+        "reduce_scatter reduce_scatter_tensor scatter"
+    ),
+    "process_group.groups": (
+        "GroupMember ProcessGroup get_backend get_global_rank get_group_rank "
+        "get_process_group_ranks get_rank get_world_size group is_available "
+        "is_gloo_available is_initialized is_mpi_available is_nccl_available "
+        "is_torchelastic_launched"
+    ),
+    "process_group.init": "destroy_process_group init_process_group",
+    "process_group.point_to_point": "recv send",
+    "process_group.sampler": "DistributedSampler",
+    "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
 }
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
     """Load a public name from its room on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
-    default = "base.errors" if name.endswith("Error") else "process_group.group"
-    value = getattr(importlib.import_module(_HOMES.get(name, f"rallypoint.{default}")), name)
+    room = _HOMES.get(name, "base.errors")
+    value = getattr(importlib.import_module(f"rallypoint.{room}"), name)
     globals()[name] = value
     return value
 

@@ -54,6 +54,7 @@ class Communicator:
         spins, yields: the waiting policy: how often to look before yielding the core, and how
             often to yield before sleeping.
         names: collective number -> its name in messages.
+        global_ranks: what the ranks are called in messages, if not by their numbers here.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Communicator:
         spins: int,
         yields: int,
         names: Sequence[str],
+        global_ranks: Sequence[int] | None = None,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
         self._timeout_s = timeout_s
         self._names = names
+        self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(fd, rank, ranks, spins, yields, plan, timeout_s)
         self.run = self._native.run
         self.run_pair = self._native.run_pair
@@ -82,8 +85,9 @@ class Communicator:
         Raises:
             PeerLostError: a peer is gone already.
         """
-        missing = self._native.watch_peers()
-        if missing >= 0:
+        place = self._native.watch_peers()
+        if place >= 0:
+            missing = self._global_ranks[place]
             raise PeerLostError(
                 f"rank {missing} died before the group was complete",
                 rank=missing,
@@ -103,9 +107,10 @@ class Communicator:
         state = self._native.trouble()
         if state is None:
             return PeerError(f"{operation} failed for an unknown reason", operation=operation)
-        number, culprit, reporter, theirs, ours = state
+        number, at_fault, told_by, theirs, ours = state
         trouble = Trouble(number)
-        who = f"rank {culprit} (pid {self._native.pid(culprit)})"
+        culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
+        who = f"rank {culprit} (pid {self._native.pid(at_fault)})"
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
         kind: type[PeerError] = PeerLostError
         match trouble:
