@@ -31,12 +31,6 @@ using namespace rallypoint;
 constexpr std::uint32_t kRanks = 2;
 constexpr WaitPolicy kPolicy{50, 1000};
 
-class NoHost final : public Host {
- public:
-  void before_wait() override {}
-  bool is_interrupted() override { return false; }
-};
-
 int make_region() {
   const int fd = memfd_create("executor", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(Layout(kRanks).bytes())) != 0) std::exit(1);
@@ -68,7 +62,7 @@ std::deque<Ring> make_rings(const Region& region) {
 void reduce_pair(Reducer reducer, std::byte* ours, const std::byte* theirs, bool ours_first,
                  std::uint64_t items) {
   const std::byte* const operands[2] = {ours_first ? ours : theirs, ours_first ? theirs : ours};
-  reducer(ours, operands, 2, items);
+  reducer(ours, operands, 2, items, 1);
 }
 
 class HandWritten {
@@ -220,7 +214,7 @@ void run_rank(std::uint32_t rank, const Regions& regions, std::uint64_t bytes, i
   HandWritten hand(regions[1], rank);
   Bare bare(regions[2], rank);
   NoHost host;
-  const std::string error = communicator.teach(0, read_words(program_path), rank, kRanks);
+  const std::string error = communicator.teach(0, read_words(program_path), rank, kRanks, true);
   if (!error.empty()) {
     std::fprintf(stderr, "%s\n", error.c_str());
     std::exit(1);
@@ -233,7 +227,7 @@ void run_rank(std::uint32_t rank, const Regions& regions, std::uint64_t bytes, i
   const std::array<std::function<void(std::uint64_t)>, 3> ways = {
       [&](std::uint64_t times) {
         for (; times > 0; --times) {
-          if (communicator.collective().run(call, host) != Trouble::none) std::exit(1);
+          if (communicator.run(call, host) != Trouble::none) std::exit(1);
         }
       },
       [&](std::uint64_t times) {

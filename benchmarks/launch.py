@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 WORKERS = 2
-TARGET_RATIO = 0.12
+TARGET_RATIO = 0.1
 TARGET_MIB = 35.0
 RESULTS = Path(__file__).parent / "results" / "launch.json"
 

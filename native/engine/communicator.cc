@@ -5,6 +5,10 @@
 namespace rallypoint {
 namespace {
 
+constexpr std::size_t kMostCalls = 1024;  // outstanding
+constexpr long kLookUs = 1000;
+constexpr double kForeverS = 1e9;
+
 std::deque<Ring> make_rings(const Region& region) {
   std::deque<Ring> rings;
   auto* const base = region.at<std::byte>(region.layout().rings(region.rank()));
@@ -18,13 +22,18 @@ Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, Wait
     : region_(fd, rank, ranks),
       policy_(policy),
       rings_(make_rings(region_)),
-      collective_(region_, Channel::collective(region_, rings_), policy) {}
+      collective_(region_, Channel::collective(region_, rings_), policy),
+      queue_(collective_) {}
 
-std::uint64_t Communicator::kind(std::uint32_t collective, std::uint32_t root,
-                                 std::uint64_t bytes) {
-  const auto size_class = bytes == 0 ? 0 : std::bit_width(bytes - 1) + 1;
+Communicator::~Communicator() {
+  if (is_served_.load()) ProgressThread::instance().remove(*this);
+}
+
+std::uint64_t Communicator::kind(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
+                                 bool uneven) {
+  const auto size_class = bytes == 0 ? 0 : std::bit_width(bytes - 1) + 1;  // at most 65
   return std::uint64_t{root} << 32 | std::uint64_t{collective} << 8 |
-         static_cast<std::uint64_t>(size_class);
+         static_cast<std::uint64_t>(uneven) << 7 | static_cast<std::uint64_t>(size_class);
 }
 
 const Program* Communicator::find(std::uint64_t kind) const {
@@ -33,7 +42,7 @@ const Program* Communicator::find(std::uint64_t kind) const {
 }
 
 std::string Communicator::teach(std::uint64_t kind, std::span<const std::int32_t> words,
-                                std::uint32_t rank, std::uint32_t ranks) {
+                                std::uint32_t rank, std::uint32_t ranks, bool averages_at_once) {
   auto program = std::make_unique<Program>();
   std::string error = decode(words, *program);
   if (!error.empty()) return error;
@@ -42,9 +51,85 @@ std::string Communicator::teach(std::uint64_t kind, std::span<const std::int32_t
            std::to_string(program->ranks) + ", not for rank " + std::to_string(rank) + " of " +
            std::to_string(ranks);
   }
+  program->averages_at_once = averages_at_once;
   kinds_[kind] = program.get();
   programs_.push_back(std::move(program));
   return {};
+}
+
+Trouble Communicator::run(const Call& call, Host& host) {
+  {
+    std::unique_lock lock(collective_.mutex, std::try_to_lock);
+    if (!lock) {
+      host.before_wait();  // its owner may need the GIL to get on
+      lock.lock();
+    }
+    if (queue_.is_empty()) return collective_.run(call, host);
+  }
+  const auto work = std::make_shared<CallWork>();
+  work->call = call;
+  queue_.push(work);
+  // The call refers to the caller's memory: stay until nobody uses it any more.
+  if (wait(*work, kForeverS, host)) return work->trouble();
+  region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
+  NoHost patient;
+  wait(*work, kForeverS, patient);
+  return Trouble::interrupted;
+}
+
+bool Communicator::submit(std::shared_ptr<CallWork> work, bool at_once, Host& host) {
+  while (queue_.size() >= kMostCalls) {
+    const std::shared_ptr<CallWork> first = queue_.first();
+    if (first != nullptr && !wait(*first, kForeverS, host)) return false;
+  }
+  std::call_once(served_, [this] {
+    ProgressThread::instance().add(*this);
+    is_served_.store(true);
+  });
+  const bool is_first = queue_.is_empty();
+  queue_.push(std::move(work));
+  // What is small is begun here: that costs less than waking the thread, which sees to the rest.
+  if (!at_once && is_first && progress(false) && queue_.is_empty()) return true;
+  ProgressThread::instance().notify(at_once);
+  return true;
+}
+
+bool Communicator::progress(bool has_slept) {
+  const std::unique_lock lock(collective_.mutex, std::try_to_lock);
+  if (!lock) return false;  // another thread is at it
+  NoHost host;
+  bool moved = false;
+  while (queue_.advance(has_slept, host) == Executor::Step::moved) moved = true;
+  return moved;
+}
+
+bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
+  const double until_s = now_s() + timeout_s;
+  NoHost patient;  // an interruption ends the wait, not the operation
+  while (!work.is_done()) {
+    const std::unique_lock lock(collective_.mutex, std::try_to_lock);
+    if (!lock) {
+      host.before_wait();
+      work.sleep(kLookUs);
+      if (host.is_interrupted() || now_s() > until_s) return work.is_done();
+      continue;
+    }
+    Waiter waiter(region_, policy_, host);
+    bool has_slept = false;
+    while (!work.is_done()) {
+      const Executor::Step step = queue_.advance(has_slept, patient);
+      has_slept = false;
+      if (step == Executor::Step::moved) {
+        waiter.reset();
+      } else if (waiter.pause()) {
+        has_slept = true;
+        if (host.is_interrupted() || now_s() > until_s) break;
+      }
+    }
+    if (!work.is_done()) break;
+  }
+  if (!queue_.is_empty()) ProgressThread::instance().notify(true);
+  return work.is_done();
 }
 
 Executor& Communicator::pair(std::uint32_t from, std::uint32_t to) {

@@ -4,6 +4,7 @@
 // `find`, and remembered by `teach`.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -14,24 +15,41 @@
 #include <vector>
 
 #include "engine/executor.h"
+#include "engine/progress_thread.h"
+#include "engine/queue.h"
 
 namespace rallypoint {
 
-class Communicator {
+class Communicator final : public Progressable {
  public:
   Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy);
+  ~Communicator() override;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   Region& region() { return region_; }
+  const Region& region() const override { return region_; }
 
   // The kind of a call: calls of one kind share a program.
-  static std::uint64_t kind(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes);
+  static std::uint64_t kind(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
+                            bool uneven);
   const Program* find(std::uint64_t kind) const;
   // Returns an empty string, or what is wrong with a program for `rank` of `ranks`.
   std::string teach(std::uint64_t kind, std::span<const std::int32_t> words, std::uint32_t rank,
-                    std::uint32_t ranks);
+                    std::uint32_t ranks, bool averages_at_once);
 
-  // Runs the collectives of all ranks.
-  Executor& collective() { return collective_; }
+  // Runs a collective of all ranks in the calling thread, after those that were submitted before.
+  Trouble run(const Call& call, Host& host);
+  // Carries it out in the background, `at_once` if it is worth waking a thread. If there are too
+  // many already it waits; returns false if that was interrupted.
+  bool submit(std::shared_ptr<CallWork> work, bool at_once, Host& host);
+  // Gets on with the communicator's operations until this one is done or the time is over, or the
+  // host is interrupted; returns whether it is done.
+  bool wait(const Work& work, double timeout_s, Host& host);
+  // Gets on as far as that goes without waiting.
+  bool progress(bool has_slept) override;
+  bool has_work() const override { return !queue_.is_empty(); }
+
   // Runs sends and receives from one rank to another; this rank is one of the two.
   Executor& pair(std::uint32_t from, std::uint32_t to);
 
@@ -40,6 +58,9 @@ class Communicator {
   WaitPolicy policy_;
   std::deque<Ring> rings_;  // by lane, and one for all pairs; a deque, because rings stay in place
   Executor collective_;
+  Queue queue_;  // of collective_
+  std::once_flag served_;
+  std::atomic<bool> is_served_{false};  // by the progress thread
   std::mutex pairs_mutex_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Executor>> pairs_;
   std::unordered_map<std::uint64_t, const Program*> kinds_;

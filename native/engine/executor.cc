@@ -22,7 +22,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 std::uint64_t signature_of(const Call& call) {
   std::uint64_t hash = mix(0, call.program->identity);
   hash = mix(hash, call.what.bits());
-  return mix(hash, call.count);
+  return mix(mix(hash, call.count), call.lengths);
 }
 
 }  // namespace
@@ -55,9 +55,14 @@ void Executor::prepare() {
     lanes_[lane] = {first, first + operations.size(), first, 0};
   }
   cut_ = Cut(*program_, call_->count, item_bytes(what_.dtype));
-  is_simple_ = cut_.is_simple && what_.op != ReduceOp::avg;
+  const bool averages = what_.op == ReduceOp::avg;
+  divides_ = averages && !program_->averages_at_once;
+  divisor_ = averages && !divides_ ? program_->ranks : 1;
+  has_tables_ = call_->input_blocks != nullptr || call_->output_blocks != nullptr;
+  is_simple_ = cut_.is_simple && !divides_ && !has_tables_;
   block_bytes_ = cut_.count * cut_.item;
-  reducer_ = reducer(what_.dtype, what_.op);
+  reducer_ = reducer(what_.dtype, divides_ ? ReduceOp::sum : what_.op);
+  average_ = divides_ ? reducer(what_.dtype, ReduceOp::avg) : nullptr;
   signature_ = signature_of(*call_);
   spins_ = lane_count_ == 1 ? policy_.spins : 0;
   const std::size_t scratch = program_->scratch_chunks * cut_.piece * cut_.item;
@@ -87,25 +92,44 @@ inline Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t of
   if constexpr (kSimple) return {buffer(chunks.buffer) + chunks.index * block_bytes_, cut_.count};
   const std::uint64_t block = index / program_->chunks;
   const std::uint64_t chunk = index % program_->chunks;
-  const std::uint64_t start = std::min(chunk * cut_.chunk, cut_.count);
-  const std::uint64_t end = std::min(start + cut_.chunk, cut_.count);
+  std::byte* at = nullptr;
+  std::uint64_t count = cut_.count;
+  const Block* const table = has_tables_ ? blocks(chunks.buffer) : nullptr;
+  if (table != nullptr) {
+    at = table[block].at;
+    count = table[block].items;
+  } else if (chunks.buffer != Buffer::scratch) {
+    at = buffer(chunks.buffer) + block * block_bytes_;
+  }
+  const std::uint64_t start = std::min(chunk * cut_.chunk, count);
+  const std::uint64_t end = std::min(start + cut_.chunk, count);
   const std::uint64_t first = std::min(start + piece * cut_.piece, end);
   const std::uint64_t items = std::min(cut_.piece, end - first);
   if (chunks.buffer == Buffer::scratch) {
     return {const_cast<std::byte*>(scratch_.data()) + index * cut_.piece * cut_.item, items};
   }
-  return {buffer(chunks.buffer) + (block * cut_.count + first) * cut_.item, items};
+  return {at + first * cut_.item, items};
 }
 
 template <bool kSimple>
-inline std::uint64_t Executor::bytes_of(std::uint32_t first, std::uint32_t count,
+inline std::uint64_t Executor::bytes_of(const Chunks& chunks, std::uint32_t count,
                                         std::uint64_t piece) const {
   if constexpr (kSimple) return count * block_bytes_;
   std::uint64_t items = 0;
   for (std::uint32_t offset = 0; offset < count; ++offset) {
-    items += piece_of<false>({Buffer::scratch, first}, offset, piece).items;
+    items += piece_of<false>(chunks, offset, piece).items;
   }
   return items * cut_.item;
+}
+
+// A message that is not what was expected.
+void Executor::misfit(const Line& line, std::uint32_t member, bool is_whole, std::uint64_t bytes) {
+  trouble_ = line.signature != signature_ ? Trouble::mismatch
+             : is_whole && has_tables_    ? Trouble::lengths
+                                          : Trouble::corrupt;
+  culprit_ = member;
+  sent_ = line.bytes;
+  expected_ = bytes;
 }
 
 // Look whether every message that the operation needs is there, and where.
@@ -126,8 +150,7 @@ inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
     }
     payload = channel_.payload(*line, operand);
     if (line->signature != signature_ || payload == nullptr || line->bytes != bytes) {
-      trouble_ = line->signature != signature_ ? Trouble::mismatch : Trouble::corrupt;
-      culprit_ = operand.peer;
+      misfit(*line, operand.peer, payload != nullptr, bytes);
       return false;
     }
   }
@@ -147,7 +170,8 @@ inline void Executor::combine(const Operation& reduce, std::uint64_t piece) {
       ++source;
     }
     if (length == 0) continue;
-    reducer_(target.at, sources_.data(), reduce.operands.size(), target.items);
+    const std::uint64_t divisor = reduce.operands.size() > 1 ? divisor_ : 1;
+    reducer_(target.at, sources_.data(), reduce.operands.size(), target.items, divisor);
     for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
       std::memcpy(piece_of<kSimple>(reduce.targets[i], offset, piece).at, target.at, length);
     }
@@ -169,7 +193,7 @@ void Executor::wake_senders(const Operation& reduce) {
 template <bool kSimple>
 inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint64_t piece) {
   const std::uint64_t iteration = channel_.iterations + piece;
-  const std::uint64_t bytes = bytes_of<kSimple>(send.source.index, send.count, piece);
+  const std::uint64_t bytes = bytes_of<kSimple>(send.source, send.count, piece);
   Slot slot;
   std::byte* target = channel_.reserve(*program_, lane, send, iteration, bytes, slot, blocker_);
   if (target == nullptr) return false;
@@ -190,8 +214,8 @@ inline bool Executor::reduce(std::uint32_t lane, const Operation& reduce, std::u
     combine<kSimple>(reduce, piece);
     return true;
   }
-  const std::uint32_t first = reduce.targets.empty() ? 0 : reduce.targets[0].index;
-  const std::uint64_t bytes = bytes_of<kSimple>(first, reduce.count, piece);
+  const std::uint64_t bytes =
+      reduce.targets.empty() ? 0 : bytes_of<kSimple>(reduce.targets[0], reduce.count, piece);
   if (!gather(reduce, channel_.iterations + piece, bytes)) return false;
   combine<kSimple>(reduce, piece);
   // After a lane's last operation, the end of the piece says it all.
@@ -235,8 +259,22 @@ Executor::Step Executor::advance() {
     finished &= step == Step::finished;
     moved |= step != Step::blocked;
   }
-  if (what_.op == ReduceOp::avg && moved) finish_pieces();
+  if (divides_ && moved) finish_pieces();
   return finished ? Step::finished : moved ? Step::moved : Step::blocked;
+}
+
+inline void Executor::start(const Call& call) {
+  call_ = &call;
+  if (program_ != call.program || cut_.count != call.count || what_.bits() != call.what.bits() ||
+      has_tables_ || call.input_blocks != nullptr || call.output_blocks != nullptr) {
+    prepare();
+  }
+}
+
+inline void Executor::finish() {
+  if (!is_simple_) rewind();
+  channel_.iterations += cut_.pieces;
+  ++channel_.calls;
 }
 
 // What happens between the arrival of a message and the next send is what a chain of small calls
@@ -244,19 +282,14 @@ Executor::Step Executor::advance() {
 // between its parts were a sixth of its instructions.
 [[gnu::flatten]] Trouble Executor::run(const Call& call, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
-  call_ = &call;
-  if (program_ != call.program || cut_.count != call.count || what_.bits() != call.what.bits()) {
-    prepare();
-  }
+  start(call);
   if (advance() != Step::finished) {
     const Trouble trouble = wait(host);
     if (trouble != Trouble::none) return trouble;
   } else if (!program_->hears_from_all) {
     record();
   }
-  if (!is_simple_) rewind();
-  channel_.iterations += cut_.pieces;
-  ++channel_.calls;
+  finish();
   return Trouble::none;
 }
 
@@ -267,22 +300,74 @@ void Executor::rewind() {
 
 // The rest of a call that could not be run in one go.
 Trouble Executor::wait(Host& host) {
-  record();
+  resume();
   Waiter waiter(region_, policy_, host);
-  blocker_is_gone_ = false;
-  trouble_ = Trouble::none;
+  bool has_slept = false;
   for (;;) {
-    const Step step = advance();
-    if (step == Step::finished) return Trouble::none;
-    if (trouble_ != Trouble::none) return fail_against(trouble_, culprit_, host);
-    if (step == Step::moved) {
-      waiter.reset();
-      blocker_is_gone_ = false;
-    } else if (waiter.pause()) {
-      const Trouble trouble = look_for_trouble(waiter.waited_s(), host);
-      if (trouble != Trouble::none) return trouble;
+    switch (go_on(has_slept, host)) {
+      case Step::finished:
+        return Trouble::none;
+      case Step::failed:
+        return trouble_;
+      case Step::moved:
+        waiter.reset();
+        has_slept = false;
+        break;
+      case Step::blocked:
+        has_slept = waiter.pause();
     }
   }
+}
+
+void Executor::resume() {
+  record();
+  began_s_ = 0;
+  blocker_is_gone_ = false;
+  trouble_ = Trouble::none;
+}
+
+void Executor::begin(const Call& call) {
+  if (call.agreement != nullptr) {
+    agreed_ = &call;
+    largest_ = static_cast<std::int64_t>(call.count);
+    auto* const bytes = reinterpret_cast<std::byte*>(&largest_);
+    agreement_ = {call.agreement, call.what, 1, bytes, bytes, call.timeout_s};
+    agreement_.what.dtype = DType::int64;
+    agreement_.what.op = ReduceOp::max;
+    start(agreement_);
+  } else {
+    start(call);
+  }
+  resume();
+}
+
+Executor::Step Executor::step(bool has_slept, Host& host) {
+  if (region_.poisoned()) {
+    trouble_ = Trouble::aborted;
+    return Step::failed;
+  }
+  const Step step = go_on(has_slept, host);
+  if (step != Step::finished) return step;
+  finish();
+  if (agreed_ == nullptr) return step;
+  uneven_ = *std::exchange(agreed_, nullptr);
+  uneven_.count = static_cast<std::uint64_t>(largest_);
+  uneven_.agreement = nullptr;
+  start(uneven_);
+  resume();
+  return Step::moved;
+}
+
+Executor::Step Executor::go_on(bool has_slept, Host& host) {
+  const Step step = advance();
+  if (step == Step::moved) blocker_is_gone_ = false;
+  if (trouble_ != Trouble::none) {
+    fail_against(trouble_, culprit_, host);
+    return Step::failed;
+  }
+  if (step != Step::blocked || !has_slept) return step;
+  trouble_ = look_for_trouble(host);
+  return trouble_ == Trouble::none ? step : Step::failed;
 }
 
 // AVG: divide each piece of the output once all lanes are past it, while it is in the cache.
@@ -295,14 +380,16 @@ void Executor::finish_pieces() {
   for (; finished_ < complete; ++finished_) {
     for (std::uint32_t index = 0; index < chunks; ++index) {
       const Piece piece = piece_of<false>({Buffer::output, index}, 0, finished_);
-      divide(what_.dtype, piece.at, piece.items, program_->ranks);
+      const std::byte* const values = piece.at;
+      average_(piece.at, &values, 1, piece.items, program_->ranks);
     }
   }
 }
 
 // A peer that is gone may have sent its last message just before: believe it the second time.
-Trouble Executor::look_for_trouble(double waited_s, Host& host) {
+Trouble Executor::look_for_trouble(Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
+  if (began_s_ == 0) began_s_ = now_s();
   for (std::uint32_t member = 0; member < program_->ranks; ++member) {
     if (is_blocked_by_mismatch(member)) return fail_against(Trouble::mismatch, member, host);
   }
@@ -314,7 +401,7 @@ Trouble Executor::look_for_trouble(double waited_s, Host& host) {
     return was_gone ? fail(Trouble::peer_left, blocker_) : Trouble::none;
   }
   blocker_is_gone_ = false;
-  if (waited_s > call_->timeout_s) return fail(Trouble::timeout, blocker_);
+  if (now_s() - began_s_ > call_->timeout_s) return fail(Trouble::timeout, blocker_);
   if (host.is_interrupted()) return fail(Trouble::interrupted, region_.rank());
   return Trouble::none;
 }
@@ -344,7 +431,7 @@ Trouble Executor::fail_against(Trouble trouble, std::uint32_t member, Host& host
     usleep(kRecordLookUs);
   }
   region_.spread(trouble, static_cast<std::int32_t>(channel_.rank_of(member)), &theirs,
-                 &channel_.call(channel_.self(), channel_.calls));
+                 &channel_.call(channel_.self(), channel_.calls), sent_, expected_);
   return trouble;
 }
 

@@ -28,14 +28,25 @@ struct Operator {
   std::uint64_t bits() const { return std::bit_cast<std::uint64_t>(*this); }
 };
 
+struct Block {
+  std::byte* at;
+  std::uint64_t items;
+};
+
 // One call of a collective.
 struct Call {
   const Program* program;
   Operator what;
-  std::uint64_t count;  // items of one block
-  const std::byte* input;
+  std::uint64_t count;     // items of a block; where they differ, of the largest
+  const std::byte* input;  // all blocks, one after the other,
   std::byte* output;
   double timeout_s;
+  const Block* input_blocks = nullptr;  // or, unless null, each where it says
+  const Block* output_blocks = nullptr;
+  std::uint64_t lengths = 0;  // must be the same on all ranks, as the lengths of blocks may be
+  // Where a rank does not know the lengths of all blocks, the largest is agreed on first: an
+  // all_reduce of one integer.
+  const Program* agreement = nullptr;
 };
 
 // How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
@@ -56,13 +67,20 @@ class Executor {
   Executor(Region& region, Channel channel, WaitPolicy policy)
       : region_(region), channel_(std::move(channel)), policy_(policy) {}
 
+  enum class Step { finished, moved, blocked, failed };
+
   // Returns `none` or what went wrong; after trouble the region is poisoned, and says whose fault.
   // One call at a time: threads take `mutex` first.
   Trouble run(const Call& call, Host& host);
   std::mutex mutex;
 
+  // The same without waiting: after `begin`, `step` until it is finished or failed. Who has slept
+  // says so, and trouble is then looked for.
+  void begin(const Call& call);
+  Step step(bool has_slept, Host& host);
+  Trouble trouble() const { return trouble_; }
+
  private:
-  enum class Step { finished, moved, blocked };
   struct Lane {
     const Operation* first = nullptr;
     const Operation* end = nullptr;
@@ -74,6 +92,10 @@ class Executor {
     std::uint64_t items;
   };
 
+  void start(const Call& call);
+  void finish();
+  void resume();
+  Step go_on(bool has_slept, Host& host);
   void prepare();
   void record();
   void rewind();
@@ -87,6 +109,7 @@ class Executor {
   bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
   template <bool kSimple>
   bool reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece);
+  void misfit(const Line& line, std::uint32_t member, bool is_whole, std::uint64_t bytes);
   bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
   template <bool kSimple>
   void combine(const Operation& reduce, std::uint64_t piece);
@@ -94,12 +117,16 @@ class Executor {
   std::byte* buffer(Buffer buffer) const {
     return buffer == Buffer::output ? call_->output : const_cast<std::byte*>(call_->input);
   }
+  const Block* blocks(Buffer buffer) const {
+    if (buffer == Buffer::scratch) return nullptr;
+    return buffer == Buffer::output ? call_->output_blocks : call_->input_blocks;
+  }
   template <bool kSimple>
   Piece piece_of(const Chunks& chunks, std::uint32_t offset, std::uint64_t piece) const;
   template <bool kSimple>
-  std::uint64_t bytes_of(std::uint32_t first, std::uint32_t count, std::uint64_t piece) const;
+  std::uint64_t bytes_of(const Chunks& chunks, std::uint32_t count, std::uint64_t piece) const;
   void finish_pieces();
-  Trouble look_for_trouble(double waited_s, Host& host);
+  Trouble look_for_trouble(Host& host);
   bool is_blocked_by_mismatch(std::uint32_t member) const;
   Trouble fail(Trouble trouble, std::uint32_t rank);
   Trouble fail_against(Trouble trouble, std::uint32_t member, Host& host);
@@ -109,14 +136,23 @@ class Executor {
   WaitPolicy policy_;
   std::vector<std::byte> scratch_;
 
-  const Call* call_ = nullptr;        // valid during run
+  const Call* call_ = nullptr;    // valid during run
+  const Call* agreed_ = nullptr;  // the call that waits for an agreement
+  Call agreement_{};
+  Call uneven_{};  // the call with the largest block that was agreed on
+  std::int64_t largest_ = 0;
+  double began_s_ = 0;                // when the call first had to wait
   const Program* program_ = nullptr;  // these, of the last call, are kept
   Operator what_{};
   std::uint32_t lane_count_ = 0;
   Cut cut_;
   bool is_simple_ = false;
   std::uint64_t block_bytes_ = 0;
+  bool has_tables_ = false;
   Reducer reducer_ = nullptr;
+  Reducer average_ = nullptr;
+  std::uint64_t divisor_ = 1;  // within a reduction
+  bool divides_ = false;       // at the end of each piece
   std::uint64_t signature_ = 0;
   std::uint32_t blocker_ = 0;  // the rank that a blocked lane depends on
   bool blocker_is_gone_ = false;
@@ -124,6 +160,8 @@ class Executor {
   std::uint64_t finished_ = 0;       // pieces of the output that are complete
   Trouble trouble_ = Trouble::none;  // what a message showed, and whose it was
   std::uint32_t culprit_ = 0;
+  std::uint64_t sent_ = 0;  // bytes, and how many it should have been
+  std::uint64_t expected_ = 0;
   Lane lanes_[kLanes];
   std::vector<const std::byte*> sources_;  // of the current reduce, by operand
 };

@@ -78,6 +78,7 @@ enum class Trouble : std::uint32_t {
   interrupted,
   aborted,
   corrupt,
+  lengths,
 };
 
 // The first rank in trouble writes it; from then on every rank refuses to work.
@@ -86,8 +87,10 @@ struct alignas(kLineBytes) Poison {
   Trouble trouble;
   std::int32_t culprit;
   std::int32_t reporter;
-  CallRecord theirs;  // what the culprit called
-  CallRecord ours;    // what the reporter called
+  std::uint64_t sent;      // lengths: how many bytes came
+  std::uint64_t expected;  // and should have
+  CallRecord theirs;       // what the culprit called
+  CallRecord ours;         // what the reporter called
 };
 
 struct Header {

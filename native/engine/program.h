@@ -59,8 +59,12 @@ struct Program {
   std::uint32_t sends;     // the most sends in any lane of any rank
   std::uint32_t max_span;  // the most chunks in one operation of any rank
   std::uint32_t max_operands;
-  bool hears_from_all;  // this rank takes a message from every other
+  bool hears_from_all;            // this rank takes a message from every other
+  bool averages_at_once = false;  // every reduction of several operands has the inputs of all ranks
   std::vector<std::vector<Operation>> lanes;
+
+  // Whether blocks may be of different lengths.
+  bool takes_uneven_blocks() const { return chunks == 1 && scratch_chunks == 0; }
 };
 
 // Returns an empty string, or what is wrong with the words.

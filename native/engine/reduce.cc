@@ -2,9 +2,11 @@
 
 namespace rallypoint {
 
-#define DECLARE_LOOPS(name)                  \
-  namespace name {                           \
-  Reducer reducer(DType dtype, ReduceOp op); \
+#define DECLARE_LOOPS(name)                                                              \
+  namespace name {                                                                       \
+  Reducer reducer(DType dtype, ReduceOp op);                                             \
+  bool scale(DType dtype, std::byte* target, const std::byte* source, std::size_t items, \
+             double factor);                                                             \
   }
 DECLARE_LOOPS(baseline)
 #if defined(__x86_64__)
@@ -12,36 +14,31 @@ DECLARE_LOOPS(avx2)
 DECLARE_LOOPS(avx512)
 #endif
 
+namespace {
+
+#if defined(__x86_64__)
+// Every CPU with AVX2 has F16C; a hypervisor may hide it.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
+#endif
+
+}  // namespace
+
 Reducer reducer(DType dtype, ReduceOp op) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return avx512::reducer(dtype, op);
-  if (__builtin_cpu_supports("avx2")) return avx2::reducer(dtype, op);
+  if (has_avx512()) return avx512::reducer(dtype, op);
+  if (has_avx2()) return avx2::reducer(dtype, op);
 #endif
   return baseline::reducer(dtype, op);
 }
 
-namespace {
-
-template <typename T>
-void divide_all(std::byte* bytes, std::size_t items, std::uint64_t divisor) {
-  auto* const values = reinterpret_cast<T*>(bytes);
-  const T by = static_cast<T>(divisor);
-  for (std::size_t i = 0; i < items; ++i) values[i] /= by;
-}
-
-}  // namespace
-
-void divide(DType dtype, std::byte* values, std::size_t items, std::uint64_t divisor) {
-  switch (dtype) {
-    case DType::float32:
-      return divide_all<float>(values, items, divisor);
-    case DType::float64:
-      return divide_all<double>(values, items, divisor);
-    case DType::int32:
-      return divide_all<std::int32_t>(values, items, divisor);
-    case DType::int64:
-      return divide_all<std::int64_t>(values, items, divisor);
-  }
+bool scale(DType dtype, std::byte* target, const std::byte* source, std::size_t items,
+           double factor) {
+#if defined(__x86_64__)
+  if (has_avx512()) return avx512::scale(dtype, target, source, items, factor);
+  if (has_avx2()) return avx2::scale(dtype, target, source, items, factor);
+#endif
+  return baseline::scale(dtype, target, source, items, factor);
 }
 
 }  // namespace rallypoint

@@ -93,13 +93,15 @@ void copy_record(CallRecord& to, const CallRecord& from) {
 }
 
 void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
-                    const CallRecord* ours) {
+                    const CallRecord* ours, std::uint64_t sent, std::uint64_t expected) {
   Poison& shared = poison();
   std::uint32_t none = 0;
   if (!shared.state.compare_exchange_strong(none, 1)) return;
   shared.trouble = trouble;
   shared.culprit = culprit;
   shared.reporter = static_cast<std::int32_t>(rank_);
+  shared.sent = sent;
+  shared.expected = expected;
   if (theirs != nullptr) copy_record(shared.theirs, *theirs);
   if (ours != nullptr) copy_record(shared.ours, *ours);
   shared.state.store(2, std::memory_order_release);

@@ -54,7 +54,7 @@ class Region {
 
   // The first call wins and all ranks are woken.
   void spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
-              const CallRecord* ours);
+              const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0);
 
  private:
   void ring(std::uint32_t rank) const;

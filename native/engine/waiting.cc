@@ -14,15 +14,13 @@ namespace {
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 
+}  // namespace
+
 double now_s() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
-
-}  // namespace
-
-double Waiter::waited_s() const { return waiting_ ? now_s() - since_s_ : 0; }
 
 bool Waiter::pause() {
   ++count_;
@@ -32,7 +30,6 @@ bool Waiter::pause() {
   }
   if (!waiting_) {
     waiting_ = true;
-    since_s_ = now_s();
     host_.before_wait();
   }
   if (count_ <= policy_.spins + policy_.yields) {

@@ -20,6 +20,9 @@ inline void relax() {
 #endif
 }
 
+// Of a clock that only goes forward.
+double now_s();
+
 struct WaitPolicy {
   unsigned spins;
   unsigned yields;
@@ -31,6 +34,13 @@ class Host {
   virtual ~Host() = default;
   virtual void before_wait() = 0;     // once per call, before the first yield or sleep
   virtual bool is_interrupted() = 0;  // now and then; true ends the call
+};
+
+// Nothing must be done.
+class NoHost final : public Host {
+ public:
+  void before_wait() override {}
+  bool is_interrupted() override { return false; }
 };
 
 class Waiter {
@@ -47,7 +57,6 @@ class Waiter {
     count_ = 0;
     disarm();
   }
-  double waited_s() const;  // since the first pause of the call, 0 if there was none
 
  private:
   bool sleep();
@@ -64,7 +73,6 @@ class Waiter {
   bool armed_ = false;
   std::uint32_t bell_ = 0;
   long sleep_us_ = 0;
-  double since_s_ = 0;
 };
 
 }  // namespace rallypoint

@@ -9,6 +9,24 @@ Record: TypeAlias = tuple[int, int, int, int, int, int]
 def region_bytes(ranks: int) -> int:
     """Size in bytes of the shared region of a communicator."""
 
+class Work:
+    """An operation under way; see rallypoint.engine.work."""
+
+    def wait(self, timeout_s: float, /) -> bool:
+        """Wait until it is done or the time is over (negative: never); whether it is done."""
+    def test(self) -> bool:
+        """Whether it is done, getting on without waiting."""
+    def watch(self) -> bool:
+        """Have it returned by `next_done`; False if it is done already."""
+    def trouble(self) -> int:
+        """Once it is done: 0, or a trouble's number."""
+
+def next_done() -> Work | None:
+    """Wait for an operation that was watched to be done; None when the process ends."""
+
+def close_work() -> None:
+    """The process ends: nothing may touch Python any more."""
+
 class Communicator:
     """One rank's end of a communicator; see rallypoint.engine.communicator."""
 
@@ -19,19 +37,32 @@ class Communicator:
         ranks: int,
         spins: int,
         yields: int,
-        plan: Callable[[int, int, int], bytes],
+        plan: Callable[[int, int, int, bool], tuple[bytes, bool]],
         timeout_s: float,
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""
     def run(self, collective: int, op: int, root: int, source: object, target: object, /) -> int:
-        """Run a collective: 0, a trouble's number, or -1 if a buffer cannot be used."""
+        """Run a collective: 0, a trouble's number, -1 (bad buffer) or -2 (bad operator)."""
+    def submit(
+        self,
+        collective: int,
+        op: int,
+        root: int,
+        input: object,  # noqa: A002 - the native name
+        output: object,
+        dtype: int,
+        factor: float,
+        uneven: bool,
+        timeout_s: float,
+    ) -> Work | int:
+        """Begin a collective in the background; -1 and -2 as `run`."""
     def run_pair(
         self, collective: int, source: int, target: int, tag: int, buffer: object, /
     ) -> int:
         """Send to or receive from one rank: 0, a trouble's number, or -1."""
-    def trouble(self) -> tuple[int, int, int, Record | None, Record | None] | None:
-        """Trouble, culprit, reporter, what the culprit called, what the reporter called."""
+    def trouble(self) -> tuple[int, int, int, Record | None, Record | None, int, int] | None:
+        """Trouble, culprit, reporter, what each of them called, bytes sent, bytes expected."""
     def leave(self) -> None:
         """Tell the peers that this rank takes part no more."""
     def abort(self) -> None:

@@ -152,6 +152,7 @@ def run_at_a_terminal(launch: Launch, *words: str) -> tuple[int, list[bytes]]:
         stdout=follower,
         stderr=follower,
         cwd=launch.directory,
+        env={**os.environ, "TMPDIR": str(launch.directory)},
     )
     os.close(follower)
     data, moments = b"", []

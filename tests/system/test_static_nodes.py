@@ -120,7 +120,7 @@ def test_an_agent_killed_ends_the_other(
     begin = time.monotonic()
     assert processes[1 - lost].wait(30) == 1
     assert time.monotonic() - begin < 1.0
-    told = "node 0 at 127.0.0.1" if lost == 0 else "node 1 lost, 1 left, 2 needed"
+    told = "node 0 at 127.0.0.1" if lost == 0 else "lost, 1 left, 2 needed"
     assert told in nodes[1 - lost].err
 
 

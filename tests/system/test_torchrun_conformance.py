@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.system.conftest import OURS, Launch
+from tests.system.conftest import MARK, OURS, Launch
+
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.options import parse
 
 pytestmark = pytest.mark.system
 
@@ -31,13 +34,21 @@ LAUNCHERS = [
 
 DUMP = """
 import json, os, sys
-names = "RANK WORLD_SIZE LOCAL_ GROUP_ ROLE_ MASTER_ TORCHELASTIC OMP_ CUDA_".split()
-environ = {name: text for name, text in os.environ.items() if name.startswith(tuple(names))}
-seen = {"argv": sys.argv, "name": __name__, "environ": environ,
+seen = {"argv": sys.argv, "name": __name__, "environ": dict(os.environ),
         "unbuffered": sys.stdout.write_through, "executable": sys.executable}
 with open(f"seen.{os.getpid()}", "w") as file:
     json.dump(seen, file)
 """
+
+
+# All that a worker is told: no variable less than by torchrun, and none more.
+CONTRACT = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+    *("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +62,7 @@ class Case:
     environ: Mapping[str, str | None] = field(default_factory=dict)  # None: not there
     workers: int = 2
     script: str = "dump.py"
+    executable: str = sys.executable
     is_legacy: bool = False
 
 
@@ -82,13 +94,19 @@ CASES = {
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR1",
         },
     ),
-    "underscores, static": Case(
+    "underscores, static, virtual local rank, interpreter": Case(
         flags=[
             *("--nproc_per_node=2", "--nnodes=1", "--node_rank=0", "--master_addr=127.0.0.1"),
             *("--master_port={port}", "--rdzv_conf=timeout=60", "--max_restarts=1"),
+            *("--virtual_local_rank", "--local_addr=127.0.0.1"),
         ],
-        variables={"OMP_NUM_THREADS": "3", "MASTER_PORT": "1", "RANK": "7"},
+        variables={
+            **{"OMP_NUM_THREADS": "3", "MASTER_PORT": "1", "RANK": "7"},
+            **{"CUDA_VISIBLE_DEVICES": "5,7", "PYTHON_EXEC": "{directory}/other-python"},
+        },
+        executable="{directory}/other-python",
         environ={
+            **{"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"},
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", "OMP_NUM_THREADS": "3"},
             **{"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "TORCHELASTIC_MAX_RESTARTS": "1"},
         },
@@ -112,11 +130,6 @@ CASES = {
         flags=["--standalone", "--nproc-per-node", "2", "--rdzv-id", "mine"],
         variables={"PET_NPROC_PER_NODE": "3"},
         environ={"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "????????-????-????-????-????????????"},
-    ),
-    "virtual local rank": Case(
-        flags=["--nproc-per-node", "2", "--virtual-local-rank"],
-        variables={"CUDA_VISIBLE_DEVICES": "5,7"},
-        environ={"LOCAL_RANK": "0", "RANK": "1", "CUDA_VISIBLE_DEVICES": "7"},
     ),
     "run path": Case(
         flags=["--run-path", "--no-python"],
@@ -147,12 +160,16 @@ CASES = {
 def test_workers_see(name: str, launcher: tuple[str, ...], launch: Launch, free_port: int) -> None:
     case = CASES[name]
     launch.script(DUMP, "dump.py")
+    (launch.directory / "other-python").symlink_to(sys.executable)
     places = {"port": str(free_port), "directory": str(launch.directory)}
     words = [fill(word, places) for word in (*case.flags, case.script)]
     status = launch.run(
         *words,
         *case.arguments,
-        environ={**dict(case.variables), "PYTHONPATH": str(launch.directory)},
+        environ={
+            **{variable: fill(text, places) for variable, text in case.variables.items()},
+            "PYTHONPATH": str(launch.directory),
+        },
         launcher=LEGACY[launcher] if case.is_legacy else launcher,
     )
     assert status == 0, launch.err
@@ -162,6 +179,14 @@ def test_workers_see(name: str, launcher: tuple[str, ...], launch: Launch, free_
     assert last["argv"][1:] == list(case.argv)
     assert Path(last["argv"][0]).name == "dump.py"
     assert last["name"] == "__main__"
+    if "--run-path" not in case.flags:  # torchrun's own interpreter runs it
+        assert last["executable"] == fill(case.executable, places)
+        assert last["unbuffered"] is True
+    inherited = {*os.environ, *case.variables, "PYTHONPATH", "TMPDIR", MARK}
+    told = last["environ"].keys() - inherited - {"OMP_NUM_THREADS", "LC_CTYPE"}
+    if case.executable != sys.executable:  # an interpreter without our package keeps it
+        told.discard("RALLYPOINT_CONTROL_FD")
+    assert told == CONTRACT - inherited
     for variable, text in case.environ.items():
         assert matches(last["environ"].get(variable), text, places), (variable, last["environ"])
 
@@ -178,29 +203,60 @@ def matches(found: str | None, expected: str | None, places: Mapping[str, str]) 
     return re.fullmatch(pattern, found) is not None
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(
-    ("flags", "script"),
-    [
-        (["--nproc-per-node", "many"], "dump.py"),
-        (["--nnodes", "2:1"], "dump.py"),
-        (["--no-python", "-m"], "dump"),
-        (["--redirects", "7"], "dump.py"),
-        (["--start-method", "thread"], "dump.py"),
-        (["--no-such-flag"], "dump.py"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_use_starts_nothing(
-    flags: list[str], script: str, launcher: tuple[str, ...], launch: Launch
-) -> None:
+WRONG = [
+    ["--nproc-per-node", "many", "dump.py"],
+    ["--nproc-per-node", "0", "dump.py"],
+    ["--nnodes", "2:1", "dump.py"],
+    ["--no-python", "-m", "dump"],
+    ["--redirects", "7", "dump.py"],
+    ["--start-method", "thread", "dump.py"],
+    ["--numa-binding", "near", "dump.py"],
+    ["--max-restarts", "-1", "dump.py"],
+    ["--max-restarts", "few", "dump.py"],
+    ["--rdzv-conf", "timeout", "dump.py"],
+    ["--rdzv-backend", "zeus", "dump.py"],
+    ["--local-ranks-filter", "x", "dump.py"],
+    ["--logs-specs", "mine", "dump.py"],
+    ["--no-such-flag", "dump.py"],
+    ["--role"],
+    [],
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_use_starts_nothing(words: list[str], launch: Launch) -> None:
     launch.script(DUMP, "dump.py")
-    status = launch.run(*flags, script, launcher=launcher)
-    assert status != 0
+    assert launch.run(*words) == 2
+    assert launch.err.count("\n") == 1
     assert not list(launch.directory.glob("seen.*"))
-    if launcher == OURS:
-        assert status == 2
-        assert launch.err.count("\n") == 1  # one sentence; torchrun shows a traceback
+
+
+IN_TURN = """
+import json, os, sys
+import torch.distributed.run as run
+for words in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        try:
+            run.main(words)
+        except SystemExit as end:
+            os._exit(end.code)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+@pytest.mark.needs_torch
+def test_torchrun_takes_the_same_for_wrong_use(launch: Launch) -> None:
+    """In one process that imports torch once: a start of torchrun's takes seconds."""
+    launch.script(DUMP, "dump.py")
+    status = launch.run(json.dumps(WRONG), launcher=("-c", IN_TURN))
+    assert status == 0, launch.err
+    statuses = launch.out.split()
+    assert len(statuses) == len(WRONG)
+    assert "0" not in statuses, dict(zip(map(" ".join, WRONG), statuses, strict=True))
+    assert not list(launch.directory.glob("seen.*"))
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -237,20 +293,10 @@ def test_listed_signals_are_passed_on(launcher: tuple[str, ...], launch: Launch)
     assert list(launch.directory.glob("got.*"))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_python_exec_chooses_the_interpreter(launcher: tuple[str, ...], launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    link = launch.directory / "other-python"
-    link.symlink_to(sys.executable)
-    environ = {"PYTHON_EXEC": str(link)}
-    assert launch.run("dump.py", environ=environ, launcher=launcher) == 0, launch.err
-    (seen,) = launch.directory.glob("seen.*")
-    assert json.loads(seen.read_text())["executable"] == str(link)
-    assert json.loads(seen.read_text())["unbuffered"] is True
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("kind", ["cpu", "auto"])
+@pytest.mark.parametrize(
+    ("kind", "launcher"),
+    [("cpu", OURS), ("auto", OURS), pytest.param("auto", TORCHRUN, marks=pytest.mark.needs_torch)],
+)
 def test_counting_workers(kind: str, launcher: tuple[str, ...], launch: Launch) -> None:
     """On a machine without accelerators (as CI's): torch's count and ours are one per CPU."""
     if list(Path("/dev").glob("nvidia*")) or Path("/sys/class/kfd").exists():
@@ -258,3 +304,63 @@ def test_counting_workers(kind: str, launcher: tuple[str, ...], launch: Launch) 
     launch.script(DUMP, "dump.py")
     assert launch.run("--nproc-per-node", kind, "dump.py", launcher=launcher) == 0, launch.err
     assert len(list(launch.directory.glob("seen.*"))) == len(os.sched_getaffinity(0))
+
+
+# Every flag of torchrun 2.13 with a value for it; "": it takes none.
+EVERY_FLAG = {
+    **{"--nnodes": "1:2", "--nproc-per-node": "3", "--rdzv-backend": "c10d", "--rdzv-id": "a"},
+    **{"--rdzv-endpoint": "a:1", "--rdzv-conf": "a=b", "--standalone": "", "--max-restarts": "2"},
+    **{"--monitor-interval": "0.5", "--start-method": "fork", "--event-log-handler": "console"},
+    **{"--role": "r", "--module": "", "--no-python": "", "--run-path": "", "--log-dir": "d"},
+    **{"--redirects": "1", "--tee": "0:2", "--local-ranks-filter": "0,1", "--node-rank": "1"},
+    **{"--duplicate-stdout-filters": "x", "--duplicate-stderr-filters": "y", "--master-addr": "h"},
+    **{"--master-port": "29501", "--local-addr": "h", "--logs-specs": "mine"},
+    **{"--numa-binding": "node", "--signals-to-handle": "SIGTERM", "--shutdown-timeout": "7"},
+    **{"--virtual-local-rank": ""},
+}
+PARSE = """
+import json, sys
+from torch.distributed.run import get_args_parser
+actions = [each for each in get_args_parser()._actions if each.option_strings]
+args = vars(get_args_parser().parse_args(sys.argv[1:]))
+values = {}
+for action in actions:
+    value = args.get(action.dest)
+    name = max(action.option_strings, key=len).replace("_", "-")
+    values[name] = [",".join(value) if isinstance(value, list) else str(value), action.nargs == 0]
+print(json.dumps([values, sum([each.option_strings for each in actions], [])]))
+"""
+
+
+def pet(flag: str) -> str:
+    return "PET_" + flag[2:].replace("-", "_").upper()
+
+
+@pytest.mark.needs_torch
+def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
+    """Each flag and each variable, as torchrun's parser and ours read them."""
+    variables = {pet(flag): text or "1" for flag, text in EVERY_FLAG.items()}
+    flags = [f"{flag}={text}" if text else flag for flag, text in EVERY_FLAG.items()]
+    for words, environ in ((flags, {}), ([], variables)):
+        assert launch.run(*words, "x", environ=environ, launcher=("-c", PARSE)) == 0, launch.err
+        theirs, spellings = json.loads(launch.out)
+        ours, rest = parse([*words, "x"], FLAGS, program="", environ=environ)
+        assert rest == ["x"]
+        assert theirs.keys() - {"--help"} == EVERY_FLAG.keys()
+        for flag, (value, is_switch) in theirs.items():
+            if flag == "--help" or (environ and flag in ("--logs-specs", "--numa-binding")):
+                continue  # torchrun reads no variable for these two
+            assert ours[flag] == ("1" if is_switch else value), flag
+        for spelling in set(spellings) - {"-h", "--help"}:
+            value = EVERY_FLAG.get(spelling.replace("_", "-"), "1")
+            is_switch = spelling in ("-m",) or value == ""
+            parse([spelling if is_switch else f"{spelling}={value}"], FLAGS, program="", environ={})
+
+
+def test_every_flag_is_launched_with_somewhere() -> None:
+    """Here, or in the tests of logs, differences and several nodes."""
+    texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    for flag in EVERY_FLAG:
+        spellings = (f'"{flag}', f'"{flag.replace("-", "_").replace("__", "--")}', f'"{pet(flag)}')
+        before = "EVERY_FLAG = {"
+        assert any(each in text.partition(before)[0] for each in spellings for text in texts), flag

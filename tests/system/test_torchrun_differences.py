@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,16 +39,24 @@ def seen(launch: Launch) -> dict[str, object]:
     return found
 
 
+@needs_torch
+def test_torchrun_is_as_the_page_says(launch: Launch) -> None:
+    """Several of its lines in one launch: a start of torchrun's takes seconds."""
+    launch.script(DUMP, "dump.py")
+    flags = ["--max-rest", "1", "--signals-to-handle", "SIGNONE,SIGTERM"]
+    words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
+    assert launch.run(*flags, "dump.py", *words, launcher=TORCHRUN) == 0
+    last = seen(launch)
+    assert last["argv"][1:] == ["0", "$", "${local_rank}", "0"]  # type: ignore[index]
+    assert last["environ"]["TORCHELASTIC_MAX_RESTARTS"] == "1"  # type: ignore[index]
+    assert last["environ"]["MASTER_ADDR"] == "localhost"  # type: ignore[index]
+    assert list(launch.directory.glob("torchelastic_*"))
+
+
 def test_abbreviations(launch: Launch) -> None:
     launch.script(DUMP, "dump.py")
     assert launch.run("--max-rest", "1", "dump.py") == 2
     assert "unknown flag --max-rest; did you mean --max-restarts?" in launch.err
-
-
-@needs_torch
-def test_torchrun_abbreviates(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    assert launch.run("--max-rest", "1", "dump.py", launcher=TORCHRUN) == 0
 
 
 def test_dollars(launch: Launch) -> None:
@@ -55,14 +64,6 @@ def test_dollars(launch: Launch) -> None:
     words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
     assert launch.run("dump.py", *words) == 0
     assert seen(launch)["argv"][1:] == ["$local_rank", "$$", "${local_rank}", "0"]  # type: ignore[index]
-
-
-@needs_torch
-def test_torchruns_dollars(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
-    assert launch.run("dump.py", *words, launcher=TORCHRUN) == 0
-    assert seen(launch)["argv"][1:] == ["0", "$", "${local_rank}", "0"]  # type: ignore[index]
 
 
 def test_missing_script(launch: Launch) -> None:
@@ -75,10 +76,32 @@ def test_unknown_signal(launch: Launch) -> None:
     assert "'SIGNONE' is no signal that a program can handle" in launch.err
 
 
-@needs_torch
-def test_torchrun_ignores_an_unknown_signal(launch: Launch) -> None:
-    flags = ("--signals-to-handle", "SIGNONE")
-    assert launch.run(*flags, launch.script(""), launcher=TORCHRUN) == 0
+@pytest.mark.parametrize("flags", [["--nproc-per-node", "2"], ["--max-restarts", "1"], []])
+def test_standard_input(flags: list[str], launch: Launch) -> None:
+    result = subprocess.run(
+        [sys.executable, *OURS, *flags, "-", "word"],
+        input="import os, sys; print(sys.argv, os.environ['RANK'])",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=launch.directory,
+    )
+    if flags:
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "'-' is standard input" in result.stderr
+    else:
+        assert (result.returncode, result.stdout) == (0, "['-', 'word'] 0\n")
+
+
+def test_empty_variables(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    assert launch.run("dump.py", environ={"PET_ROLE": "", "PET_NNODES": ""}) == 0
+    assert seen(launch)["environ"]["ROLE_NAME"] == "default"  # type: ignore[index]
+
+
+def test_run_path(launch: Launch) -> None:
+    assert launch.run("--run-path", "-m", launch.script("")) == 2
+    assert "--run-path and --module exclude each other" in launch.err
 
 
 def test_standalone(launch: Launch) -> None:
@@ -152,6 +175,16 @@ def test_environment(launch: Launch) -> None:
     assert "RALLYPOINT_CONTROL_FD=3" in launch.out.split()
 
 
+def test_agent_variables(launch: Launch) -> None:
+    launch.script(DUMP, "dump.py")
+    environ = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_HEALTH_CHECK_PORT": "1"}
+    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    assert launch.run("dump.py", environ=environ) == 0
+    told = seen(launch)["environ"]
+    assert "TORCHELASTIC_TIMER_FILE" not in told  # type: ignore[operator]
+    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # type: ignore[index]
+
+
 def test_undecorated(launch: Launch) -> None:
     assert launch.run(launch.script("{}['key']")) == 1
     assert "rallypoint: job failed: rank 0 raised KeyError: 'key'" in launch.err
@@ -188,12 +221,6 @@ def test_start_up_failures(launch: Launch) -> None:
 def test_no_leftovers(launch: Launch) -> None:
     assert launch.run(launch.script("pass"), launcher=OURS) == 0
     assert launch.left_files() == []
-
-
-@needs_torch
-def test_torchrun_leaves_a_directory(launch: Launch) -> None:
-    assert launch.run(launch.script("pass"), launcher=TORCHRUN) == 0
-    assert list(launch.directory.glob("torchelastic_*"))
 
 
 def test_told(launch: Launch) -> None:

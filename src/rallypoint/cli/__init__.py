@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 _COMMANDS = {
     "run": "start a script in several processes that work together",
+    "simulate": "predict the time of collective algorithms on many ranks",
     "store": "serve a key-value store that outlives the nodes of a job",
 }
 
@@ -49,6 +50,10 @@ def _dispatch(words: Sequence[str]) -> int:
         from rallypoint.cli.run import run
 
         return run(words[1:])
+    if name == "simulate":
+        from rallypoint.cli.simulate import simulate
+
+        return simulate(words[1:])
     if name == "store":
         from rallypoint.cli.store import store
 

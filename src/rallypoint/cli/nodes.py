@@ -13,7 +13,7 @@ from rallypoint.base.record import Record
 from rallypoint.cli.numbers import is_whole, whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
-from rallypoint.launch.round import Endpoint
+from rallypoint.rendezvous.round import Endpoint
 
 PROGRAM = "rallypoint run"
 STATIC = "static"

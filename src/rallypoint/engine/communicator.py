@@ -16,9 +16,28 @@ from rallypoint.base.errors import (
     PeerError,
     PeerLostError,
 )
+from rallypoint.engine.work import Work
 
-DTYPES = ("float32", "float64", "int32", "int64")
-BAD_BUFFER = -1
+# In the order of native/engine/reduce.h.
+DTYPES = (
+    "float32",
+    "float64",
+    "int32",
+    "int64",
+    "int8",
+    "int16",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "bfloat16",
+    "complex64",
+    "complex128",
+)
+BAD_BUFFER = -1  # not contiguous memory of the CPU, or of no known dtype, or sizes that do not fit
+BAD_OPERATOR = -2  # the operator does not apply to the dtype
 
 
 class ReduceOp(IntEnum):
@@ -29,6 +48,10 @@ class ReduceOp(IntEnum):
     PRODUCT = 2
     MIN = 3
     MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+    PREMUL_SUM = 8
 
 
 class Trouble(IntEnum):
@@ -42,6 +65,7 @@ class Trouble(IntEnum):
     INTERRUPTED = 5
     ABORTED = 6
     CORRUPT = 7
+    LENGTHS = 8
 
 
 class Communicator:
@@ -49,7 +73,8 @@ class Communicator:
 
     Args:
         fd: the shared region (rallypoint._native.region_bytes); not kept.
-        plan: (collective, root, bytes) -> the encoded program of this rank.
+        plan: (collective, root, bytes, whether blocks differ in length) -> this rank's encoded
+            program, and whether reductions of several operands have the inputs of all ranks.
         timeout_s: how long an operation may wait for a peer, in seconds.
         spins, yields: the waiting policy: how often to look before yielding the core, and how
             often to yield before sleeping.
@@ -63,7 +88,7 @@ class Communicator:
         *,
         rank: int,
         ranks: int,
-        plan: Callable[[int, int, int], bytes],
+        plan: Callable[[int, int, int, bool], tuple[bytes, bool]],
         timeout_s: float,
         spins: int,
         yields: int,
@@ -78,6 +103,42 @@ class Communicator:
         self._native = _NativeCommunicator(fd, rank, ranks, spins, yields, plan, timeout_s)
         self.run = self._native.run
         self.run_pair = self._native.run_pair
+
+    def submit(
+        self,
+        collective: int,
+        op: int,
+        root: int,
+        source: object,
+        target: object,
+        *,
+        dtype: int = -1,
+        factor: float = 1.0,
+        uneven: bool = False,
+        timeout_s: float = -1.0,
+        finish: Callable[[], None] | None = None,
+    ) -> Work | int:
+        """Begin a collective that goes on in the background; those of one communicator in order.
+
+        Args:
+            source, target: an array of all blocks, or a list of arrays, one for each block; None
+                where this rank has none. They are kept alive until the operation is over.
+            dtype: what the items are (index into DTYPES), where the arrays cannot say it.
+            factor: for PREMUL_SUM, what this rank's input is multiplied by.
+            uneven: blocks may be of different lengths, also on other ranks; the same on all ranks.
+                Lists of arrays of different lengths are uneven in any case.
+            timeout_s: how long it may wait for a peer; negative for the communicator's.
+            finish: called once it is completed, by whoever first learns of it.
+
+        Returns:
+            The work, or BAD_BUFFER or BAD_OPERATOR, with nothing done.
+        """
+        native = self._native.submit(
+            collective, op, root, source, target, dtype, factor, uneven, timeout_s
+        )
+        if isinstance(native, int):
+            return native
+        return Work(native, self, self._names[collective], finish)
 
     def watch_peers(self) -> None:
         """From now on the death of a peer ends waits. Every rank must have mapped the region.
@@ -107,7 +168,7 @@ class Communicator:
         state = self._native.trouble()
         if state is None:
             return PeerError(f"{operation} failed for an unknown reason", operation=operation)
-        number, at_fault, told_by, theirs, ours = state
+        number, at_fault, told_by, theirs, ours, sent, expected = state
         trouble = Trouble(number)
         culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
         who = f"rank {culprit} (pid {self._native.pid(at_fault)})"
@@ -123,6 +184,12 @@ class Communicator:
                 text = (
                     f"ranks called different operations: rank {culprit} called "
                     f"{self._call(theirs)}, rank {reporter} called {self._call(ours)}"
+                )
+            case Trouble.LENGTHS:
+                kind = MismatchError
+                text = (
+                    f"rank {culprit} has {sent} bytes for rank {reporter}, which expects "
+                    f"{expected}, in {interrupted}; pass lengths that agree"
                 )
             case Trouble.TIMEOUT:
                 kind = CollectiveTimeoutError

@@ -29,10 +29,10 @@ from rallypoint.launch.node import (
     Tell,
 )
 from rallypoint.launch.output import Output
-from rallypoint.launch.round import Round
 from rallypoint.launch.signals import FORWARDED, Signals
 from rallypoint.launch.worker import Worker
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
+from rallypoint.rendezvous.round import Round
 
 _PATIENCE_WHEN_STOPPED_S = 1.0
 # The guardian knows each worker of all rounds by one 32-bit number.
@@ -69,7 +69,9 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self._job = job
         self._meeting = meeting
-        self._state = NodeState(job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s)
+        self._state = NodeState(
+            node_rank=job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s
+        )
         self._guardian: Guardian | None = None
         self._output: Output | None = None
         self._round: Round | None = None
@@ -133,7 +135,7 @@ class Agent:
                 " log (dmesg)"
             )
         elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
-            is_elsewhere = finish.culprit not in (None, self._job.nodes.node_rank)
+            is_elsewhere = finish.culprit not in (None, self._state.node_rank)
             text = self._summary(
                 self._state.group,
                 title="job failed",
@@ -189,16 +191,19 @@ class Agent:
 
     def _start_round(self, start: Start) -> None:
         failed, elsewhere = self._state.group, self._state.stopped_because
-        places = start.round.placements(self._job.nodes.node_rank)
+        node_rank = start.round.node_rank_of(self._meeting.key)
+        if node_rank is None:
+            return  # there are enough without this node; it waits for another round
+        places = start.round.placements(node_rank)
         first = places[0].rank
-        decision = self._state.started(start.round.number, range(first, first + len(places)))
+        ranks = range(first, first + len(places))
+        decision = self._state.started(start.round.number, ranks, node_rank)
         if self._state.phase is not Phase.RUNNING:
             return
         self._perform(decision)
         self._let_workers_go()
         self._round = start.round
-        ranks = range(first, first + len(places))
-        self._face.round_began(start.round.number, ranks, start.because)
+        self._face.round_began(start.round.number, node_rank, ranks, start.because)
         self._spawn(start.round)
         self._meeting.settle()
         if start.because:
@@ -212,12 +217,12 @@ class Agent:
         assert self._output is not None
         assert self._guardian is not None
         self._output.start_round(of.number)
-        for place in of.placements(self._job.nodes.node_rank):
+        for place in of.placements(self._state.node_rank):
             worker = Worker(self._job, place, self._output.streams_of(place))
             self._workers[place.rank] = worker
             number = of.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
             try:
-                worker.start(self._guardian, number, of)
+                worker.start(self._guardian, number, of, self._state.node_rank)
             except GuardianLostError:
                 return  # wait() finds out the same way
             self.selector.register(
@@ -242,8 +247,12 @@ class Agent:
         if number in FORWARDED and not is_to_stop:
             self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
         else:
-            text = f"{signal_name(number)} stopped node {self._job.nodes.node_rank}"
-            self._perform(self._state.stop_requested(number, text, time.monotonic()))
+            text = f"{signal_name(number)} stopped node {self._state.node_rank}"
+            now = time.monotonic()
+            self._perform(self._state.stop_requested(number, text, now))
+            if self._meeting.may_leave:
+                finish = Finish(outcome=Outcome.STOPPED, because=text)
+                self._perform(self._state.finished(finish, now))
 
     def _guardian_spoke(self) -> None:
         assert self._guardian is not None
@@ -276,7 +285,7 @@ class Agent:
         round_number, local_rank = divmod(number, MAX_LOCAL_WORKERS)
         if self._round is None or round_number != self._round.number % _ROUNDS:
             return None
-        first = self._round.placements(self._job.nodes.node_rank)[0].rank
+        first = self._round.placements(self._state.node_rank)[0].rank
         return self._workers.get(first + local_rank)
 
     def _worker_ended(self, worker: Worker, report: Report) -> None:
@@ -324,7 +333,7 @@ class Agent:
     def _signal(self, action: SignalWorkers) -> None:
         if self._round is None:
             return
-        first = self._round.placements(self._job.nodes.node_rank)[0].rank
+        first = self._round.placements(self._state.node_rank)[0].rank
         base = self._round.number % _ROUNDS * MAX_LOCAL_WORKERS - first
         for rank in action.ranks:
             self._to_guardian(
@@ -342,12 +351,16 @@ class Agent:
 
 def _meeting_of(job: Job) -> Meeting:
     if job.rendezvous is not None:
-        raise InvalidArgumentError(
-            f"--rdzv-backend {job.rendezvous.backend}: machines cannot find each other by"
-            " themselves yet; use --nnodes, --node-rank, --master-addr and --master-port."
-        )
+        if job.rendezvous.backend != "c10d":
+            raise InvalidArgumentError(
+                f"--rdzv-backend {job.rendezvous.backend} is not there yet; use c10d, which needs"
+                " no server of its own."
+            )
+        from rallypoint.launch.dynamic import meeting_of as dynamic_meeting_of
+
+        return dynamic_meeting_of(job, job.rendezvous)
     if job.nodes.count == 1:
-        return Alone(job)
+        return Alone(job, job.member, job.limits)
     from rallypoint.launch.static import meeting_of
 
     return meeting_of(job)

@@ -15,7 +15,10 @@ from typing import Any
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
 from rallypoint.launch.agent import run
 from rallypoint.launch.call import read_result, write_call
-from rallypoint.launch.job import Job, Nodes
+from rallypoint.launch.job import Job, Nodes, Rendezvous
+from rallypoint.rendezvous.round import Endpoint
+
+DEFAULT_STATIC_PORT, DEFAULT_C10D_PORT = 29500, 29400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +26,15 @@ class LaunchConfig:
     """How to launch; field names are torch's.
 
     Attributes:
-        min_nodes, max_nodes: the same number, so far.
+        min_nodes, max_nodes: how many nodes; they may differ if `rdzv_backend` is "c10d".
         nproc_per_node: workers on this node.
         run_id: the job's name, the same on all nodes.
         role: what this node's workers do; several nodes may have different ones.
-        rdzv_endpoint: node 0's ``host:port``, for more than one node.
-        rdzv_configs: ``rank``, this node's rank, and ``timeout``, how long to wait for the others.
+        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet.
+        rdzv_backend: "static" (nodes are known by their ranks) or "c10d" (they come and go).
+        rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others, and
+            with "c10d" what --rdzv-conf takes.
+        local_addr: this node's address as others know it; found out if None.
         max_restarts: how many new rounds the job may take because workers failed.
         shutdown_timeout: seconds from asking workers to end until they are killed.
         environ: what the workers inherit; the caller's own if None.
@@ -49,7 +55,41 @@ class LaunchConfig:
     start_method: str = "spawn"
     shutdown_timeout: float = 30.0
     environ: Mapping[str, str] | None = None
+    local_addr: str | None = None
     token: bytes | None = None
+
+    def rendezvous(self) -> Rendezvous | None:
+        """How nodes find each other, if they are not known from the start.
+
+        Raises:
+            InvalidArgumentError: numbers or endpoint that cannot be.
+        """
+        if self.rdzv_backend == "static" or self.max_nodes == 1:
+            return None
+        configuration = {key: str(value) for key, value in self.rdzv_configs.items()}
+        wish = configuration.pop("rank", None)
+        host, port = self._endpoint(DEFAULT_C10D_PORT)
+        return Rendezvous(
+            backend=self.rdzv_backend,
+            endpoints=(Endpoint(host=host, port=port),) if host else (),
+            run_id=self.run_id,
+            min_nodes=self.min_nodes,
+            max_nodes=self.max_nodes,
+            configuration=configuration,
+            node_rank=None if wish is None else int(wish),
+            local_addr=self.local_addr,
+            token=self.token,
+        )
+
+    def _endpoint(self, default_port: int) -> tuple[str, int]:
+        host, colon, port = self.rdzv_endpoint.rpartition(":")
+        if not colon or port.endswith("]"):
+            host, port = self.rdzv_endpoint, str(default_port)
+        if self.rdzv_endpoint and not (host and port.isdigit()):
+            raise InvalidArgumentError(
+                f"rdzv_endpoint={self.rdzv_endpoint!r} must be host:port, node 0's."
+            )
+        return host.strip("[]"), int(port)
 
     def nodes(self) -> Nodes:
         """With which other nodes.
@@ -57,21 +97,19 @@ class LaunchConfig:
         Raises:
             InvalidArgumentError: numbers or endpoint that cannot be.
         """
+        if self.rendezvous() is not None:
+            return Nodes(token=self.token)
         if self.min_nodes != self.max_nodes:
             raise InvalidArgumentError(
-                f"min_nodes={self.min_nodes} and max_nodes={self.max_nodes} differ; the number of"
-                " nodes cannot change yet."
+                f"min_nodes={self.min_nodes} and max_nodes={self.max_nodes} differ: the number of"
+                ' static nodes cannot change; choose rdzv_backend="c10d".'
             )
-        host, _, port = self.rdzv_endpoint.rpartition(":")
-        if self.rdzv_endpoint and not (host and port.isdigit()):
-            raise InvalidArgumentError(
-                f"rdzv_endpoint={self.rdzv_endpoint!r} must be host:port, node 0's."
-            )
+        host, port = self._endpoint(0 if self.max_nodes == 1 else DEFAULT_STATIC_PORT)
         return Nodes(
             count=self.max_nodes,
             node_rank=int(self.rdzv_configs.get("rank", 0)),
-            master_addr=host.strip("[]") or "127.0.0.1",
-            master_port=int(port or (0 if self.max_nodes == 1 else 29500)),
+            master_addr=host or "127.0.0.1",
+            master_port=port,
             join_timeout_s=float(self.rdzv_configs.get("timeout", 600.0)),
             token=self.token,
         )
@@ -111,6 +149,7 @@ class elastic_launch:  # noqa: N801 - torch's name
                     host=os.uname().nodename,
                     environ=dict(os.environ if config.environ is None else config.environ),
                     nodes=config.nodes(),
+                    rendezvous=config.rendezvous(),
                     shutdown_timeout_s=config.shutdown_timeout,
                 )
             )

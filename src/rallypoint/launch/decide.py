@@ -4,8 +4,9 @@
         ^                                                      --all nodes ended--> DONE
         \\--restart, resize-------------------------------------------/
 
-What agents report and `now` go in; orders to all agents and their reason come out. One agent, that
-of node 0, runs this for all; a job of one machine runs it too. No socket, clock or process here.
+What agents report and `now` go in; orders to all agents and their reason come out. One agent runs
+this for all; a job of one machine runs it too. Who takes part is rendezvous/members.py's, and what
+comes after a round verdict.py's. No socket, clock or process here.
 """
 
 from __future__ import annotations
@@ -14,23 +15,14 @@ from collections.abc import Sequence
 from enum import Enum
 
 from rallypoint.base.record import Record
-from rallypoint.launch.round import Member, Round
+from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
+from rallypoint.rendezvous.members import Gathering, Limits
+from rallypoint.rendezvous.round import Member, Round
 
 NOTICE_EVERY_S = 10.0
 
 
 # What agents report.
-
-
-class Cause(Record, kw_only=True):
-    """One worker's failure, in a line."""
-
-    rank: int
-    node_rank: int
-    text: str
-    time_s: float
-    is_echo: bool = False
-    is_startup: bool = False
 
 
 class Broken(Record, kw_only=True):
@@ -58,7 +50,13 @@ class StopAsked(Record, kw_only=True):
     text: str
 
 
-Report = Broken | Ended | StopAsked
+class Leave(Record, kw_only=True):
+    """This node's agent takes part no more, and its workers with it; the job goes on."""
+
+    text: str
+
+
+Report = Broken | Ended | StopAsked | Leave
 
 
 # What they are told.
@@ -112,7 +110,14 @@ class Notice(Record):
     text: str
 
 
-Action = OpenRound | Stop | Finish | Notice
+class Refuse(Record):
+    """Tell an agent that it cannot take part."""
+
+    key: str
+    why: str
+
+
+Action = OpenRound | Stop | Finish | Notice | Refuse
 
 
 class Decision(Record):
@@ -123,79 +128,6 @@ class Decision(Record):
 
 
 NOTHING = Decision()
-
-
-# The policy.
-
-
-class Next(Enum):
-    """What comes after a round."""
-
-    SUCCEED = "succeed"
-    RESTART = "restart"
-    RESIZE = "resize"
-    STOP = "stop"
-    GIVE_UP = "give up"
-
-
-class RoundEnd(Record, kw_only=True):
-    """All that counts when a round is over on every node that is still there."""
-
-    succeeded: bool = False
-    causes: tuple[Cause, ...] = ()
-    restarts_used: int = 0
-    max_restarts: int = 0
-    stop_asked: str = ""
-    nodes_left: int = 1
-    nodes_lost: tuple[int, ...] = ()
-    min_nodes: int = 1
-    unkillable: int = 0
-
-    @property
-    def root(self) -> Cause | None:
-        """Who failed first: the earliest that is no echo, if there is one."""
-        return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
-
-
-class Verdict(Record):
-    """What comes next, and why."""
-
-    next: Next
-    reason: str
-
-
-def judge(end: RoundEnd) -> Verdict:  # noqa: PLR0911 - one line for each rule
-    """What comes after this round."""
-    root = end.root
-    left = end.max_restarts - end.restarts_used
-    if end.succeeded:
-        return Verdict(Next.SUCCEED, "every worker succeeded")
-    if end.unkillable:
-        return Verdict(Next.GIVE_UP, "what cannot be killed may still use what a new round needs")
-    if end.stop_asked and not (root is not None and left <= 0):
-        return Verdict(Next.STOP, end.stop_asked)
-    if end.nodes_lost and end.nodes_left < end.min_nodes:
-        return Verdict(
-            Next.GIVE_UP,
-            f"{_nodes(end.nodes_lost)} lost, {end.nodes_left} left, {end.min_nodes} needed",
-        )
-    if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
-        return Verdict(Next.RESIZE, f"{_nodes(end.nodes_lost)} lost; the others go on")
-    if root is None:
-        return Verdict(Next.GIVE_UP, "its workers ended, and nobody knows why")
-    if root.is_startup:
-        return Verdict(
-            Next.GIVE_UP, "it failed before its own work began, so another try would end the same"
-        )
-    if left > 0:
-        return Verdict(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
-    if end.max_restarts:
-        return Verdict(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
-    return Verdict(Next.GIVE_UP, "no restarts are allowed; --max-restarts allows them")
-
-
-def _nodes(ranks: Sequence[int]) -> str:
-    return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 # The machine.
@@ -218,118 +150,143 @@ _MOVES: dict[Stage, tuple[Stage, ...]] = {
 }
 
 
-class _Node:
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.ended: Ended | None = None
-        self.is_gone = False
-
-
 class Coordinator:
     """The job. Each method takes one event and gives one `Decision`.
 
-    `nodes` are there from the start to the end: with static members, one that is lost ends the job.
+    Members come and go by their keys, and that is free; only failures are charged.
     """
 
-    def __init__(self, nodes: int, max_restarts: int, join_timeout_s: float = 600.0) -> None:
-        self.nodes = nodes
+    def __init__(self, limits: Limits, max_restarts: int) -> None:
         self.max_restarts = max_restarts
-        self.join_timeout_s = join_timeout_s
         self.stage = Stage.GATHERING
         self.round = -1
         self.restarts = 0
         self.wake_at: float | None = None
-        self.stop_asked = ""
-        self.lost: list[int] = []
-        self._members: dict[int, _Node] = {}
-        self._deadline = 0.0
+        self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
+        self._gathering = Gathering(limits)
+        self._ends: dict[str, Ended] = {}  # of the round, by key
+        self._lost: list[str] = []  # hosts, since the round began
+        self._came: list[str] = []
+        self._stop_asked = ""
+        self._because = ""  # why there is to be a new round
+        self._notice_at = 0.0
 
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""
-        self._deadline = now + self.join_timeout_s
-        self.wake_at = min(now + NOTICE_EVERY_S, self._deadline)
+        self._gathering.open(now)
+        self._notice_at = now + NOTICE_EVERY_S
+        self._set_alarm()
         return NOTHING
 
-    def joined(self, member: Member) -> Decision:
-        """A node's agent is here."""
-        if self.stage is not Stage.GATHERING or member.node_rank in self._members:
+    def joined(self, member: Member, now: float, last_round: int = -1) -> Decision:
+        """A node's agent is here; it knows of rounds up to that one."""
+        if self.stage is Stage.DONE:
+            return Decision(
+                (Refuse(member.key, "the job is over"),), f"{member.host} came too late"
+            )
+        if member.key in self._gathering.here:
             return NOTHING
-        self._members[member.node_rank] = _Node(member)
-        if len(self._members) < self.nodes:
-            return NOTHING
-        return self._open("", f"all {self.nodes} nodes are here")
+        refusal = self._gathering.join(member, now)
+        if refusal:
+            return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
+        if self.stage is Stage.GATHERING:
+            self.round = max(self.round, last_round)
+        came = f"{member.host} joined"
+        match self.stage:
+            case Stage.GATHERING:
+                return self._open_if_complete(now, otherwise=Decision((), came))
+            case Stage.RUNNING if self._has_room():
+                self._came.append(member.host)
+                return self._stop(came)
+        return Decision((), f"{came}, and waits for the next round")
 
-    def reported(self, report: Report) -> Decision:
+    def reported(self, key: str, report: Report, now: float) -> Decision:
         """A member's agent reports."""
         match report:
             case Broken(round=self.round):
                 return self._stop(report.text)
+            case Leave(text=text):
+                return self.node_lost(key, text, now)
             case StopAsked():
-                self.stop_asked = self.stop_asked or report.text
+                self._stop_asked = self._stop_asked or report.text
                 if self.stage is Stage.GATHERING:
                     return self._finish(Outcome.STOPPED, report.text)
                 return self._stop(report.text)
-            case Ended(round=self.round) if self._expects(report.node_rank):
-                self._members[report.node_rank].ended = report
+            case Ended(round=self.round) if self._expects(key):
+                self._ends[key] = report
                 stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
-                judged = self._judge_if_all_ended()
-                reasons = [text for text in (stopped.reason, judged.reason) if text]
-                return Decision(stopped.actions + judged.actions, "; ".join(reasons))
+                return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
 
-    def node_lost(self, node_rank: int, why: str) -> Decision:
+    def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
-        node = self._members.get(node_rank)
-        if self.stage is Stage.DONE or node is None:
+        member = self._gathering.leave(key)
+        if self.stage is Stage.DONE or member is None:
             return NOTHING
-        if node.ended is not None and node.ended.succeeded:
-            node.is_gone = True  # its work is done: it is only missed if there is another round
-            return Decision((), f"node {node_rank} left after its workers had succeeded: {why}")
-        del self._members[node_rank]
+        host, name = member.host, _name(member, self.members)
         if self.stage is Stage.GATHERING:
-            return Decision((), f"node {node_rank} left before the start: {why}")
-        self.lost.append(node_rank)
-        stopped = self._stop(f"node {node_rank} was lost: {why}")
-        judged = self._judge_if_all_ended()
-        return Decision(stopped.actions + judged.actions, stopped.reason or judged.reason)
+            return Decision((), f"{name} left before the start: {why}")
+        if not self._is_in_round(key):
+            if host in self._came:
+                self._came.remove(host)
+            return Decision((), f"{name}, which waited for the next round, left: {why}")
+        end = self._ends.get(key)
+        if end is not None and end.succeeded:  # it is only missed if there is another round
+            return Decision((), f"{name} left after its workers had succeeded: {why}")
+        self._ends.pop(key, None)
+        self._lost.append(name)
+        return _both(self._stop(f"{name} was lost: {why}"), self._judge_if_all_ended(now))
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
         if self.stage is not Stage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
-        text = f"{len(self._members)}/{self.nodes} nodes joined; missing {self._missing()}"
-        if now >= self._deadline:
-            waited = (
-                f"{text}, after {self.join_timeout_s:g} s; start it there, or look why it ended"
-            )
-            return self._finish(Outcome.GIVEN_UP, waited)
-        self.wake_at = min(now + NOTICE_EVERY_S, self._deadline)
-        return Decision((Notice(text),), "")
+        if self._gathering.is_complete(now):
+            return self._open_if_complete(now, otherwise=NOTHING)
+        text = self._gathering.text()
+        if self._gathering.is_over(now):
+            waited_s = self._gathering.limits.join_timeout_s
+            told = f"{text}, after {waited_s:g} s; start it there, or look why it ended"
+            return self._finish(Outcome.GIVEN_UP, told)
+        notice = NOTHING
+        if now >= self._notice_at:
+            self._notice_at = now + NOTICE_EVERY_S
+            notice = Decision((Notice(text),), "")
+        self._set_alarm()
+        return notice
 
-    def _missing(self) -> str:
-        absent = [rank for rank in range(self.nodes) if rank not in self._members]
-        shown = ", ".join(map(str, absent[:16]))
-        return f"node-rank {shown}" + (", ..." if len(absent) > 16 else "")
+    def _set_alarm(self) -> None:
+        alarm = self._gathering.wake_at
+        self.wake_at = self._notice_at if alarm is None else min(alarm, self._notice_at)
 
-    def _expects(self, node_rank: int) -> bool:
-        return self.stage in (Stage.RUNNING, Stage.STOPPING) and node_rank in self._members
+    def _has_room(self) -> bool:
+        return len(self.members) - len(self._lost) < self._gathering.limits.max_nodes
 
-    def _judge_if_all_ended(self) -> Decision:
-        ends = [node.ended for node in self._members.values()]
-        if not all(ends):
+    def _is_in_round(self, key: str) -> bool:
+        return any(member.key == key for member in self.members)
+
+    def _expects(self, key: str) -> bool:
+        return self.stage in (Stage.RUNNING, Stage.STOPPING) and self._is_in_round(key)
+
+    def _judge_if_all_ended(self, now: float) -> Decision:
+        here = self._gathering.here
+        if any(member.key in here and member.key not in self._ends for member in self.members):
             return NOTHING
-        gone = [rank for rank, node in self._members.items() if node.is_gone]
-        causes = tuple(cause for end in ends if end for cause in end.causes)
+        ends = list(self._ends.values())
+        gone = [m.key for m in self.members if m.key not in here and m.key in self._ends]
+        names = [_name(member, self.members) for member in self.members if member.key in gone]
         facts = RoundEnd(
-            succeeded=not self.lost and all(end.succeeded for end in ends if end),
-            causes=causes,
+            succeeded=not self._lost and all(end.succeeded for end in ends),
+            causes=tuple(cause for end in ends for cause in end.causes),
             restarts_used=self.restarts,
             max_restarts=self.max_restarts,
-            stop_asked=self.stop_asked,
-            nodes_left=len(self._members) - len(gone),
-            nodes_lost=tuple(sorted(self.lost + gone)),
-            min_nodes=self.nodes,
-            unkillable=sum(end.unkillable for end in ends if end),
+            stop_asked=self._stop_asked,
+            nodes_left=len(here),
+            nodes_lost=(*self._lost, *names),
+            nodes_came=tuple(self._came),
+            min_nodes=self._gathering.limits.min_nodes,
+            is_fixed=self._gathering.limits.is_fixed,
+            unkillable=sum(end.unkillable for end in ends),
         )
         verdict = judge(facts)
         match verdict.next:
@@ -342,16 +299,23 @@ class Coordinator:
             case Next.RESTART:
                 self.restarts += 1
         self._move(Stage.GATHERING)
-        return self._open(verdict.reason, verdict.reason)
+        self._because = verdict.reason
+        self.opened(now)
+        notice = Notice(f"{verdict.reason}: {self._gathering.text()}")
+        return self._open_if_complete(now, otherwise=Decision((notice,), verdict.reason))
 
-    def _open(self, because: str, reason: str) -> Decision:
+    def _open_if_complete(self, now: float, *, otherwise: Decision) -> Decision:
+        if not self._gathering.is_complete(now):
+            self._set_alarm()
+            return otherwise
+        because, self._because = self._because, ""
         self._move(Stage.RUNNING)
         self.wake_at = None
         self.round += 1
-        for node in self._members.values():
-            node.ended = None
-        members = tuple(self._members[rank].member for rank in sorted(self._members))
-        return Decision((OpenRound(number=self.round, members=members, because=because),), reason)
+        self.members = self._gathering.form(self.members)
+        self._ends, self._lost, self._came = {}, [], []
+        action = OpenRound(number=self.round, members=self.members, because=because)
+        return Decision((action,), because or f"{len(self.members)} nodes are here")
 
     def _stop(self, because: str) -> Decision:
         if self.stage is not Stage.RUNNING:
@@ -371,6 +335,17 @@ class Coordinator:
         if to not in _MOVES[self.stage]:
             raise RuntimeError(f"a job cannot go from {self.stage.value} to {to.value}")
         self.stage = to
+
+
+def _both(first: Decision, second: Decision) -> Decision:
+    reasons = [text for text in (first.reason, second.reason) if text]
+    return Decision(first.actions + second.actions, "; ".join(reasons))
+
+
+def _name(member: Member, round_members: Sequence[Member]) -> str:
+    """``"node 1 (host7)"``; without the rank if it has none."""
+    rank = next((each.node_rank for each in round_members if each.key == member.key), None)
+    return member.host if rank is None else f"node {rank} ({member.host})"
 
 
 def _first_words(end: Ended) -> str:

@@ -43,13 +43,25 @@ def gpu_numa_nodes(environ: Mapping[str, str], root: str = "") -> list[int]:
 
 def _nvidia_addresses(root: str) -> Sequence[str]:
     """PCI addresses, in the order of the bus, which is that of their indices on all usual hosts."""
-    listed = sorted(name.lower() for name in list_names(f"{root}/proc/driver/nvidia/gpus"))
-    if listed:
-        return listed
-    # In some containers the driver's files are missing, but not its devices.
-    return [
-        name for name in list_names(f"{root}/dev") if name[:6] == "nvidia" and name[6:].isdigit()
-    ]
+    nodes = list_names(f"{root}/dev")
+    devices = [name for name in nodes if name[:6] == "nvidia" and name[6:].isdigit()]
+    gpus = f"{root}/proc/driver/nvidia/gpus"
+    listed = sorted(list_names(gpus), key=str.lower)
+    if not devices or not listed:
+        # In some containers one of the two is missing.
+        return devices or [name.lower() for name in listed]
+    # A container may see all of the driver's files, but has the devices that it was given.
+    minors = {name: _device_minor(read_text(f"{gpus}/{name}/information")) for name in listed}
+    return [name.lower() for name in listed if minors[name] in ("", *devices)]
+
+
+def _device_minor(information: str) -> str:
+    """Which /dev/nvidiaN a GPU is; empty: the driver does not say."""
+    for line in information.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "Device Minor":
+            return f"nvidia{value.strip()}"
+    return ""
 
 
 def _count_amd(root: str) -> int:

@@ -60,11 +60,13 @@ class Face:
                 logs=logs or None,
             )
 
-    def round_began(self, number: int, ranks: Sequence[int], because: str) -> None:
+    def round_began(self, number: int, node_rank: int, ranks: Sequence[int], because: str) -> None:
         """Workers are being started here."""
         self._round, self._round_size = number, len(ranks)
         self._restarts += bool(because)
         self._began_text = f"round {number}: {name_ranks(ranks)} started"
+        if self._journal is not None:
+            self._journal.node_rank = node_rank
         self._record("round_began", round=number, ranks=list(ranks), because=because)
 
     def round_runs(self) -> None:

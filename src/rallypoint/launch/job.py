@@ -14,7 +14,8 @@ from rallypoint.base.record import Record
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD
 from rallypoint.launch.log_spec import LogSpec
-from rallypoint.launch.round import Endpoint, Member, Placement, Round
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.round import Endpoint, Member, Placement, Round
 
 # Where the guardian puts a worker's end of the control socket.
 CONTROL_FD_NUMBER = 3
@@ -174,11 +175,18 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     def member(self) -> Member:
         """This agent, as the others see it."""
         return Member(
-            node_rank=self.nodes.node_rank,
+            key=str(self.nodes.node_rank),
+            wish=self.nodes.node_rank,
             host=self.host,
             local_world_size=self.local_world_size,
             role=self.role,
         )
+
+    @property
+    def limits(self) -> Limits:
+        """How many agents take part."""
+        count, timeout_s = self.nodes.count, self.nodes.join_timeout_s
+        return Limits(min_nodes=count, max_nodes=count, join_timeout_s=timeout_s, is_fixed=True)
 
     def worker_command(self, local_rank: int) -> tuple[str, ...]:
         """The arguments of one worker's program."""
@@ -194,7 +202,7 @@ def _substitute(text: str, number: str) -> str:
 
 
 def worker_environ(
-    job: Job, *, place: Placement, of: Round, error_file: str | None
+    job: Job, *, place: Placement, of: Round, node_rank: int, error_file: str | None
 ) -> dict[str, str]:
     """All variables of one worker: the inherited ones, torchrun's, and the control socket's."""
     contract = WorkerEnv(
@@ -202,7 +210,7 @@ def worker_environ(
         world_size=of.world_size,
         local_rank=place.local_rank,
         local_world_size=job.local_world_size,
-        group_rank=job.nodes.node_rank,
+        group_rank=node_rank,
         group_world_size=len(of.members),
         role_name=job.role,
         role_rank=place.role_rank,

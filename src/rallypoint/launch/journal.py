@@ -23,7 +23,7 @@ class Journal:
 
     def __init__(self, job: Job) -> None:
         self._run_id = job.run_id
-        self._node_rank = job.nodes.node_rank
+        self.node_rank = job.nodes.node_rank
         self._is_on_stderr = job.prints_events
         self._path = job.events_file
         self._fd = -1
@@ -40,7 +40,7 @@ class Journal:
     def record(self, event: str, fields: dict[str, object]) -> None:
         """Write one event."""
         head = {"time": time.time(), "event": event, "run_id": self._run_id}
-        text = json.dumps({**head, "node_rank": self._node_rank, **fields})
+        text = json.dumps({**head, "node_rank": self.node_rank, **fields})
         if self._is_on_stderr:
             print_line(text)
         if self._fd < 0:

@@ -18,20 +18,30 @@ from rallypoint.launch.decide import (
     Notice,
     OpenRound,
     Order,
+    Refuse,
     Report,
     Start,
     Stop,
 )
 from rallypoint.launch.job import Job, Talk
-from rallypoint.launch.round import Endpoint, Round
 from rallypoint.launch.store_host import StoreHost
 from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.round import Endpoint, Member, Round
 
 
 class Meeting(ABC):
-    """The agent's side of the agreement on rounds."""
+    """The agent's side of the agreement on rounds.
 
-    def __init__(self) -> None:
+    Attributes:
+        key: which member of a round this agent is.
+        may_leave: whether the others go on when a signal stops this agent.
+    """
+
+    may_leave = False
+
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.orders: list[Order] = []  # what the agent is to do next; it takes them away
         self.wake_at: float | None = None  # when to call `tick` at the latest
 
@@ -63,21 +73,23 @@ class Meeting(ABC):
 class Alone(Meeting):
     """The coordinator's own agent. It hosts the worker store, a new one for each round."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__()
+    def __init__(self, job: Job, member: Member, limits: Limits) -> None:
+        super().__init__(member.key)
         self._job = job
-        self._coordinator = Coordinator(job.nodes.count, job.max_restarts, job.nodes.join_timeout_s)
+        self._member = member
+        self._coordinator = Coordinator(limits, job.max_restarts)
         self._store: StoreHost | None = None
         self._old_store: StoreHost | None = None
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """See Meeting."""
-        self._perform(self._coordinator.opened(time.monotonic()))
-        self._perform(self._coordinator.joined(self._job.member))
+        now = time.monotonic()
+        self._perform(self._coordinator.opened(now))
+        self._perform(self._coordinator.joined(self._member, now))
 
     def tell(self, report: Report) -> None:
         """See Meeting."""
-        self._perform(self._coordinator.reported(report))
+        self._perform(self._coordinator.reported(self.key, report, time.monotonic()))
 
     def tick(self) -> None:
         """See Meeting."""
@@ -103,19 +115,28 @@ class Alone(Meeting):
         for action in decision.actions:
             match action:
                 case OpenRound():
-                    endpoint = self._open_store()
+                    endpoint = self._open_store(action.members)
                     opened = Round(number=action.number, members=action.members, store=endpoint)
                     self._give(Start(round=opened, because=action.because))
                 case Stop() | Finish():
                     self._give(action)
                 case Notice(text):
-                    say(text)
+                    self._notice(text)
+                case Refuse():
+                    self._refuse(action)
         self.wake_at = self._coordinator.wake_at
 
     def _give(self, order: Order) -> None:
         self.orders.append(order)
 
-    def _open_store(self) -> Endpoint:
+    def _notice(self, text: str) -> None:
+        say(text)
+
+    def _refuse(self, refusal: Refuse) -> None:
+        """Nobody else is here."""
+
+    def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
+        del members  # all are here
         port = self._job.nodes.master_port
         self._old_store, self._store = self._store, None
         if port:  # the same port: the old round's workers are known dead, its store can go

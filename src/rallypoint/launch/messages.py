@@ -6,22 +6,42 @@ Whatever is not exactly a message of this version is refused: an agent must not 
 from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.record import Record
 from rallypoint.launch.decide import (
     Broken,
-    Cause,
     Ended,
     Finish,
+    Leave,
+    Notice,
     Order,
     Outcome,
+    Refuse,
     Report,
     Start,
     Stop,
     StopAsked,
 )
-from rallypoint.launch.round import Endpoint, Member, Round
+from rallypoint.launch.verdict import Cause
+from rallypoint.rendezvous.round import Endpoint, Member, Round
 
 VERSION = 1
-Message = Report | Order | Member
+
+
+class Join(Record, kw_only=True):
+    """An agent asks to take part in a job of that name, with as many nodes.
+
+    Attributes:
+        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
+    """
+
+    run_id: str
+    last_round: int
+    min_nodes: int
+    max_nodes: int
+    member: Member
+
+
+Message = Report | Order | Member | Join | Notice | Refuse
 
 # Per record: its fields and their types; a list of one type is a tuple of such records.
 _FIELDS: dict[type, dict[str, object]] = {
@@ -42,16 +62,28 @@ _FIELDS: dict[type, dict[str, object]] = {
         "unkillable": int,
     },
     StopAsked: {"node_rank": int, "text": str},
-    Member: {"node_rank": int, "host": str, "local_world_size": int, "role": str},
+    Leave: {"text": str},
+    Notice: {"text": str},
+    Refuse: {"key": str, "why": str},
+    Join: {"run_id": str, "last_round": int, "min_nodes": int, "max_nodes": int, "member": Member},
+    Member: {
+        "key": str,
+        "node_rank": int,
+        "host": str,
+        "local_world_size": int,
+        "role": str,
+        "wish": (int, None),
+        "address": str,
+    },
     Endpoint: {"host": str, "port": int},
     Round: {"number": int, "members": [Member], "store": Endpoint},
     Start: {"round": Round, "because": str},
     Stop: {"round": int, "because": str},
     Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
 }
-_MESSAGES = {
-    kind.__name__: kind for kind in (Broken, Ended, StopAsked, Member, Start, Stop, Finish)
-}
+REPORTS = (Broken, Ended, StopAsked, Leave)
+ORDERS = (Start, Stop, Finish)
+_MESSAGES = {kind.__name__: kind for kind in (*REPORTS, *ORDERS, Member, Join, Notice, Refuse)}
 
 
 def encode(message: Message) -> bytes:

@@ -15,7 +15,8 @@ from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
-from rallypoint.launch.decide import Broken, Cause, Ended, Finish, Outcome, Report, StopAsked
+from rallypoint.launch.decide import Broken, Ended, Finish, Outcome, Report, StopAsked
+from rallypoint.launch.verdict import Cause
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
 
 SIGINT, SIGTERM, SIGCONT = 2, 15, 18
@@ -80,9 +81,9 @@ NOTHING = Decision()
 class NodeState:
     """One node of a job. Each method takes one event and gives one `Decision`."""
 
-    def __init__(self, node_rank: int = 0, *, shutdown_timeout_s: float, host: str = "") -> None:
+    def __init__(self, *, shutdown_timeout_s: float, node_rank: int = 0) -> None:
         self.phase = Phase.WAITING
-        self.node_rank = node_rank
+        self.node_rank = node_rank  # in the current round, or the one that it expects
         self.group = WorkerGroup(())
         self.round = -1
         self.finish: Finish | None = None
@@ -93,16 +94,16 @@ class NodeState:
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._host = host
         self._hold_until = 0.0
 
     # Orders.
 
-    def started(self, round_number: int, ranks: range) -> Decision:
+    def started(self, round_number: int, ranks: range, node_rank: int = 0) -> Decision:
         """A round begins with these ranks on this node."""
         if self.phase is not Phase.WAITING:
             return NOTHING
         self._move(Phase.RUNNING)
+        self.node_rank = node_rank
         self.round = round_number
         self.stopped_because = ""
         self.group = WorkerGroup(ranks)

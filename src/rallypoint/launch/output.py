@@ -12,9 +12,9 @@ import selectors
 from rallypoint.launch.job import Job
 from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
 from rallypoint.launch.logs import LineReader, Outlet, open_outlets
-from rallypoint.launch.round import Placement
 from rallypoint.launch.scratch import Scratch
 from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.round import Placement
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:

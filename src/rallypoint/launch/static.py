@@ -24,21 +24,13 @@ from rallypoint.base.errors import (
     StoreConnectionError,
     StoreError,
 )
-from rallypoint.launch.decide import (
-    NOTICE_EVERY_S,
-    Finish,
-    Order,
-    Outcome,
-    Report,
-    Start,
-    Stop,
-)
+from rallypoint.launch.decide import NOTICE_EVERY_S, Finish, Order, Outcome, Report, Start, Stop
 from rallypoint.launch.job import Job
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.messages import decode, encode
-from rallypoint.launch.round import Endpoint, Member
 from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch
@@ -55,7 +47,7 @@ class Host(Alone):
     """Node 0: the coordinator, for its own agent and for the others."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job)
+        super().__init__(job, job.member, job.limits)
         nodes = job.nodes
         self._interface = "127.0.0.1" if is_loopback(nodes.master_addr) else ANY
         self._server: StoreServer | None = None
@@ -119,7 +111,8 @@ class Host(Alone):
         self._control.set(f"{_ORDERS}{self._sent}", encode(order))
         self._sent += 1
 
-    def _open_store(self) -> Endpoint:
+    def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
+        del members  # whoever knows the port is let in: addresses are not known here
         self.settle()
         if self._store is not None:
             self._store.close()
@@ -135,11 +128,12 @@ class Host(Alone):
             self._happened(self._control, event)
 
     def _happened(self, control: TCPStore, event: KeyEvent) -> None:
+        now = time.monotonic()
         rank_text, _, what = event.key.removeprefix(_NODES).partition("/")
         node_rank = int(rank_text) if rank_text.isdigit() else -1
         if what == "here" and event.value is None:
             control.delete_key(f"{_CLAIMS}{node_rank}")
-            self._perform(self._coordinator.node_lost(node_rank, "its agent is gone"))
+            self._perform(self._coordinator.node_lost(rank_text, "its agent is gone", now))
         if event.value is None:
             return
         try:
@@ -147,18 +141,18 @@ class Host(Alone):
         except ControlMessageError as error:
             say(f"node {node_rank}: {error}")
             return
-        if isinstance(message, Member) and message.node_rank == node_rank:
-            self._perform(self._coordinator.joined(message))
-        elif isinstance(message, Report) and message.node_rank == node_rank:
+        if isinstance(message, Member) and message.key == rank_text:
+            self._perform(self._coordinator.joined(message, now))
+        elif isinstance(message, Report):
             control.delete_key(event.key)
-            self._perform(self._coordinator.reported(message))
+            self._perform(self._coordinator.reported(rank_text, message, now))
 
 
 class Guest(Meeting):
     """Any other node."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__()
+        super().__init__(job.member.key)
         self._job = job
         self._nodes = job.nodes
         self._endpoint = endpoint_of(self._nodes.master_addr, self._nodes.master_port)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.launch.round import Endpoint
+from rallypoint.rendezvous.round import Endpoint
 
 TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
@@ -35,12 +36,14 @@ class StoreHost:
         self.port: int = self._listener.getsockname()[1]
         self.endpoint = Endpoint(host=host, port=self.port)
 
-    def serve(self) -> None:
-        """Begin to answer; a second call does nothing."""
+    def serve(self, allowed: Sequence[str] | None = None) -> None:
+        """Begin to answer, those at `allowed` addresses only; a second call does nothing."""
         from rallypoint.store.server import StoreServer
 
         if self._server is None:
             self._server = StoreServer(listen_fd=self._listener.detach())
+            if allowed is not None:
+                self._server.allow(allowed)
 
     def close(self) -> None:
         """Stop listening; connections end."""

@@ -139,6 +139,17 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
     return array
 
 
+def is_plain(value: object) -> bool:
+    """Whether the memory of a value holds its items as they are.
+
+    That of a conjugated or negated view of torch does not, which the engine cannot see.
+    """
+    if type(value) is np.ndarray:
+        return True
+    tensor: Any = value
+    return not hasattr(value, "is_conj") or not (tensor.is_conj() or tensor.is_neg())
+
+
 def is_tensor(value: object) -> bool:
     """Whether a value is a torch.Tensor (or Parameter), without importing torch."""
     return any(

@@ -14,7 +14,7 @@ import numpy as np
 from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
 from rallypoint.process_group.accounts import failure
-from rallypoint.process_group.arrays import Array, as_array, describe
+from rallypoint.process_group.arrays import Array, as_array, describe, is_plain
 from rallypoint.process_group.calls import check_operator, refuse_async, run
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.init import check_timeout
@@ -48,11 +48,11 @@ def all_reduce(
         return
     if async_op:
         refuse_async()
-    if type(op) is ReduceOp:
+    if type(op) is ReduceOp and is_plain(tensor):
         code = chosen.run(_ALL_REDUCE, op, 0, tensor, tensor)
         if code == 0:
             return
-        if code != BAD_BUFFER:
+        if code > 0:
             raise failure(chosen, code, "all_reduce", describe(tensor), op=op)
     array = as_array(tensor, "all_reduce", writes=True)
     operator = check_operator(op, array, "all_reduce")
@@ -98,11 +98,12 @@ def broadcast(
     root = peer(chosen, src, group_src, "src", None)
     if async_op:
         refuse_async()
-    code = chosen.run(_BROADCAST, 0, root, tensor, tensor)
-    if code == 0:
-        return
-    if code != BAD_BUFFER:
-        raise failure(chosen, code, "broadcast", describe(tensor), root=root)
+    if is_plain(tensor):
+        code = chosen.run(_BROADCAST, 0, root, tensor, tensor)
+        if code == 0:
+            return
+        if code != BAD_BUFFER:
+            raise failure(chosen, code, "broadcast", describe(tensor), root=root)
     is_root = root == chosen.own_rank
     array = as_array(tensor, "broadcast", writes=not is_root)
     if not array.flags.writeable:

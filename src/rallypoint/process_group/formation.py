@@ -16,7 +16,9 @@ from datetime import timedelta
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
-from rallypoint.process_group.planning import COLLECTIVE_NAMES, planner
+from rallypoint.process_group.planning import COLLECTIVE_NAMES, Wishes, planner
+from rallypoint.schedule.custom import load
+from rallypoint.schedule.links import parse_model
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.store import Store
 
@@ -33,11 +35,11 @@ def form_communicator(
     rank: int,
     members: Sequence[int],
     timeout: timedelta,
-    override: str,
-) -> tuple[Communicator, str]:
+    wishes: Wishes,
+) -> tuple[Communicator, Wishes]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
-    Returns it with the first member's `override`, the algorithm that all are to use.
+    Returns it with the first member's `wishes`, which count for all.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -49,13 +51,15 @@ def form_communicator(
     if rank == 0:
         owner = SegmentOwner(region_bytes(ranks))
         offer = owner.offer
-        store.set(f"{prefix}/segment", json.dumps([offer.address, offer.secret.hex(), override]))
+        told = [offer.address, offer.secret.hex(), wishes.override, wishes.model_text]
+        store.set(f"{prefix}/segment", json.dumps(told))
     try:
         await_ranks(
             store, prefix, rank=rank, world_size=ranks, timeout=timeout, global_ranks=members
         )
-        address, secret, override = json.loads(store.get(f"{prefix}/segment"))
-        attach = _attacher(rank, members, timeout, override)
+        address, secret, *agreed = json.loads(store.get(f"{prefix}/segment"))
+        wishes = Wishes(*agreed)
+        attach = _attacher(rank, members, timeout, wishes)
         if owner is None:
             offer = Offer(address, bytes.fromhex(secret))
             communicator = join_segment(offer, rank, deadline, attach)
@@ -66,20 +70,27 @@ def form_communicator(
         if owner is not None:
             owner.close()
     communicator.watch_peers()
-    return communicator, override
+    return communicator, wishes
 
 
 def _attacher(
-    rank: int, members: Sequence[int], timeout: timedelta, override: str
+    rank: int, members: Sequence[int], timeout: timedelta, wishes: Wishes
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
+    plan = planner(
+        rank=rank,
+        ranks=ranks,
+        override=wishes.override,
+        custom=load(wishes.override) if ".py" in wishes.override else None,
+        model=parse_model(wishes.model_text) if wishes.model_text else None,
+    )
     has_cores = ranks <= len(os.sched_getaffinity(0))
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=planner(rank=rank, ranks=ranks, override=override),
+        plan=plan,
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if has_cores else 0,
         yields=YIELDS,

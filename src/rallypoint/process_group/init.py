@@ -23,7 +23,9 @@ from rallypoint.process_group.groups import (
     resolve,
     set_default,
 )
+from rallypoint.process_group.planning import Wishes
 from rallypoint.schedule.choose import check_override
+from rallypoint.schedule.links import read_model_text
 from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store, seconds_of
 
@@ -70,8 +72,6 @@ def init_process_group(
         )
     name = check_backend(backend or "rallypoint")
     wait = check_timeout(timeout, DEFAULT_TIMEOUT)
-    override = os.environ.get("RALLYPOINT_ALGORITHM", "")
-    check_override(override)
     if store is not None:
         _check_own_store(init_method, rank, world_size)
         place = OpenStore(store=store, rank=rank, world_size=world_size)
@@ -85,12 +85,24 @@ def init_process_group(
     close = _nothing if store is not None else place.store.close
     try:
         formed = form_world(
-            place, prefix, timeout=wait, backend=name, override=override, on_destroy=close
+            place,
+            prefix,
+            timeout=wait,
+            backend=name,
+            wishes=_wishes() if place.rank == 0 else Wishes(),
+            on_destroy=close,
         )
     except BaseException:
         close()
         raise
     set_default(formed)
+
+
+def _wishes() -> Wishes:
+    override = os.environ.get("RALLYPOINT_ALGORITHM", "")
+    check_override(override)
+    links = os.environ.get("RALLYPOINT_LINKS", "")
+    return Wishes(override, read_model_text(links) if links else "")
 
 
 def form_world(
@@ -99,20 +111,20 @@ def form_world(
     *,
     timeout: timedelta,
     backend: str,
-    override: str = "",
+    wishes: Wishes,
     on_destroy: Callable[[], None],
 ) -> ProcessGroup:
     """Form a group of all who share a store, with keys that begin with `prefix`."""
     members = range(place.world_size)
-    communicator, override = form_communicator(
+    communicator, agreed = form_communicator(
         place.store,
         prefix,
         rank=place.rank,
         members=members,
         timeout=timeout,
-        override=override,
+        wishes=wishes,
     )
-    world = World(place.store, prefix, override, on_destroy)
+    world = World(place.store, prefix, agreed, on_destroy)
     world.group = ProcessGroup(
         communicator,
         world=world,

@@ -3,26 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
+from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.choose import build, choose
+from rallypoint.schedule.custom import Custom
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.program import Collective
+from rallypoint.schedule.links import LinkModel
+from rallypoint.schedule.program import Collective, Program
+from rallypoint.schedule.widen import widen
+
+# (collective, root, bytes, whether blocks differ in length) -> the encoded program of this rank,
+# and whether each of its reductions of several operands has the inputs of all ranks.
+Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How programs are to be chosen, unless as always; the same on all ranks of a group.
+
+    Attributes:
+        override: an algorithm's name, or the file of one's own.
+        model_text: a link model, as `schedule.links.parse_model` reads it.
+    """
+
+    override: str = ""
+    model_text: str = ""
+
 
 COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 
 
-def planner(*, rank: int, ranks: int, override: str) -> Callable[[int, int, int], bytes]:
-    """A function from (collective, root, bytes) to this rank's encoded program.
+def planner(
+    *,
+    rank: int,
+    ranks: int,
+    override: str = "",
+    custom: Custom | None = None,
+    model: LinkModel | None = None,
+) -> Planner:
+    """What makes the programs of a rank.
 
-    A send or receive is a program of two ranks, and `root` says which of them this rank is.
+    What is chosen follows from arguments that are the same on every rank. Blocks of different
+    lengths are served by the direct algorithms, which every rank can run without knowing all.
+
+    Args:
+        override: an algorithm for each collective that has it.
+        custom: an algorithm of the user's, for the collective that it is for; rank 0 proves it.
+        model: link constants, for a choice by predicted time.
     """
 
-    def plan(number: int, root: int, nbytes: int) -> bytes:
+    def own(collective: Collective, root: int) -> Program | None:
+        made = custom and custom.build(Team(ranks, root, ranks), prove=rank == 0)
+        return made if made and made.collective is collective else None
+
+    def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:
-            choice = choose(collective, nbytes=nbytes, ranks=2)
-            return encode(build(collective, choice.algorithm, ranks=2), root)
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=override)
-        return encode(build(collective, choice.algorithm, ranks=ranks, root=root), rank)
+        if collective is Collective.SEND:  # of two ranks; `root` says which of them this one is
+            return encode(build(collective, "direct", ranks=2), root), False
+        made = None if uneven else own(collective, root)
+        if made is not None:
+            return encode(made, rank), False
+        wish = "direct" if uneven else override
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=wish)
+        made = build(collective, choice.algorithm, ranks=ranks, root=root)
+        return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
     return plan

@@ -7,7 +7,7 @@ import numpy as np
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import BAD_BUFFER
 from rallypoint.process_group.accounts import failure
-from rallypoint.process_group.arrays import Array, as_array, describe, flat
+from rallypoint.process_group.arrays import Array, as_array, describe, flat, is_plain
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.schedule.collective import Collective
 
@@ -34,7 +34,9 @@ def send(
     if chosen is None:
         return
     other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
-    code = chosen.run_pair(_SEND, chosen.own_rank, other, tag, tensor)
+    code = BAD_BUFFER
+    if is_plain(tensor):
+        code = chosen.run_pair(_SEND, chosen.own_rank, other, tag, tensor)
     if code == BAD_BUFFER:
         items = flat([as_array(tensor, "send")])
         code = chosen.run_pair(_SEND, chosen.own_rank, other, tag, items)
@@ -58,7 +60,9 @@ def recv(
     if chosen is None:
         return -1
     other = _other(chosen, peer(chosen, src, group_src, "src", None), "src")
-    code = chosen.run_pair(_SEND, other, chosen.own_rank, tag, tensor)
+    code = BAD_BUFFER
+    if is_plain(tensor):
+        code = chosen.run_pair(_SEND, other, chosen.own_rank, tag, tensor)
     if code == BAD_BUFFER:
         array = as_array(tensor, "recv", writes=True)
         room = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)

@@ -91,7 +91,7 @@ def form_group(
         rank=members.index(whole.own_rank),
         members=members,
         timeout=wait,
-        override=world.override,
+        wishes=world.wishes,
     )
     formed = ProcessGroup(
         communicator,

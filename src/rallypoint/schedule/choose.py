@@ -1,134 +1,153 @@
-"""Picks the algorithm for a call, and says why. The one list of all built-in algorithms."""
+"""Picks the algorithm for a call, and says why.
+
+With a link model, by predicted time; without one, by rules that were measured on shared memory
+(`benchmarks/all_reduce.py`). Both depend on what all ranks know alike, so that all choose the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.algorithms import (
-    binary_tree,
-    binomial,
-    bruck,
-    direct,
-    double_tree,
-    halving_doubling,
-    hierarchical,
-    ring,
-)
-from rallypoint.schedule.program import Collective, Program
-
-
-@dataclass(frozen=True, slots=True)
-class Team:
-    """For whom a program is: how many ranks, which is the root, how many on each node."""
-
-    ranks: int
-    root: int = 0
-    per_node: int = 1
-
-
-ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
-    Collective.ALL_REDUCE: {
-        "direct_one_shot": lambda team: direct.all_reduce_one_shot(team.ranks),
-        "direct_two_shot": lambda team: direct.all_reduce_two_shot(team.ranks),
-        "ring": lambda team: ring.all_reduce(team.ranks),
-        "binomial_tree": lambda team: binomial.all_reduce(team.ranks, team.per_node),
-        "binary_tree": lambda team: binary_tree.all_reduce(team.ranks, team.per_node),
-        "double_tree": lambda team: double_tree.all_reduce(team.ranks, team.per_node),
-        "two_tree": lambda team: double_tree.sanders_all_reduce(team.ranks),
-        "halving_doubling": lambda team: halving_doubling.all_reduce(team.ranks),
-        "node_ring": lambda team: hierarchical.node_ring(team.ranks, team.per_node),
-        "two_level": lambda team: hierarchical.two_level(team.ranks, team.per_node),
-    },
-    Collective.REDUCE: {
-        "direct": lambda team: direct.reduce(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.reduce(team.ranks, team.root),
-        "binary_tree": lambda team: binary_tree.reduce(team.ranks, team.root),
-        "two_tree": lambda team: double_tree.sanders_reduce(team.ranks, team.root),
-    },
-    Collective.BROADCAST: {
-        "direct": lambda team: direct.broadcast(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.broadcast(team.ranks, team.root),
-        "binary_tree": lambda team: binary_tree.broadcast(team.ranks, team.root),
-        "two_tree": lambda team: double_tree.sanders_broadcast(team.ranks, team.root),
-    },
-    Collective.ALL_GATHER: {
-        "direct": lambda team: direct.all_gather(team.ranks),
-        "ring": lambda team: ring.all_gather(team.ranks),
-        "bruck": lambda team: bruck.all_gather(team.ranks),
-        "halving_doubling": lambda team: halving_doubling.all_gather(team.ranks),
-    },
-    Collective.GATHER: {
-        "direct": lambda team: direct.gather(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.gather(team.ranks, team.root),
-    },
-    Collective.SCATTER: {
-        "direct": lambda team: direct.scatter(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.scatter(team.ranks, team.root),
-    },
-    Collective.REDUCE_SCATTER: {
-        "direct": lambda team: direct.reduce_scatter(team.ranks),
-        "ring": lambda team: ring.reduce_scatter(team.ranks),
-        "halving_doubling": lambda team: halving_doubling.reduce_scatter(team.ranks),
-    },
-    Collective.ALL_TO_ALL: {
-        "direct": lambda team: direct.all_to_all(team.ranks),
-        "bruck": lambda team: bruck.all_to_all(team.ranks),
-    },
-    Collective.BARRIER: {
-        "direct": lambda team: direct.barrier(team.ranks),
-        "bruck": lambda team: bruck.barrier(team.ranks),
-    },
-    Collective.SEND: {"direct": lambda _: direct.send()},
-}
+from rallypoint.schedule.catalogue import ALGORITHMS as ALGORITHMS  # noqa: PLC0414 - re-exported
+from rallypoint.schedule.catalogue import build as build  # noqa: PLC0414
+from rallypoint.schedule.links import LinkModel, Links
+from rallypoint.schedule.program import Collective, ProgramError
+from rallypoint.schedule.simulation import Simulation
+from rallypoint.schedule.widen import widen
 
 ONE_SHOT_BYTES = 16 * 1024  # above it, reducing everything on every rank costs more than waiting
 FEW_RANKS = 16  # beyond, talking to all peers costs more than passing on
+LANES = 4  # as many as the engine has
+MOST_OPERATIONS = 100_000  # of a program that is worth simulating for a choice
+
+# For more than FEW_RANKS: (up to ONE_SHOT_BYTES, beyond).
+_MANY_RANKS = {
+    Collective.ALL_REDUCE: ("binomial_tree", "ring"),
+    Collective.REDUCE: ("binomial_tree", "binary_tree"),
+    Collective.BROADCAST: ("binomial_tree", "two_tree"),
+    Collective.ALL_GATHER: ("bruck", "ring"),
+    Collective.REDUCE_SCATTER: ("halving_doubling", "ring"),
+    Collective.GATHER: ("binomial_tree", "direct"),
+    Collective.SCATTER: ("binomial_tree", "direct"),
+    Collective.ALL_TO_ALL: ("bruck", "direct"),
+    Collective.BARRIER: ("bruck", "bruck"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm by name, and the reason for it."""
+    """An algorithm by name, and the reason for it.
+
+    Attributes:
+        ways: how many times side by side it is to run (see widen.py).
+        rule: what people do at this scale, to compare with.
+    """
 
     algorithm: str
     reason: str
+    ways: int = 1
+    rule: str = ""
 
 
-def choose(collective: Collective, *, nbytes: int, ranks: int, override: str = "") -> Choice:
-    """Choose the algorithm for a call of `nbytes` bytes per rank.
+def choose(
+    collective: Collective,
+    *,
+    nbytes: int,
+    ranks: int,
+    per_node: int = 0,
+    model: LinkModel | None = None,
+    override: str = "",
+) -> Choice:
+    """Choose the algorithm for a call.
 
     Args:
+        nbytes: of the smaller buffer of a rank that has two, or else of the one that it has.
+        per_node: how many ranks share a node; 0 if all do.
+        model: link constants; predicted times decide.
         override: an algorithm's name, used for each collective that has it; empty for none.
     """
+    rule = rule_of_thumb(ranks)
     if override in ALGORITHMS[collective]:
-        return Choice(override, "asked for")
+        return Choice(override, "asked for", rule=rule)
+    if model is not None and ranks > 1 and collective is not Collective.SEND:
+        return _predicted(collective, nbytes, ranks, per_node or ranks, model, rule)
+    algorithm, reason = _measured(collective, nbytes, ranks)
+    return Choice(algorithm, reason, rule=rule)
+
+
+def rule_of_thumb(ranks: int) -> str:
+    """What is commonly done for so many ranks."""
+    if ranks <= 32:
+        return "up to 32 ranks: everybody talks to everybody, or a ring for large messages"
+    if ranks <= 512:
+        return "32 to 512 ranks: trees for small messages, rings for large ones"
+    return "beyond 512 ranks: trees (two for large messages), and levels where nodes have several"
+
+
+def _measured(collective: Collective, nbytes: int, ranks: int) -> tuple[str, str]:
+    """By rules."""
+    if ranks > FEW_RANKS and collective in _MANY_RANKS:
+        small, large = _MANY_RANKS[collective]
+        if nbytes <= ONE_SHOT_BYTES:
+            return small, f"beyond {FEW_RANKS} ranks, few steps for few bytes"
+        return large, f"beyond {FEW_RANKS} ranks, few neighbours beat few steps"
     if collective is not Collective.ALL_REDUCE:
-        return Choice("direct", "the only one measured so far")
+        return "direct", f"up to {FEW_RANKS} ranks, one step to everybody"
     if ranks <= 2:
-        return Choice("direct_one_shot", "with two ranks, one step moves no more than two")
+        return "direct_one_shot", "with two ranks, one step moves no more than two"
     if nbytes <= ONE_SHOT_BYTES:
-        return Choice("direct_one_shot", f"up to {ONE_SHOT_BYTES} bytes, waiting costs the most")
-    if ranks <= FEW_RANKS:
-        return Choice("direct_two_shot", "each byte is reduced once, by one rank")
-    return Choice("ring", f"beyond {FEW_RANKS} ranks, few neighbours beat few steps")
+        return "direct_one_shot", f"up to {ONE_SHOT_BYTES} bytes, waiting costs the most"
+    return "direct_two_shot", "each byte is reduced once, by one rank"
+
+
+def _predicted(
+    collective: Collective, nbytes: int, ranks: int, per_node: int, model: LinkModel, rule: str
+) -> Choice:
+    times: list[tuple[float, str, int]] = []
+    for variant in model.variants:
+        for name in ALGORITHMS[collective]:
+            for ways in (1, 2):
+                links = model.links(variant, name).on(per_node)
+                simulation = _simulation(collective, name, ranks, per_node, ways, links)
+                if simulation is not None:
+                    times.append((simulation.run(nbytes).time_us, name, ways))
+    if not times:
+        raise InvalidArgumentError(f"no algorithm for {ranks} ranks is small enough to simulate")
+    # Rounded, so that no rank's last digit decides; then the simpler one, which comes first.
+    times.sort(key=lambda each: round(math.log(max(each[0], 1e-9)) * 200))
+    (time_us, name, ways), *others = times
+    second = next(((t, n) for t, n, _ in others if n != name), None)
+    reason = f"predicted to take {time_us:.4g} us by {model.name}"
+    if second is not None:
+        reason += f"; {second[1]} would take {second[0]:.4g} us"
+    return Choice(name, reason, ways, rule)
+
+
+@lru_cache(maxsize=1024)
+def _simulation(
+    collective: Collective, name: str, ranks: int, per_node: int, ways: int, links: Links
+) -> Simulation | None:
+    """The simulation of a candidate, kept for other sizes; None if it is no candidate."""
+    try:
+        layout = per_node if per_node < ranks else 1  # levels are for several nodes
+        program = build(collective, name, ranks=ranks, per_node=layout)
+        if sum(len(lane) for lane in program.lanes(0)) * ranks > MOST_OPERATIONS:
+            return None
+        if ways > 1 and (links.shares_core or ways * len(program.lanes(0)) > LANES):
+            return None
+        return Simulation(widen(program, ways), links)
+    except (ProgramError, InvalidArgumentError):
+        return None  # the algorithm does not take so many ranks, or cannot be widened
 
 
 def check_override(name: str) -> None:
     """Raise InvalidArgumentError if no collective has an algorithm of this name."""
     known = sorted({name for algorithms in ALGORITHMS.values() for name in algorithms})
-    if name and name not in known:
+    if name and name not in known and ".py" not in name:
         raise InvalidArgumentError(
-            f"there is no algorithm {name!r}; RALLYPOINT_ALGORITHM may be one of {', '.join(known)}"
+            f"there is no algorithm {name!r}; RALLYPOINT_ALGORITHM may be one of "
+            f"{', '.join(known)}, or a file: my_algorithm.py"
         )
-
-
-def build(
-    collective: Collective, algorithm: str, *, ranks: int, root: int = 0, per_node: int = 1
-) -> Program:
-    """Build the program of a named algorithm, for nodes of `per_node` ranks.
-
-    Raises:
-        ProgramError: the algorithm does not take so many ranks on so many nodes.
-    """
-    return ALGORITHMS[collective][algorithm](Team(ranks, root, per_node))

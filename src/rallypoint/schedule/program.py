@@ -97,6 +97,8 @@ class Program:
         lanes: rank -> its lanes.
         span: no operation of any rank has more chunks (the engine cuts pieces by it).
         root: the rank that differs, in collectives that have one.
+        period: ranks so far apart do the same, each with the peers at the same distances; 0 if none
+            do. Simulations then look at `period` ranks only.
         restartable: nothing of an input is overwritten, in place, before every input has been
             read for the last time; so a call of one piece can be begun again by the survivors.
     """
@@ -111,6 +113,7 @@ class Program:
     span: int = 1
     root: int = 0
     restartable: bool = False
+    period: int = 0
 
     def input_blocks(self, rank: int) -> int:
         """How many blocks the rank puts in."""

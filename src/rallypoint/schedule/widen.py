@@ -31,11 +31,14 @@ def widen(program: Program, ways: int) -> Program:
     if ways == 1:
         return program
     chunks = program.chunks
+    torn = ProgramError(f"{program.name} moves several blocks at once: it cannot be widened")
+    if program.span > chunks:
+        raise torn
 
     def slice_of(place: Chunks, way: int) -> Chunks:
         block, chunk = divmod(place.index, chunks)
         if chunk + place.count > chunks:
-            raise ProgramError(f"{program.name} moves several blocks at once: it cannot be widened")
+            raise torn
         return replace(place, index=(block * ways + way) * chunks + chunk)
 
     def operand(value: Chunks | Incoming, way: int) -> Chunks | Incoming:
@@ -60,6 +63,7 @@ def widen(program: Program, ways: int) -> Program:
 
     return replace(
         program,
+        name=f"{program.name} x{ways}",
         chunks=chunks * ways,
         scratch_chunks=-(-program.scratch_chunks // chunks) * chunks * ways,
         lanes=lanes,

@@ -54,7 +54,7 @@ class Namespace:
         self._kinds = [*_HOST, *(["--pid"] if has_processes else [])]
 
     def enter(self, *command: str) -> list[str]:
-        """The command line that runs `command` inside."""
+        """The command line that runs `command` inside, in the root directory."""
         as_root = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         return ["nsenter", "-t", str(self.pid), *as_root, *self._kinds, "--", *command]
 
@@ -95,13 +95,13 @@ class Host(Namespace):
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a process on the host, without input."""
+        inside = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or Path.cwd()), *command]
         return subprocess.Popen(
-            self.enter(*command),
+            self.enter(*inside),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             env=env,
-            cwd=cwd,
         )
 
 

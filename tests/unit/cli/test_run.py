@@ -159,6 +159,10 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--rdzv-endpoint", "a:b", __file__], "--rdzv-endpoint is 'a:b'; it must be HOST:PORT"),
         (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
         (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
+        (
+            ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a:1", __file__],
+            "--rdzv-backend etcd is not there yet; use c10d",
+        ),
         (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],
 )
@@ -196,6 +200,16 @@ def test_an_error_of_the_environments_says_so(
     err = capfd.readouterr().err
     assert note in err
     assert bool(note) == ("The environment" in err)
+
+
+def test_the_token_of_a_file_reaches_the_workers_and_no_log(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("open sesame\n")
+    values = {"--token-file": str(tmp_path / "token")}
+    job, notes = run_module.read_job(values, [__file__], {"RALLYPOINT_TOKEN": "other"})
+    assert job.environ["RALLYPOINT_TOKEN"] == "open sesame"
+    assert job.nodes.token == b"open sesame"
+    assert "sesame" not in repr(job)
+    assert notes == []
 
 
 def test_no_variable_asks_for_help() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator
-from rallypoint.schedule.choose import build, choose
+from rallypoint.process_group.planning import Planner
+from rallypoint.process_group.planning import planner as real_planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
 
@@ -17,16 +18,14 @@ NAMES = tuple(collective.name.lower() for collective in Collective)
 
 
 def planner(
-    rank: int, ranks: int, override: str, custom: Program | None
-) -> Callable[[int, int, int], bytes]:
-    def plan(number: int, root: int, nbytes: int) -> bytes:
+    rank: int, ranks: int, override: str | Mapping[Collective, str], custom: Program | None
+) -> Planner:
+    def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:
-            return encode(build(collective, "direct", ranks=2), root)
         if custom is not None and collective is custom.collective:
-            return encode(custom, rank)
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, override=override)
-        return encode(build(collective, choice.algorithm, ranks=ranks, root=root), rank)
+            return encode(custom, rank), False
+        name = override if isinstance(override, str) else override.get(collective, "")
+        return real_planner(rank=rank, ranks=ranks, override=name)(number, root, nbytes, uneven)
 
     return plan
 
@@ -35,7 +34,7 @@ def run_ranks(
     ranks: int,
     main: Callable[[Communicator], Any],
     *,
-    override: str = "",
+    override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
     timeout_s: float = 30,
 ) -> Sequence[Any]:

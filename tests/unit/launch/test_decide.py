@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from rallypoint.launch.decide import (
     Action,
     Broken,
-    Cause,
     Coordinator,
     Decision,
     Ended,
     Finish,
-    Next,
+    Leave,
     Notice,
     OpenRound,
     Outcome,
-    RoundEnd,
+    Refuse,
     Stage,
     Stop,
     StopAsked,
-    judge,
 )
-from rallypoint.launch.round import Member
+from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.round import Member
 
 FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
 ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)
@@ -54,14 +54,20 @@ EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_s
         (RoundEnd(stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, unkillable=1), Next.GIVE_UP, "killed"),
         (
-            RoundEnd(causes=(ECHO,), nodes_left=2, nodes_lost=(2,), min_nodes=2),
+            RoundEnd(causes=(ECHO,), nodes_left=2, nodes_lost=("node 2",), min_nodes=2),
             Next.RESIZE,
             "node 2 lost; the others go on",
         ),
         (
-            RoundEnd(causes=(ECHO,), nodes_left=1, nodes_lost=(0, 2), min_nodes=2, max_restarts=2),
+            RoundEnd(
+                causes=(ECHO,),
+                nodes_left=1,
+                nodes_lost=("node 0", "node 2"),
+                min_nodes=2,
+                max_restarts=2,
+            ),
             Next.GIVE_UP,
-            "nodes 0, 2 lost, 1 left, 2 needed",
+            "node 0, node 2 lost, 1 left, 2 needed",
         ),
         (RoundEnd(), Next.GIVE_UP, "nobody knows why"),
     ],
@@ -152,7 +158,7 @@ STORIES = {
         lost 0 -> gathering: nothing
         tick 20 -> gathering: '0/2 nodes joined; missing node-rank 0, 1'
         tick 25 -> done: given up
-        join 1 -> done: nothing
+        join 1 -> done: refuse 1: the job is over
     """,
     "a stop while gathering": """
         join 0 -> gathering: nothing
@@ -169,7 +175,8 @@ STORIES = {
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
 def test_story(story: str) -> None:
-    job = Coordinator(2, max_restarts=2, join_timeout_s=25.0)
+    limits = Limits(min_nodes=2, max_nodes=2, join_timeout_s=25.0, is_fixed=True)
+    job = Coordinator(limits, max_restarts=2)
     job.opened(0.0)
     for line in filter(None, map(str.strip, story.splitlines())):
         event = line.partition(" -> ")[0]
@@ -178,14 +185,115 @@ def test_story(story: str) -> None:
         assert f"{event} -> {job.stage.value}: {shown}" == line
 
 
-def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
+ELASTIC = {
+    "a node that comes later makes a new round, free of charge": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        join 2 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 1 2
+        join 3 -> running: nothing
+        lost 3 -> running: nothing
+        ended 0 -> running: nothing
+        ended 1 -> running: nothing
+        ended 2 -> done: succeeded
+    """,
+    "a lost node makes a new round, free of charge, also with its echoes": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        ended 0 echo -> stopping: stop round 0
+        lost 2 -> stopping: nothing
+        ended 1 echo -> running: open round 1 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
+    """,
+    "too few are left: the rest waits, and says so, until the time is over": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        lost 0 -> stopping: stop round 0
+        ended 1 echo -> gathering: notice
+        tick 10 -> gathering: notice
+        tick 24 -> gathering: notice
+        tick 25 -> done: given up
+    """,
+    "a replacement takes the free place": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        lost 0 -> stopping: stop round 0
+        join 5 -> stopping: nothing
+        ended 1 echo -> running: open round 1 of 5 1
+        ended 5 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+    "who is too many waits for a place": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        join 3 -> running: nothing
+        leave 1 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 2 stopped -> running: open round 1 of 0 3 2
+    """,
+    "failures are charged": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 1 failed -> stopping: stop round 1
+        ended 0 stopped -> running: open round 2 of 0 1
+        ended 1 failed -> stopping: stop round 2
+        ended 0 stopped -> done: given up, node 1
+    """,
+    "a failure before a node comes is charged": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        join 2 -> stopping: nothing
+        ended 0 stopped -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1 2
+    """,
+    "an early end is not lost when the others go on without that node": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        ended 2 -> running: nothing
+        lost 2 -> running: nothing
+        ended 0 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+}
+
+
+@pytest.mark.parametrize("story", ELASTIC.values(), ids=ELASTIC.keys())
+def test_elastic_story(story: str) -> None:
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts=2)
+    job.opened(0.0)
+    for line in filter(None, map(str.strip, story.splitlines())):
+        event = line.partition(" -> ")[0]
+        decision = happen(job, event, wishes=False)
+        shown = "; ".join(map(show, decision.actions)) or "nothing"
+        assert f"{event} -> {job.stage.value}: {shown}" == line
+
+
+def happen(job: Coordinator, event: str, *, wishes: bool = True) -> Decision:  # noqa: PLR0911
     what, number, *how = event.split()
     node = int(number)
     match what:
         case "join":
-            return job.joined(Member(node_rank=node, host="h", local_world_size=1))
+            wish = node if wishes else None
+            member = Member(key=number, wish=wish, host=f"h{node}", local_world_size=1)
+            return job.joined(member, 0.0)
         case "broken":
-            return job.reported(Broken(node_rank=node, round=job.round, text="rank x failed"))
+            return job.reported(
+                number, Broken(node_rank=node, round=job.round, text="rank x failed"), 0.0
+            )
         case "ended":
             cause = {"failed": FAILED, "echo": ECHO, "early": EARLY, "stuck": FAILED}.get(
                 "".join(how)
@@ -198,13 +306,17 @@ def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
                 causes=causes,
                 unkillable="stuck" in how,
             )
-            return job.reported(end)
+            return job.reported(number, end, 0.0)
         case "old":
-            return job.reported(Ended(node_rank=node, round=job.round - 1, succeeded=True))
+            old = Ended(node_rank=node, round=job.round - 1, succeeded=True)
+            return job.reported(number, old, 0.0)
+        case "leave":
+            return job.reported(number, Leave(text="SIGTERM stopped it"), 0.0)
         case "lost":
-            return job.node_lost(node, "its connection closed")
+            return job.node_lost(number, "its connection closed", 0.0)
         case "stop":
-            return job.reported(StopAsked(node_rank=node, text=f"SIGTERM stopped node {node}"))
+            asked = StopAsked(node_rank=node, text=f"SIGTERM stopped node {node}")
+            return job.reported(number, asked, 0.0)
         case "tick":
             return job.tick(float(number))
     raise AssertionError(event)
@@ -213,13 +325,15 @@ def happen(job: Coordinator, event: str) -> Decision:  # noqa: PLR0911
 def show(action: Action) -> str:
     match action:
         case OpenRound(number=number, members=members):
-            return f"open round {number} of {' '.join(str(m.node_rank) for m in members)}"
+            return f"open round {number} of {' '.join(m.key for m in members)}"
         case Stop(round=number):
             return f"stop round {number}"
         case Finish(outcome=outcome, culprit=culprit):
             return outcome.value + ("" if culprit is None else f", node {culprit}")
         case Notice(text):
-            return repr(text)
+            return repr(text) if "node-rank" in text else "notice"
+        case Refuse(key, why):
+            return f"refuse {key}: {why}"
 
 
 WORDS = st.sampled_from(
@@ -231,7 +345,7 @@ WORDS = st.sampled_from(
 
 @given(events=st.lists(WORDS, max_size=40), max_restarts=st.integers(0, 3))
 def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: int) -> None:
-    job = Coordinator(3, max_restarts)
+    job = Coordinator(Limits(min_nodes=3, max_nodes=3, is_fixed=True), max_restarts)
     job.opened(0.0)
     actions: list[Action] = []
     for event in events:
@@ -246,3 +360,47 @@ def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: 
     if finishes and finishes[0].outcome is Outcome.SUCCEEDED:
         last = max(i for i, action in enumerate(actions) if isinstance(action, OpenRound))
         assert not any(isinstance(action, Stop) for action in actions[last:])
+
+
+COMINGS = st.sampled_from(
+    [f"{what} {node}" for node in range(5) for what in ("join", "leave", "lost", "broken", "ended")]
+    + [f"ended {node} {how}" for node in range(5) for how in ("failed", "echo", "stopped")]
+    + ["tick 3", "tick 10", "tick 30"]
+)
+
+
+@given(events=st.lists(COMINGS, max_size=60), max_restarts=st.integers(0, 2))
+def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: int) -> None:
+    """Against what a bystander can tell: who is here, and who has not yet ended."""
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts)
+    job.opened(0.0)
+    here: set[str] = set()
+    running: set[str] = set()  # have a round's workers, and have not said that they ended
+    number = -1
+    for event in events:
+        what, node, *_ = event.split()
+        is_over = job.stage is Stage.DONE
+        actions = happen(job, event, wishes=False).actions
+        if what == "join" and not is_over:
+            here.add(node)
+        if what in ("leave", "lost"):
+            here.discard(node)
+            running.discard(node)
+        if what == "ended":
+            running.discard(node)
+        for action in actions:
+            assert not is_over or isinstance(action, Refuse)
+            match action:
+                case OpenRound():
+                    assert action.number == number + 1
+                    number = action.number
+                    keys = [member.key for member in action.members]
+                    assert running == set()  # nobody's old workers are left
+                    assert set(keys) <= here
+                    assert 2 <= len(keys) <= 3
+                    assert len(keys) == min(3, len(here))
+                    assert [member.node_rank for member in action.members] == [*range(len(keys))]
+                    running = set(keys)
+                case Finish(outcome=Outcome.SUCCEEDED):
+                    assert running == set()
+    assert job.restarts <= max_restarts

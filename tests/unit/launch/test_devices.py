@@ -48,6 +48,18 @@ def test_nvidia_in_a_container_without_the_drivers_files(tmp_path: Path) -> None
     assert count_gpus({}, str(tmp_path)) == 2
 
 
+def test_nvidia_in_a_container_that_was_given_some(nvidia: str) -> None:
+    gpus = Path(nvidia, "proc/driver/nvidia/gpus")
+    for minor, directory in enumerate(sorted(gpus.iterdir())):
+        text = f"Model: \t\t NVIDIA H200\nDevice Minor: \t {minor}\n"
+        (directory / "information").write_text(text)
+    Path(nvidia, "dev").mkdir()
+    for name in ("nvidia1", "nvidia2", "nvidiactl"):
+        Path(nvidia, "dev", name).touch()
+    assert count_gpus({}, nvidia) == 2
+    assert gpu_numa_nodes({}, nvidia) == [1, 2]
+
+
 def test_amd(tmp_path: Path) -> None:
     for node, simds in enumerate([0, 304, 304]):  # the first is the CPU
         directory = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(node)

@@ -9,7 +9,7 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.launch.job import Job, Nodes, worker_environ
-from rallypoint.launch.round import Endpoint, Member, Round
+from rallypoint.rendezvous.round import Endpoint, Member, Round
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
 
@@ -25,9 +25,9 @@ def make_job(*command: str, workers: int = 2, environ: Mapping[str, str] | None 
 
 
 def environ_of(job: Job, error_file: str | None = "/e", local_rank: int = 1) -> dict[str, str]:
-    alone = Round(number=0, members=(job.member,), store=STORE)
+    alone = Round(number=0, members=(job.member.__replace__(node_rank=0),), store=STORE)
     place = alone.placements(0)[local_rank]
-    return worker_environ(job, place=place, of=alone, error_file=error_file)
+    return worker_environ(job, place=place, of=alone, node_rank=0, error_file=error_file)
 
 
 def test_all_variables() -> None:
@@ -94,7 +94,9 @@ def test_ranks_count_through_nodes_and_within_roles() -> None:
         (4, 1, 3),
         (5, 2, 4),
     ]
-    environ = worker_environ(job, place=places[1], of=third, error_file=None)
+    environ = worker_environ(
+        job, place=places[1], of=third, node_rank=job.nodes.node_rank, error_file=None
+    )
     expected = {
         "RANK": "4",
         "WORLD_SIZE": "6",

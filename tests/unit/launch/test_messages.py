@@ -9,18 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.launch.decide import (
-    Broken,
-    Cause,
-    Ended,
-    Finish,
-    Outcome,
-    Start,
-    Stop,
-    StopAsked,
-)
+from rallypoint.launch.decide import Broken, Ended, Finish, Outcome, Start, Stop, StopAsked
 from rallypoint.launch.messages import Message, decode, encode
-from rallypoint.launch.round import Endpoint, Member, Round
+from rallypoint.launch.verdict import Cause
+from rallypoint.rendezvous.round import Endpoint, Member, Round
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
 CAUSE = Cause(rank=1, node_rank=0, text="t", time_s=0.5, is_echo=True)

@@ -26,8 +26,9 @@ from rallypoint.launch.node import (
     SignalWorkers,
     Tell,
 )
-from rallypoint.launch.round import Member
 from rallypoint.launch.worker_group import Exit
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.round import Member
 
 STORIES = {
     "all succeed": """
@@ -255,10 +256,10 @@ class Alone:
 
     def __init__(self, max_restarts: int = 0) -> None:
         self.node = NodeState(shutdown_timeout_s=10.0)
-        self.job = Coordinator(1, max_restarts)
+        self.job = Coordinator(Limits(is_fixed=True), max_restarts)
         self.shown: list[str] = []
         self._now = 0.0
-        self.answer(self.job.joined(Member(node_rank=0, host="h", local_world_size=3)))
+        self.answer(self.job.joined(Member(key="0", host="h", local_world_size=3), 0.0))
 
     def happen(self, event: str) -> str:
         """What is done about an event."""
@@ -280,7 +281,7 @@ class Alone:
                 case EndEverything():
                     self.shown.append("end everything")
                 case Tell(report):
-                    self.answer(self.job.reported(report))
+                    self.answer(self.job.reported("0", report, self._now))
 
     def answer(self, decision: decide.Decision) -> None:
         for action in decision.actions:

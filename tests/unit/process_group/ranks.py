@@ -9,6 +9,7 @@ from typing import Any
 
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.init import form_world
+from rallypoint.process_group.planning import Wishes
 from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import OpenStore
 
@@ -29,7 +30,7 @@ def run_ranks(
                 "test",
                 timeout=timedelta(seconds=timeout_s),
                 backend="shm",
-                override=override,
+                wishes=Wishes(override),
                 on_destroy=lambda: None,
             )
             results[rank] = main(group)

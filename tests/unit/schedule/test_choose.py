@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.choose import ALGORITHMS, check_override, choose
+from rallypoint.schedule.choose import ALGORITHMS, build, check_override, choose
+from rallypoint.schedule.links import Level, LinkModel, Links, read_model
 from rallypoint.schedule.program import Collective
+from rallypoint.schedule.simulation import Simulation
+from rallypoint.schedule.widen import widen
 
 
 def test_every_choice_exists_and_says_why() -> None:
@@ -31,6 +36,30 @@ def test_small_messages_take_one_step_and_large_ones_share_the_work() -> None:
 def test_override_applies_where_it_can() -> None:
     assert choose(Collective.ALL_REDUCE, nbytes=8, ranks=4, override="ring").algorithm == "ring"
     assert choose(Collective.BROADCAST, nbytes=8, ranks=4, override="ring").algorithm == "direct"
+
+
+def test_a_model_decides_by_predicted_time() -> None:
+    """What is chosen is what a simulation of every algorithm says is fastest."""
+    model = read_model("ethernet_100g")
+    for nbytes in (8, 100_000, 50_000_000):
+        choice = choose(Collective.ALL_REDUCE, nbytes=nbytes, ranks=12, per_node=4, model=model)
+        times = {}
+        for name in ALGORITHMS[Collective.ALL_REDUCE]:
+            program = build(Collective.ALL_REDUCE, name, ranks=12, per_node=4)
+            times[name] = Simulation(program, model.links("", name).on(4)).run(nbytes).time_us
+        assert times[choice.algorithm] <= min(times.values()) * 1.006
+        time_us = times[choice.algorithm]
+        assert f"predicted to take {time_us:.4g} us by ethernet_100g" in choice.reason
+        assert choice.rule.startswith("up to 32 ranks")
+
+
+def test_lanes_are_used_where_they_pay() -> None:
+    """Where each lane has a link of its own, two halves go faster than one whole."""
+    links = Links("wide", (Level("all", math.inf, 1.0, 0.0, 1.0),))
+    model = LinkModel("wide", "", "", 1, {"": {"other": links}})
+    choice = choose(Collective.BROADCAST, nbytes=1 << 24, ranks=2, model=model)
+    assert choice.ways == 2
+    assert "x2" in widen(build(Collective.BROADCAST, choice.algorithm, ranks=2), 2).name
 
 
 def test_unknown_override_names_the_known_ones() -> None:

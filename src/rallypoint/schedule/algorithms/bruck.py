@@ -100,6 +100,7 @@ def all_to_all(ranks: int) -> Program:
         lanes=lanes,
         span=max(sizes, default=1),
         scratch_chunks=ranks + 2 * sum(sizes),
+        period=1,
     )
 
 
@@ -144,4 +145,4 @@ def barrier(ranks: int) -> Program:
         return (tuple(operations),)
 
     sends = max((ranks - 1).bit_length(), 1)
-    return Program(NAME, Collective.BARRIER, ranks, chunks=1, sends=sends, lanes=lanes)
+    return Program(NAME, Collective.BARRIER, ranks, chunks=1, sends=sends, lanes=lanes, period=1)

@@ -47,7 +47,9 @@ def all_reduce_one_shot(ranks: int) -> Program:
         reduce = Reduce(_in_rank_order(rank, ranks, own), (Chunks(Buffer.OUTPUT, 0),))
         return ((Send(own, others(rank, ranks)), reduce),) if ranks > 1 else ((reduce,),)
 
-    return Program("direct_one_shot", Collective.ALL_REDUCE, ranks, chunks=1, sends=1, lanes=lanes)
+    return Program(
+        "direct_one_shot", Collective.ALL_REDUCE, ranks, chunks=1, sends=1, lanes=lanes, period=1
+    )
 
 
 def all_reduce_two_shot(ranks: int) -> Program:
@@ -123,7 +125,7 @@ def all_gather(ranks: int) -> Program:
         keep = copy(own, Chunks(Buffer.OUTPUT, rank))
         return ((*send, keep, *(receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in peers)),)
 
-    return Program("direct", Collective.ALL_GATHER, ranks, chunks=1, sends=1, lanes=lanes)
+    return Program("direct", Collective.ALL_GATHER, ranks, chunks=1, sends=1, lanes=lanes, period=1)
 
 
 def gather(ranks: int, root: int) -> Program:
@@ -174,7 +176,13 @@ def all_to_all(ranks: int) -> Program:
         return (tuple(sends), (keep, *takes))
 
     return Program(
-        "direct", Collective.ALL_TO_ALL, ranks, chunks=1, sends=max(ranks - 1, 1), lanes=lanes
+        "direct",
+        Collective.ALL_TO_ALL,
+        ranks,
+        chunks=1,
+        sends=max(ranks - 1, 1),
+        lanes=lanes,
+        period=1,
     )
 
 
@@ -188,7 +196,7 @@ def barrier(ranks: int) -> Program:
         arrived = Reduce(tuple(Incoming(peer) for peer in peers), ())
         return ((Send(Chunks(Buffer.INPUT, 0), peers), arrived),)
 
-    return Program("direct", Collective.BARRIER, ranks, chunks=1, sends=1, lanes=lanes)
+    return Program("direct", Collective.BARRIER, ranks, chunks=1, sends=1, lanes=lanes, period=1)
 
 
 def send() -> Program:

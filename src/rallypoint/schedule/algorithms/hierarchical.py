@@ -138,6 +138,7 @@ def node_ring(ranks: int, per_node: int = 1) -> Program:
         ranks,
         chunks=nodes,
         sends=nodes,
+        period=0 if ranks % per_node else per_node,
         lanes=lambda rank: (tuple(there(rank)), tuple(back(rank))),
     )
 

@@ -47,7 +47,13 @@ def all_reduce(ranks: int) -> Program:
         return (tuple(operations),)
 
     return Program(
-        "ring", Collective.ALL_REDUCE, ranks, chunks=ranks, sends=2 * (ranks - 1), lanes=lanes
+        "ring",
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=ranks,
+        sends=2 * (ranks - 1),
+        lanes=lanes,
+        period=1,
     )
 
 
@@ -68,7 +74,13 @@ def all_gather(ranks: int) -> Program:
         return (tuple(operations),)
 
     return Program(
-        "ring", Collective.ALL_GATHER, ranks, chunks=1, sends=max(ranks - 1, 1), lanes=lanes
+        "ring",
+        Collective.ALL_GATHER,
+        ranks,
+        chunks=1,
+        sends=max(ranks - 1, 1),
+        lanes=lanes,
+        period=1,
     )
 
 
@@ -99,4 +111,5 @@ def reduce_scatter(ranks: int) -> Program:
         sends=max(ranks - 1, 1),
         lanes=lanes,
         scratch_chunks=max(ranks - 2, 0),
+        period=1,
     )

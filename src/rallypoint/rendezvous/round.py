@@ -18,12 +18,22 @@ class Endpoint(Record, kw_only=True):
 
 
 class Member(Record, kw_only=True):
-    """One node's agent, and how many workers of which role it brings."""
+    """One node's agent, and how many workers of which role it brings.
 
-    node_rank: int
+    Attributes:
+        key: what no other agent has, not even the same node's next one.
+        node_rank: in the round; -1 before there is one.
+        wish: the rank that it asks for, if any.
+        address: how others reach it; empty: this machine.
+    """
+
+    key: str = ""
+    node_rank: int = -1
     host: str
     local_world_size: int
     role: str = "default"
+    wish: int | None = None
+    address: str = ""
 
 
 class Placement(Record, kw_only=True):
@@ -57,6 +67,10 @@ class Round(Record, kw_only=True):
     def world_size(self) -> int:
         """All workers of all nodes."""
         return sum(member.local_world_size for member in self.members)
+
+    def node_rank_of(self, key: str) -> int | None:
+        """The rank of a member, if it is one."""
+        return next((each.node_rank for each in self.members if each.key == key), None)
 
     def role_world_size(self, role: str) -> int:
         """All workers of one role."""

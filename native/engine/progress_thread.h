@@ -1,0 +1,62 @@
+// The thread that carries out operations while their callers do something else: one for all
+// communicators of the process, started when first needed, asleep while there is nothing to do.
+//
+// It knows neither operations nor Python: it asks each communicator to get on, and sleeps on the
+// bells of those that wait for a peer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "engine/region.h"
+
+namespace rallypoint {
+
+// What the thread serves.
+class Progressable {
+ public:
+  virtual ~Progressable() = default;
+  virtual bool has_work() const = 0;
+  // Gets on without waiting; returns whether anything moved. Who has slept looks for trouble.
+  virtual bool progress(bool has_slept) = 0;
+  virtual const Region& region() const = 0;
+};
+
+class ProgressThread {
+ public:
+  static ProgressThread& instance();
+
+  void add(Progressable& member);
+  // Afterwards the thread does not touch it any more.
+  void remove(Progressable& member);
+  // There is something to do: at once, or when the thread next looks, within a millisecond.
+  void notify(bool at_once);
+
+ private:
+  class Visit {
+   public:
+    explicit Visit(ProgressThread& progress);
+    ~Visit();
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+
+   private:
+    ProgressThread& progress_;
+  };
+
+  ProgressThread() = default;
+  void run();
+  bool pass(bool has_slept, bool& has_work);
+  void sleep(std::uint32_t calls, long most_us);
+
+  std::mutex mutex_;  // of members_
+  std::vector<Progressable*> members_;
+  bool is_running_ = false;
+  std::atomic<unsigned> visitors_{0};
+  std::atomic<std::uint32_t> calls_{0};  // the futex of the thread
+  std::atomic<bool> is_asleep_{false};   // until it is called
+};
+
+}  // namespace rallypoint

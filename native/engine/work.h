@@ -1,0 +1,32 @@
+// An operation that goes on while its caller does something else.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "engine/layout.h"
+
+namespace rallypoint {
+
+class Work {
+ public:
+  virtual ~Work() = default;
+
+  bool is_done() const { return done_.load(std::memory_order_acquire) != 0; }
+  // Once it is done: `none` or what went wrong.
+  Trouble trouble() const { return trouble_; }
+  // Sleeps until it is done, at most for so long.
+  void sleep(long most_us) const;
+  // For whoever carried it out: once, and holding no lock that on_done may need.
+  void finish(Trouble trouble);
+
+ protected:
+  // The memory of the operation is not touched any more. Runs on any thread.
+  virtual void on_done() {}
+
+ private:
+  Trouble trouble_ = Trouble::none;
+  std::atomic<std::uint32_t> done_{0};
+};
+
+}  // namespace rallypoint

@@ -1,0 +1,219 @@
+#include "python/buffer.h"
+
+#include <cstring>
+
+namespace nb = nanobind;
+
+namespace rallypoint::python {
+namespace {
+
+// What of DLPack's C interface is used here (dmlc/dlpack, include/dlpack/dlpack.h, 1.3).
+struct DLDevice {
+  std::int32_t type;
+  std::int32_t id;
+};
+struct DLDataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  std::int32_t dimensions;
+  DLDataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+struct DLExchange {
+  std::uint32_t major;
+  std::uint32_t minor;
+  void* previous;
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*tensor_from_object)(void* object, DLTensor* tensor);
+  void* current_stream;
+};
+constexpr std::int32_t kCpu = 1;
+constexpr std::uint32_t kMajor = 1;
+
+// The type that was seen last. Types of tensors live as long as the process.
+PyTypeObject* known_type = nullptr;
+const DLExchange* known_exchange = nullptr;
+
+const DLExchange* exchange_of(PyTypeObject* type) {
+  if (type == known_type) return known_exchange;
+  const DLExchange* exchange = nullptr;
+  auto* const object = reinterpret_cast<PyObject*>(type);
+  if (PyObject* capsule = PyObject_GetAttrString(object, "__dlpack_c_exchange_api__")) {
+    if (PyCapsule_IsValid(capsule, "dlpack_exchange_api") != 0) {
+      exchange =
+          static_cast<const DLExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+      if (exchange->major != kMajor || exchange->tensor_from_object == nullptr) exchange = nullptr;
+    }
+    Py_DECREF(capsule);
+  }
+  PyErr_Clear();
+  if (exchange == nullptr) return nullptr;
+  known_type = type;
+  known_exchange = exchange;
+  return exchange;
+}
+
+std::optional<DType> dtype_of(const DLDataType& type) {
+  enum Code : std::uint8_t { integer, natural, real, opaque, brain, complex, boolean };
+  if (type.lanes != 1) return {};
+  switch (type.code << 8 | type.bits) {
+    case integer << 8 | 8:
+      return DType::int8;
+    case integer << 8 | 16:
+      return DType::int16;
+    case integer << 8 | 32:
+      return DType::int32;
+    case integer << 8 | 64:
+      return DType::int64;
+    case natural << 8 | 8:
+      return DType::uint8;
+    case natural << 8 | 16:
+      return DType::uint16;
+    case natural << 8 | 32:
+      return DType::uint32;
+    case natural << 8 | 64:
+      return DType::uint64;
+    case real << 8 | 16:
+      return DType::float16;
+    case real << 8 | 32:
+      return DType::float32;
+    case real << 8 | 64:
+      return DType::float64;
+    case brain << 8 | 16:
+      return DType::bfloat16;
+    case complex << 8 | 64:
+      return DType::complex64;
+    case complex << 8 | 128:
+      return DType::complex128;
+    case boolean << 8 | 8:
+      return DType::boolean;
+    default:
+      return {};
+  }
+}
+
+std::optional<DType> sized(std::ptrdiff_t bytes, bool is_signed) {
+  switch (bytes) {
+    case 1:
+      return is_signed ? DType::int8 : DType::uint8;
+    case 2:
+      return is_signed ? DType::int16 : DType::uint16;
+    case 4:
+      return is_signed ? DType::int32 : DType::uint32;
+    default:
+      return is_signed ? DType::int64 : DType::uint64;
+  }
+}
+
+// The struct module's letters, in native byte order; "Z" before a float is PEP 3118's complex.
+std::optional<DType> dtype_of(const char* format, std::ptrdiff_t item) {
+  if (format == nullptr) return DType::uint8;
+  if (format[0] == 'Z' && format[1] != '\0' && format[2] == '\0') {
+    if (format[1] == 'f') return DType::complex64;
+    if (format[1] == 'd') return DType::complex128;
+    return {};
+  }
+  if (format[0] == '\0' || format[1] != '\0') return {};
+  switch (format[0]) {
+    case 'f':
+      return DType::float32;
+    case 'd':
+      return DType::float64;
+    case 'e':
+      return DType::float16;
+    case '?':
+      return DType::boolean;
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+      return sized(item, true);
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+      return sized(item, false);
+    default:
+      return {};
+  }
+}
+
+bool is_contiguous(const DLTensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  std::int64_t stride = 1;
+  for (std::int32_t i = tensor.dimensions - 1; i >= 0; --i) {
+    if (tensor.shape[i] == 0) return true;
+  }
+  for (std::int32_t i = tensor.dimensions - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != stride) return false;
+    stride *= tensor.shape[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+View::View(nb::handle object, bool writable, std::optional<DType> as) {
+  if (object.is_none()) return;
+  kind_ = Kind::bad;
+  if (!take_tensor(object, writable)) take_buffer(object, writable);
+  if (as && dtype_ && item_bytes(*as) == item_bytes(*dtype_)) dtype_ = as;
+}
+
+// Returns false if the object is no tensor.
+bool View::take_tensor(nb::handle object, bool) {
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  // Looking up an attribute that is not there is slow: ask arrays for their buffer first.
+  if (type != known_type && PyObject_CheckBuffer(object.ptr()) != 0) return false;
+  const DLExchange* const exchange = exchange_of(type);
+  if (exchange == nullptr) return false;
+  DLTensor tensor{};
+  if (exchange->tensor_from_object(object.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    return true;
+  }
+  if (tensor.device.type != kCpu || !is_contiguous(tensor)) return true;
+  std::uint64_t items = 1;
+  for (std::int32_t i = 0; i < tensor.dimensions; ++i) {
+    items *= static_cast<std::uint64_t>(tensor.shape[i]);
+  }
+  dtype_ = dtype_of(tensor.dtype);
+  if (!dtype_) return true;
+  data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  bytes_ = items * item_bytes(*dtype_);
+  Py_INCREF(object.ptr());
+  buffer_.obj = object.ptr();
+  kind_ = Kind::tensor;
+  return true;
+}
+
+void View::take_buffer(nb::handle object, bool writable) {
+  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) != 0) {
+    PyErr_Clear();
+    return;
+  }
+  kind_ = Kind::buffer;
+  dtype_ = dtype_of(buffer_.format, buffer_.itemsize);
+  data_ = static_cast<std::byte*>(buffer_.buf);
+  bytes_ = static_cast<std::uint64_t>(buffer_.len);
+}
+
+void View::release() {
+  if (kind_ == Kind::buffer) PyBuffer_Release(&buffer_);
+  if (kind_ == Kind::tensor) Py_DECREF(buffer_.obj);
+  kind_ = Kind::none;
+}
+
+}  // namespace rallypoint::python

@@ -1,0 +1,60 @@
+// The memory of a Python array: NumPy arrays and whatever else has a buffer, and tensors by the
+// DLPack exchange API (PyTorch's data pointer for a fraction of what its methods cost).
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "engine/reduce.h"
+
+namespace rallypoint::python {
+
+// C-contiguous memory on the CPU, kept alive and in place while the view exists. Without the GIL a
+// view may only be moved.
+class View {
+ public:
+  View() = default;
+  // `as` says what the items are, where the array cannot (bfloat16 in NumPy).
+  View(nanobind::handle object, bool writable, std::optional<DType> as = {});
+  ~View() { release(); }
+  View(View&& other) noexcept { swap(other); }
+  View& operator=(View&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  // Whether the memory can be used; None counts as no memory, of any type.
+  bool is_good() const { return kind_ == Kind::none || dtype_.has_value(); }
+  bool is_none() const { return kind_ == Kind::none; }
+  std::byte* data() const { return data_; }
+  std::uint64_t bytes() const { return bytes_; }
+  std::optional<DType> dtype() const { return dtype_; }
+
+ private:
+  enum class Kind : std::uint8_t { none, bad, buffer, tensor };
+
+  bool take_tensor(nanobind::handle object, bool writable);
+  void take_buffer(nanobind::handle object, bool writable);
+  void release();
+  void swap(View& other) noexcept {
+    std::swap(kind_, other.kind_);
+    std::swap(buffer_, other.buffer_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(dtype_, other.dtype_);
+  }
+
+  Kind kind_ = Kind::none;
+  Py_buffer buffer_{};  // of a tensor: its object only
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+  std::optional<DType> dtype_;
+};
+
+}  // namespace rallypoint::python

@@ -1,0 +1,326 @@
+// The engine as Python sees it: turns arrays into plain pointers and sizes, and decides nothing.
+
+#include "python/engine.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/communicator.h"
+#include "python/buffer.h"
+#include "python/work.h"
+
+namespace nb = nanobind;
+
+namespace rallypoint::python {
+namespace {
+
+constexpr int kBadBuffer = -1;
+constexpr int kBadOperator = -2;
+constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
+constexpr std::uint32_t kAllReduce = 0;         // schedule/collective.py
+
+class PythonCommunicator {
+ public:
+  PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned spins,
+                     unsigned yields, nb::callable plan, double timeout_s)
+      : communicator_(std::make_shared<Communicator>(fd, rank, ranks, WaitPolicy{spins, yields})),
+        plan_(std::move(plan)),
+        timeout_s_(timeout_s) {}
+
+  int watch_peers() { return communicator_->region().watch_peers(); }
+
+  int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
+          nb::handle output) {
+    const View source(input, false);
+    const View target(output, true);
+    const std::optional<DType> dtype = common_dtype(source, target);
+    if (!dtype || op >= kReduceOps) return kBadBuffer;
+    if (!applies(op, *dtype)) return kBadOperator;
+    const std::uint64_t bytes = common_bytes(source.bytes(), target.bytes());
+    const Program& program = planned(collective, root, bytes, false);
+    const std::uint64_t block = block_bytes(program, source.bytes(), target.bytes());
+    if (!holds(source, program.input_blocks, block) ||
+        !holds(target, program.output_blocks, block) || block % item_bytes(*dtype) != 0) {
+      return kBadBuffer;
+    }
+    const Call call{&program,
+                    operator_of(collective, op, root, *dtype),
+                    block / item_bytes(*dtype),
+                    source.data(),
+                    target.data(),
+                    timeout_s_};
+    PythonHost host;
+    if (bytes >= kLongBytes) host.before_wait();
+    const Trouble trouble = communicator_->run(call, host);
+    host.resume();
+    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
+    return static_cast<int>(trouble);
+  }
+
+  // The general form: arrays or lists of arrays, one for each block, of any lengths.
+  nb::object submit(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
+                    nb::handle input, nb::handle output, int as, double factor, bool uneven,
+                    double timeout_s) {
+    release_finished();
+    const auto work = std::make_shared<PythonWork>();
+    std::optional<DType> dtype;
+    if (as >= 0) dtype = static_cast<DType>(as);
+    const bool many_in = take(*work, input, false, dtype, work->inputs);
+    const bool many_out = take(*work, output, true, dtype, work->outputs);
+    if (!dtype || op >= kReduceOps) return nb::int_(kBadBuffer);
+    if (!applies(op, *dtype)) return nb::int_(kBadOperator);
+    const bool listed = many_in || many_out;
+    uneven |= differ(work->inputs) || differ(work->outputs);
+    Call& call = work->call;
+    call.what = operator_of(collective, op, root, *dtype);
+    call.timeout_s = timeout_s < 0 ? timeout_s_ : timeout_s;
+    std::uint64_t bytes = 0;
+    if (!describe(*work, collective, root, item_bytes(*dtype), listed, uneven, bytes)) {
+      return nb::int_(kBadBuffer);
+    }
+    if (static_cast<ReduceOp>(op) == ReduceOp::premul_sum && !premultiply(*work, *dtype, factor)) {
+      return nb::int_(kBadOperator);
+    }
+    work->communicator = communicator_;
+    PythonHost host;
+    if (bytes >= kLongBytes) host.before_wait();
+    const bool taken = communicator_->submit(work, bytes >= kLongBytes, host);
+    host.resume();
+    if (!taken) throw nb::python_error();
+    return nb::cast(work);
+  }
+
+  int run_pair(std::uint32_t collective, std::uint32_t from, std::uint32_t to, std::int32_t tag,
+               nb::handle buffer) {
+    const bool sends = communicator_->region().rank() == from;
+    const std::uint32_t role = sends ? 0 : 1;
+    const View view(buffer, !sends);
+    const std::optional<DType> dtype = view.dtype();
+    if (!dtype) return kBadBuffer;
+    const Call call{&planned(collective, role, view.bytes(), false, role, 2),
+                    {static_cast<std::uint16_t>(collective), *dtype, ReduceOp::sum, tag},
+                    view.bytes() / item_bytes(*dtype),
+                    view.data(),
+                    view.data(),
+                    timeout_s_};
+    Executor& executor = communicator_->pair(from, to);
+    PythonHost host;
+    if (view.bytes() >= kLongBytes) host.before_wait();
+    std::unique_lock lock(executor.mutex, std::try_to_lock);
+    if (!lock) {
+      host.before_wait();
+      lock.lock();
+    }
+    const Trouble trouble = executor.run(call, host);
+    lock.unlock();
+    host.resume();
+    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
+    return static_cast<int>(trouble);
+  }
+
+  nb::object trouble() {
+    Region& region = communicator_->region();
+    if (!region.poisoned()) return nb::none();
+    Poison& poison = region.poison();
+    while (poison.state.load(std::memory_order_acquire) != 2) {
+    }
+    return nb::make_tuple(static_cast<int>(poison.trouble), poison.culprit, poison.reporter,
+                          record(poison.theirs), record(poison.ours), poison.sent, poison.expected);
+  }
+
+  void leave() { communicator_->region().leave(); }
+  void abort() {
+    Region& region = communicator_->region();
+    region.spread(Trouble::aborted, static_cast<std::int32_t>(region.rank()), nullptr, nullptr);
+  }
+  std::int32_t pid(std::uint32_t rank) { return communicator_->region().state(rank).pid.load(); }
+
+ private:
+  static bool applies(std::uint32_t op, DType dtype) {
+    return op == 0 || reducer(dtype, static_cast<ReduceOp>(op)) != nullptr;
+  }
+  static Operator operator_of(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
+                              DType dtype) {
+    return {static_cast<std::uint16_t>(collective), dtype, static_cast<ReduceOp>(op),
+            static_cast<std::int32_t>(root)};
+  }
+  static std::optional<DType> common_dtype(const View& source, const View& target) {
+    if (!source.is_good() || !target.is_good()) return {};
+    if (source.is_none()) return target.is_none() ? DType::uint8 : target.dtype();
+    if (target.is_none() || target.dtype() == source.dtype()) return source.dtype();
+    return {};
+  }
+
+  // The size that programs are chosen by: the same on every rank, whether or not it is the root.
+  static std::uint64_t common_bytes(std::uint64_t input, std::uint64_t output) {
+    return input == 0 || output == 0 ? input + output : std::min(input, output);
+  }
+  static std::uint64_t block_bytes(const Program& program, std::uint64_t input,
+                                   std::uint64_t output) {
+    return program.output_blocks > 0 ? output / program.output_blocks
+                                     : input / std::max(program.input_blocks, 1u);
+  }
+  // A buffer that the program does not use may be anything.
+  static bool holds(const View& view, std::uint64_t blocks, std::uint64_t block) {
+    return blocks == 0 || view.bytes() == blocks * block;
+  }
+
+  // The arrays of one side of a call; returns whether it is a list. Without a common type, `dtype`
+  // is empty afterwards.
+  static bool take(PythonWork& work, nb::handle side, bool writable, std::optional<DType>& dtype,
+                   std::vector<Block>& blocks) {
+    const bool had_dtype = dtype.has_value() || !work.views.empty();
+    std::optional<DType> common = dtype;
+    bool is_good = !(had_dtype && !dtype && !work.inputs.empty());
+    const auto add = [&](nb::handle array) {
+      View view(array, writable, dtype);
+      is_good &= view.is_good();
+      if (view.is_none() || !is_good) return;
+      if (!common) common = view.dtype();
+      is_good &= view.dtype() == common;
+      blocks.push_back({view.data(), view.bytes() / item_bytes(*common)});
+      work.views.push_back(std::move(view));
+    };
+    const bool is_list = nb::isinstance<nb::list>(side) || nb::isinstance<nb::tuple>(side);
+    if (is_list) {
+      for (nb::handle array : side) add(array);
+    } else {
+      add(side);
+    }
+    dtype = is_good ? common : std::nullopt;
+    return is_list;
+  }
+
+  static bool differ(const std::vector<Block>& blocks) {
+    return std::any_of(blocks.begin(), blocks.end(),
+                       [&](const Block& block) { return block.items != blocks[0].items; });
+  }
+  static std::uint64_t items_of(const std::vector<Block>& blocks) {
+    std::uint64_t items = 0;
+    for (const Block& block : blocks) items += block.items;
+    return items;
+  }
+
+  // Choose the program and say where its blocks are; returns whether the arrays fit it.
+  bool describe(PythonWork& work, std::uint32_t collective, std::uint32_t root, std::uint64_t item,
+                bool listed, bool uneven, std::uint64_t& bytes) {
+    Call& call = work.call;
+    const std::uint64_t input = items_of(work.inputs) * item;
+    const std::uint64_t output = items_of(work.outputs) * item;
+    bytes = common_bytes(input, output);
+    const Program& program = planned(collective, root, uneven ? 0 : bytes, uneven);
+    call.program = &program;
+    call.input = work.inputs.empty() ? nullptr : work.inputs[0].at;
+    call.output = work.outputs.empty() ? nullptr : work.outputs[0].at;
+    if (uneven) {
+      if (!program.takes_uneven_blocks()) return false;
+      call.agreement = &planned(kAllReduce, 0, sizeof(std::int64_t), false);
+      for (const auto& blocks : {work.inputs, work.outputs}) {
+        for (const Block& block : blocks) call.count = std::max(call.count, block.items);
+      }
+    } else {
+      call.count = block_bytes(program, input, output) / item;
+    }
+    if (listed || uneven) {
+      call.input_blocks = work.inputs.data();
+      call.output_blocks = work.outputs.data();
+    }
+    return fits(work.inputs, program.input_blocks, call, uneven) &&
+           fits(work.outputs, program.output_blocks, call, uneven);
+  }
+
+  // One array for each block, or, if all are of one length, a single array of them.
+  static bool fits(std::vector<Block>& blocks, std::uint32_t wanted, const Call& call,
+                   bool uneven) {
+    if (wanted == 0) return true;
+    if (blocks.size() == wanted) {
+      return uneven || items_of(blocks) == wanted * call.count;
+    }
+    if (uneven || blocks.size() != 1 || blocks[0].items != wanted * call.count) return false;
+    if (call.input_blocks == nullptr) return true;
+    const std::uint64_t step = call.count * item_bytes(call.what.dtype);
+    std::byte* const first = blocks[0].at;
+    blocks.clear();
+    for (std::uint32_t i = 0; i < wanted; ++i) blocks.push_back({first + i * step, call.count});
+    return true;
+  }
+
+  // The input, scaled, takes the input's place.
+  static bool premultiply(PythonWork& work, DType dtype, double factor) {
+    const std::uint64_t item = item_bytes(dtype);
+    work.staging.resize(items_of(work.inputs) * item);
+    std::byte* at = work.staging.data();
+    for (Block& block : work.inputs) {
+      if (!scale(dtype, at, block.at, block.items, factor)) return false;
+      block.at = at;
+      at += block.items * item;
+    }
+    work.call.input = work.staging.data();
+    return true;
+  }
+
+  const Program& planned(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
+                         bool uneven) {
+    const Region& region = communicator_->region();
+    return planned(collective, root, bytes, uneven, region.rank(), region.ranks());
+  }
+  const Program& planned(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
+                         bool uneven, std::uint32_t rank, std::uint32_t ranks) {
+    const std::uint64_t kind = Communicator::kind(collective, root, bytes, uneven);
+    if (const Program* known = communicator_->find(kind)) return *known;
+    const auto answer = nb::cast<nb::tuple>(plan_(collective, root, bytes, uneven));
+    const auto words = nb::cast<nb::bytes>(answer[0]);
+    const std::string error = communicator_->teach(
+        kind, {static_cast<const std::int32_t*>(words.data()), words.size() / sizeof(std::int32_t)},
+        rank, ranks, nb::cast<bool>(answer[1]));
+    if (!error.empty()) throw nb::value_error(error.c_str());
+    return *communicator_->find(kind);
+  }
+
+  static nb::object record(const CallRecord& record) {
+    const std::uint64_t number = record.number.load();
+    if (number == 0) return nb::none();
+    return nb::make_tuple(number - 1, record.collective, record.reduce_op, record.dtype,
+                          record.root, record.count);
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+  nb::callable plan_;
+  double timeout_s_;
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  module.def("region_bytes", [](std::uint32_t ranks) { return Layout(ranks).bytes(); });
+  module.def("next_done", &next_done, nb::call_guard<nb::gil_scoped_release>());
+  module.def("close_work", &close_work);
+  nb::class_<PythonWork>(module, "Work")
+      .def("wait", &PythonWork::wait)
+      .def("test", &PythonWork::test)
+      .def("watch", &PythonWork::watch)
+      .def("trouble", [](const PythonWork& work) { return static_cast<int>(work.trouble()); });
+  nb::class_<PythonCommunicator>(module, "Communicator")
+      .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double>(),
+           nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("spins"), nb::arg("yields"),
+           nb::arg("plan"), nb::arg("timeout_s"))
+      .def("watch_peers", &PythonCommunicator::watch_peers)
+      .def("run", &PythonCommunicator::run, nb::arg().none(), nb::arg(), nb::arg(),
+           nb::arg().none(), nb::arg().none())
+      .def("submit", &PythonCommunicator::submit, nb::arg("collective"), nb::arg("op"),
+           nb::arg("root"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("dtype"),
+           nb::arg("factor"), nb::arg("uneven"), nb::arg("timeout_s"))
+      .def("run_pair", &PythonCommunicator::run_pair)
+      .def("trouble", &PythonCommunicator::trouble)
+      .def("leave", &PythonCommunicator::leave)
+      .def("abort", &PythonCommunicator::abort)
+      .def("pid", &PythonCommunicator::pid);
+}
+
+}  // namespace rallypoint::python

@@ -1,0 +1,122 @@
+#include "python/work.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace rallypoint::python {
+namespace {
+
+constexpr double kForeverS = 1e9;
+
+// Never destroyed: threads may outlive whatever else ends with the process.
+struct Finished {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<PythonWork>> to_release;
+  std::deque<std::shared_ptr<PythonWork>> watched;
+  std::condition_variable is_watched;
+  std::atomic<bool> has_any{false};
+  bool is_closed = false;
+};
+
+Finished& finished() {
+  static auto* const state = new Finished;
+  return *state;
+}
+
+int release_later(void*) {
+  release_finished();
+  return 0;
+}
+
+}  // namespace
+
+bool PythonHost::is_interrupted() {
+  const bool released = thread_ != nullptr;
+  resume();
+  const bool interrupted = PyErr_CheckSignals() != 0;
+  if (released && !interrupted) before_wait();
+  return interrupted;
+}
+
+bool PythonWork::wait(double timeout_s) {
+  if (!is_done()) {
+    const std::shared_ptr<Communicator> kept = communicator;
+    PythonHost host;
+    const bool done = kept->wait(*this, timeout_s < 0 ? kForeverS : timeout_s, host);
+    host.resume();
+    if (!done && PyErr_Occurred() != nullptr) throw nb::python_error();
+  }
+  release_finished();
+  return is_done();
+}
+
+bool PythonWork::test() {
+  if (!is_done()) {
+    const std::shared_ptr<Communicator> kept = communicator;
+    kept->progress(false);
+  }
+  release_finished();
+  return is_done();
+}
+
+bool PythonWork::watch() {
+  const std::lock_guard lock(finished().mutex);
+  if (is_finished_) return false;
+  is_watched_ = true;
+  return true;
+}
+
+void PythonWork::release() {
+  views.clear();
+  communicator.reset();
+}
+
+void PythonWork::on_done() {
+  Finished& state = finished();
+  const std::lock_guard lock(state.mutex);
+  is_finished_ = true;
+  if (state.is_closed) return;
+  state.to_release.push_back(shared_from_this());
+  if (is_watched_) {
+    state.watched.push_back(shared_from_this());
+    state.is_watched.notify_one();
+  }
+  // Python's main thread will come by, if nobody else does.
+  if (!state.has_any.exchange(true)) Py_AddPendingCall(release_later, nullptr);
+}
+
+void release_finished() {
+  Finished& state = finished();
+  if (!state.has_any.load(std::memory_order_relaxed)) return;
+  std::vector<std::shared_ptr<PythonWork>> works;
+  {
+    const std::lock_guard lock(state.mutex);
+    works.swap(state.to_release);
+    state.has_any.store(false, std::memory_order_relaxed);
+  }
+  for (const auto& work : works) work->release();
+}
+
+std::shared_ptr<PythonWork> next_done() {
+  Finished& state = finished();
+  std::unique_lock lock(state.mutex);
+  state.is_watched.wait(lock, [&] { return state.is_closed || !state.watched.empty(); });
+  if (state.is_closed) return nullptr;
+  std::shared_ptr<PythonWork> work = std::move(state.watched.front());
+  state.watched.pop_front();
+  return work;
+}
+
+void close_work() {
+  Finished& state = finished();
+  const std::lock_guard lock(state.mutex);
+  state.is_closed = true;
+  state.is_watched.notify_all();
+}
+
+}  // namespace rallypoint::python

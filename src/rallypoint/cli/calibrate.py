@@ -1,0 +1,102 @@
+"""Measures the engine on this machine and fits a link model to it.
+
+`calibrate` is what `rallypoint bench --calibrate` and benchmarks/calibration.py call. Every other
+size is left out of the fit, so that the error it reports is that of predictions.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.base.errors import HostError
+from rallypoint.schedule.calibration import Error, Measurement, fit, predict, to_toml
+
+ALGORITHMS = (
+    "direct_one_shot",
+    "direct_two_shot",
+    "ring",
+    "binomial_tree",
+    "binary_tree",
+    "double_tree",
+    "halving_doubling",
+)
+FITTED_SIZES = tuple(8 << shift for shift in range(0, 22, 3))  # 8 B, 64 B, ..., 16 MiB
+LEFT_OUT_SIZES = (32, 256, 2048, 8192, 65536, 131072, 524288, 2 << 20, 8 << 20)
+RANKS = (2, 3, 4, 6, 8)
+BLOCK_BYTES = 256 << 10  # the engine's (native/engine/layout.h)
+SLOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fitted model, and how well it predicts what it was not fitted to."""
+
+    model: str  # TOML
+    errors: list[Error]
+    measurements: list[Measurement]
+
+    @property
+    def median_error(self) -> float:
+        """As a share of the measured time."""
+        return statistics.median(error.relative for error in self.errors)
+
+    @property
+    def p95_error(self) -> float:
+        """The 95th percentile."""
+        relative = sorted(error.relative for error in self.errors)
+        return relative[int(0.95 * (len(relative) - 1))]
+
+
+def calibrate(
+    ranks: Sequence[int] = RANKS,
+    algorithms: Sequence[str] = ALGORITHMS,
+    *,
+    name: str = "this_machine",
+) -> Calibration:
+    """Measure and fit; takes some minutes.
+
+    Raises:
+        HostError: the measuring processes failed.
+    """
+    measured = [row for count in ranks for row in measure(count, algorithms)]
+    return calibration_of(measured, name=name)
+
+
+def calibration_of(measured: Sequence[Measurement], *, name: str) -> Calibration:
+    """Fit to the fitted sizes, and predict the others."""
+    fitted = [row for row in measured if row.nbytes in FITTED_SIZES]
+    left_out = [row for row in measured if row.nbytes not in FITTED_SIZES]
+    links = fit(fitted, block_bytes=BLOCK_BYTES, slots=SLOTS)
+    most = max(row.ranks for row in measured)
+    source = f"rallypoint bench --calibrate, 2 to {most} ranks"
+    return Calibration(
+        to_toml(links, name=name, source=source), predict(links, left_out), list(measured)
+    )
+
+
+def measure(ranks: int, algorithms: Sequence[str]) -> list[Measurement]:
+    """All algorithms and sizes, with this many processes."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "rows.json")
+        sizes = ",".join(str(size) for size in (*FITTED_SIZES, *LEFT_OUT_SIZES))
+        command = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks), "-m", "rallypoint.cli.calibrate_worker"]
+        result = subprocess.run(
+            [*command, str(file), ",".join(algorithms), sizes],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if result.returncode != 0:
+            raise HostError(f"measuring with {ranks} ranks failed: {result.stderr[-500:]}")
+        rows = json.loads(file.read_text())
+    return [
+        Measurement(row["algorithm"], row["ranks"], row["bytes"], row["time_us"]) for row in rows
+    ]

@@ -1,0 +1,108 @@
+"""`rallypoint simulate`: how long collective algorithms would take, on how many ranks you like."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rallypoint.base.errors import CallerError
+from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.cli.simulation_request import PROGRAM, Request, request_of
+
+FLAGS = (
+    Flag("--ranks", "how many ranks (default 8)", "N"),
+    Flag("--ranks-per-node", "how many of them on each node (default: what the links say)", "N"),
+    Flag("--bytes", "size as nccl-tests count it: of the larger buffer (default 1M)", "SIZE"),
+    Flag("--algorithms", "names, or files with an algorithm of your own, with commas between\n"
+         "(default: all that the collective has)", "A,B"),
+    Flag("--links", "a link model, or a part of its name, or a .toml file (default hopper);\n"
+         "'--links help' lists them", "MODEL"),
+    Flag("--variants", "variants of the link model (default: all)", "A,B"),
+    Flag("--sweep-bytes", "several sizes, doubling: 8:1G", "A:B"),
+    Flag("--sweep-ranks", "several numbers of ranks, doubling: 2:4096", "A:B"),
+    Flag("--noise", "each operation takes up to this share longer, at random", "SHARE"),
+    Flag("--late", "a rank starts so many microseconds late", "RANK:US"),
+    Flag("--slow", "a rank takes so many times as long", "RANK:TIMES"),
+    Flag("--failed", "the link between two ranks delivers only after --retry-us", "A-B"),
+    Flag("--retry-us", "default 1000000", "US"),
+    Flag("--runs", "with --noise: how many times, for median and 95th percentile (default 20)",
+         "N"),
+    Flag("--seed", "of the first run (default 0)", "N"),
+    Flag("--json", "write the rows to FILE", "FILE"),
+    Flag("--plot", "draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)",
+         "FILE"),
+    Flag("--explain", "draw who sends to whom, and the first steps (up to 16 ranks)"),
+    HELP,
+)  # fmt: skip
+
+USAGE = """\
+usage: rallypoint simulate COLLECTIVE [FLAGS]
+
+Predict the time of a collective from a model of the links. The programs are those that the engine
+runs; COLLECTIVE is all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
+all_to_all or barrier.
+
+  rallypoint simulate all_reduce --ranks 24576 --ranks-per-node 6 --bytes 8 \\
+      --algorithms ring,double_tree --links summit
+  rallypoint simulate all_reduce --ranks 64 --sweep-bytes 8:1G --links ethernet_100g --plot a.png
+  rallypoint simulate all_reduce --ranks 8 --algorithms double_tree --explain
+"""
+
+_STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
+
+
+def simulate(words: Sequence[str]) -> int:
+    """Perform `rallypoint simulate WORDS`; the exit status."""
+    collective = words[0] if words and not words[0].startswith("-") else ""
+    try:
+        values, rest = parse(words[bool(collective) :], FLAGS, program=PROGRAM, environ={})
+        if "--help" in values or not words:
+            print(USAGE, describe(FLAGS), sep="\n")
+            return _STATUS_OK if words else _STATUS_USAGE
+        if rest:
+            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; see {PROGRAM} --help.")
+        if values.get("--links") == "help":
+            return _list_models()
+        request = request_of(collective, values)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return _STATUS_USAGE
+    try:
+        return _perform(request, values)
+    except CallerError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return _STATUS_FAILED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _STATUS_OK
+
+
+def _perform(request: Request, values: dict[str, str]) -> int:
+    from rallypoint.cli.simulation_rows import rows_of, show
+
+    if "--explain" in values:
+        from rallypoint.cli.drawing import explain
+
+        explain(request)
+        return _STATUS_OK
+    results = rows_of(request)
+    show(request, results)
+    if "--json" in values:
+        from rallypoint.cli.simulation_rows import write_json
+
+        write_json(values["--json"], request, results)
+    if "--plot" in values:
+        from rallypoint.cli.simulation_plot import plot
+
+        plot(values["--plot"], request, results)
+    return _STATUS_OK
+
+
+def _list_models() -> int:
+    from rallypoint.schedule.links import known_models, read_model
+
+    for name in known_models():
+        model = read_model(name)
+        print(f"{name:<16} {', '.join(filter(None, model.variants)) or '-':<20} {model.source}")
+    return _STATUS_OK

@@ -1,0 +1,108 @@
+"""What was asked of `rallypoint simulate`, read from its flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rallypoint.cli.options import UsageError
+
+PROGRAM = "rallypoint simulate"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    collective: str
+    ranks: list[int]
+    nbytes: list[int]
+    per_node: int | None
+    algorithms: list[str]
+    links: str
+    variants: list[str]
+    noise: float
+    runs: int
+    seed: int
+    late_us: tuple[tuple[int, float], ...]
+    slow: tuple[tuple[int, float], ...]
+    failed: tuple[tuple[int, int], ...]
+    retry_us: float
+
+
+def request_of(collective: str, values: dict[str, str]) -> Request:
+    """Read the flags.
+
+    Raises:
+        UsageError: a value that makes no sense.
+    """
+    if not collective:
+        raise UsageError(f"{PROGRAM}: which collective? {PROGRAM} all_reduce, for example.")
+    ranks = _count("--ranks", values.get("--ranks", "8"))
+    nbytes = size("--bytes", values.get("--bytes", "1M"))
+    if "--sweep-ranks" in values and "--sweep-bytes" in values:
+        raise UsageError(f"{PROGRAM}: --sweep-ranks and --sweep-bytes exclude each other.")
+    per_node = values.get("--ranks-per-node")
+    return Request(
+        collective=collective,
+        ranks=_sweep("--sweep-ranks", values.get("--sweep-ranks"), ranks),
+        nbytes=_sweep("--sweep-bytes", values.get("--sweep-bytes"), nbytes),
+        per_node=None if per_node is None else _count("--ranks-per-node", per_node),
+        algorithms=_words(values.get("--algorithms")),
+        links=values.get("--links", "hopper"),
+        variants=_words(values.get("--variants")),
+        noise=_number("--noise", values.get("--noise", "0")),
+        runs=_count("--runs", values.get("--runs", "20")),
+        seed=int(_number("--seed", values.get("--seed", "0"))),
+        late_us=_pairs("--late", values.get("--late"), ":"),
+        slow=_pairs("--slow", values.get("--slow"), ":"),
+        failed=tuple((int(a), int(b)) for a, b in _pairs("--failed", values.get("--failed"), "-")),
+        retry_us=_number("--retry-us", values.get("--retry-us", "1e6")),
+    )
+
+
+def size(flag: str, text: str) -> int:
+    """``"256M"`` -> 268435456: bytes, or K, M, G of 1024, with or without iB behind."""
+    plain = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = {"K": 10, "M": 20, "G": 30}.get(plain[-1:], 0)
+    digits = plain[:-1] if unit else plain
+    if not digits.isdecimal():
+        raise UsageError(f"{PROGRAM}: {flag} {text} is no size; say 4096, 64K, 256M or 1G.")
+    return int(digits) << unit
+
+
+def _count(flag: str, text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise UsageError(f"{PROGRAM}: {flag} {text} is no number above 0.")
+    return int(text)
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{PROGRAM}: {flag} {text} is no number.") from None
+
+
+def _words(text: str | None) -> list[str]:
+    return [word for word in (text or "").split(",") if word]
+
+
+def _sweep(flag: str, text: str | None, single: int) -> list[int]:
+    if text is None:
+        return [single]
+    first, _, last = text.partition(":")
+    begin, end = max(size(flag, first), 1), size(flag, last or first)
+    if begin > end:
+        raise UsageError(f"{PROGRAM}: {flag} {text} is empty; say the smaller one first.")
+    values = [begin]
+    while values[-1] * 2 <= end:
+        values.append(values[-1] * 2)
+    return values if values[-1] == end else [*values, end]
+
+
+def _pairs(flag: str, text: str | None, separator: str) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [word.split(separator) for word in _words(text)]
+        return tuple((int(first), float(second)) for first, second in pairs)
+    except ValueError:
+        raise UsageError(f"{PROGRAM}: {flag} {text} is not A{separator}B.") from None

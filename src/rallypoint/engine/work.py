@@ -1,0 +1,131 @@
+"""Operations that go on while Python does something else, and what follows when they are done.
+
+They are carried out by the native progress thread, without the GIL, or by whoever waits for them.
+Callbacks run in a thread of their own, so that one that waits for another operation cannot keep it
+from being carried out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint import _native
+from rallypoint.base.errors import CollectiveTimeoutError, PeerError
+
+if TYPE_CHECKING:
+    from rallypoint.engine.communicator import Communicator
+
+
+class Work:
+    """One operation under way. Its arrays must not be touched before it is completed.
+
+    Args:
+        finish: called once, before anyone is told that it is completed; not after an error.
+    """
+
+    def __init__(
+        self,
+        native: _native.Work,
+        communicator: Communicator,
+        operation: str,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self._native = native
+        self._communicator = communicator
+        self.operation = operation
+        self._finish = finish
+        self._settling = threading.Lock()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it is completed, and help to get there.
+
+        Raises:
+            PeerError: it failed; MismatchError, PeerLostError and the others say how.
+            CollectiveTimeoutError: `timeout_s` is over; the operation still goes on.
+        """
+        if not self._native.wait(-1 if timeout_s is None else timeout_s):
+            raise CollectiveTimeoutError(
+                f"{self.operation} was not completed within {timeout_s:g} s; it still goes on, so "
+                "wait again, or abort the group",
+                operation=self.operation,
+            )
+        error = self._settle()
+        if error is not None:
+            raise error
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or with an error; never waits."""
+        if not self._native.test():
+            return False
+        self._settle()
+        return True
+
+    def exception(self) -> PeerError | None:
+        """Once it is completed: what went wrong, or None."""
+        return self._settle() if self._native.test() else None
+
+    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+        """Call `callback(self)` when it is completed: at once if it is, else in another thread."""
+        if not _callbacks.add(self._native, self, callback):
+            self._settle()
+            callback(self)
+
+    def _settle(self) -> PeerError | None:
+        if self._native.trouble() != 0:
+            return self._communicator.error(self.operation)
+        with self._settling:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+        return None
+
+    def _run(self, callback: Callable[[Work], object]) -> None:
+        self._settle()
+        callback(self)
+
+
+class _Callbacks:
+    """The thread that runs callbacks, started by the first one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Work], object]]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, native: _native.Work, work: Work, callback: Callable[[Work], object]) -> bool:
+        """Returns False, and does nothing, if the operation is over already."""
+        with self._lock:
+            if not native.watch():
+                return False
+            self._waiting.setdefault(native, []).append((work, callback))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="rallypoint-callbacks", daemon=True
+                )
+                self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """The process ends: run no more."""
+        _native.close_work()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while (native := _native.next_done()) is not None:
+            with self._lock:
+                waiting = self._waiting.pop(native, [])
+            for work, callback in waiting:
+                try:
+                    work._run(callback)
+                except BaseException as error:
+                    threading.excepthook(
+                        threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
+                    )
+
+
+_callbacks = _Callbacks()
+atexit.register(_callbacks.close)

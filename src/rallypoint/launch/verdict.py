@@ -1,0 +1,90 @@
+"""What comes after a round: the policy, as one function from facts to a verdict with its reason.
+
+Failures are charged, once for the job; who comes and goes is free. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from rallypoint.base.record import Record
+
+
+class Cause(Record, kw_only=True):
+    """One worker's failure, in a line."""
+
+    rank: int
+    node_rank: int
+    text: str
+    time_s: float
+    is_echo: bool = False
+    is_startup: bool = False
+
+
+class Next(Enum):
+    """What comes after a round."""
+
+    SUCCEED = "succeed"
+    RESTART = "restart"
+    RESIZE = "resize"
+    STOP = "stop"
+    GIVE_UP = "give up"
+
+
+class RoundEnd(Record, kw_only=True):
+    """All that counts when a round is over on every node that is still there."""
+
+    succeeded: bool = False
+    causes: tuple[Cause, ...] = ()
+    restarts_used: int = 0
+    max_restarts: int = 0
+    stop_asked: str = ""
+    nodes_left: int = 1
+    nodes_lost: tuple[str, ...] = ()
+    nodes_came: tuple[str, ...] = ()
+    min_nodes: int = 1
+    is_fixed: bool = True
+    unkillable: int = 0
+
+    @property
+    def root(self) -> Cause | None:
+        """Who failed first: the earliest that is no echo, if there is one."""
+        return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
+
+
+class Verdict(Record):
+    """What comes next, and why."""
+
+    next: Next
+    reason: str
+
+
+def judge(end: RoundEnd) -> Verdict:  # noqa: PLR0911 - one line for each rule
+    """What comes after this round."""
+    root = end.root
+    left = end.max_restarts - end.restarts_used
+    if end.succeeded:
+        return Verdict(Next.SUCCEED, "every worker succeeded")
+    if end.unkillable:
+        return Verdict(Next.GIVE_UP, "what cannot be killed may still use what a new round needs")
+    if end.stop_asked and not (root is not None and left <= 0):
+        return Verdict(Next.STOP, end.stop_asked)
+    if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
+        lost = f"{', '.join(end.nodes_lost)} lost"
+        if end.nodes_left >= end.min_nodes:
+            return Verdict(Next.RESIZE, f"{lost}; the others go on")
+        needed = f"{lost}, {end.nodes_left} left, {end.min_nodes} needed"
+        return Verdict(Next.GIVE_UP if end.is_fixed else Next.RESIZE, needed)
+    if end.nodes_came and root is None:
+        return Verdict(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
+    if root is None:
+        return Verdict(Next.GIVE_UP, "its workers ended, and nobody knows why")
+    if root.is_startup:
+        return Verdict(
+            Next.GIVE_UP, "it failed before its own work began, so another try would end the same"
+        )
+    if left > 0:
+        return Verdict(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
+    if end.max_restarts:
+        return Verdict(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
+    return Verdict(Next.GIVE_UP, "no restarts are allowed; --max-restarts allows them")

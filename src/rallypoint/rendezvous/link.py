@@ -1,0 +1,316 @@
+"""One authenticated connection between two agents, in frames; for one selector, without threads.
+
+    caller                                      listener
+    GREETING, 32 random bytes          ->
+                                       <-       32 random bytes
+    HMAC-SHA256("client", both)        ->
+                                       <-       HMAC-SHA256("server", both)
+    frames: 4 bytes of length, payload <->      a frame of length 0 is a heartbeat
+
+Until both have proved that they know the job token (an empty one, if the job has none), what comes
+is of a fixed length and is not looked into. A frame's length is bounded before memory is taken.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import selectors
+import socket
+import struct
+import time
+from abc import ABC, abstractmethod
+
+from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
+
+GREETING = b"RLYLNK1\n"
+MAX_FRAME_BYTES = 4 << 20
+MAX_UNSENT_BYTES = 32 << 20
+_LENGTH = struct.Struct("!I")
+_CHUNK = 64 << 10
+_REFUSED = bytes(PROOF)
+
+
+class Ear(ABC):
+    """Who is told what happens on a link."""
+
+    @abstractmethod
+    def opened(self, link: Link) -> None:
+        """The other side has proved itself."""
+
+    @abstractmethod
+    def received(self, link: Link, payload: bytes) -> None:
+        """A frame came."""
+
+    @abstractmethod
+    def closed(self, link: Link, why: str) -> None:
+        """Nothing comes or goes any more; not told after our own `close`."""
+
+
+class Link:
+    """One connection.
+
+    Attributes:
+        peer: the other side's numeric address.
+        is_open: whether both sides have proved themselves.
+        heard_at: when something last came (time.monotonic()).
+    """
+
+    def __init__(
+        self, sock: socket.socket, selector: selectors.BaseSelector, ear: Ear, token: bytes
+    ) -> None:
+        sock.setblocking(False)
+        self.peer = ""
+        self.is_open = False
+        self.heard_at = time.monotonic()
+        self._sock = sock
+        self._selector = selector
+        self._ear = ear
+        self._token = token
+        self._nonce = os.urandom(NONCE)
+        self._unread = bytearray()
+        self._unsent = bytearray()
+        self._is_closed = False
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame, now or when there is room."""
+        if not self._is_closed:
+            self._write(_LENGTH.pack(len(payload)) + payload)
+
+    def beat(self) -> None:
+        """Show that we are here."""
+        self.send(b"")
+
+    def flush(self, patience_s: float) -> None:
+        """Wait until everything is sent, but not for longer."""
+        deadline = time.monotonic() + patience_s
+        while self._unsent and not self._is_closed and time.monotonic() < deadline:
+            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+            self._write(b"")
+        if not self._is_closed:
+            self._sock.setblocking(False)
+
+    def finish(self, deadline: float) -> None:
+        """Send what is to be sent, wait for the other side to close too, and close.
+
+        Closing at once would throw away what is under way, if something of theirs is unread.
+        """
+        self.flush(deadline - time.monotonic())
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            while True:
+                self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+                if not self._sock.recv(_CHUNK):
+                    break
+        except OSError:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._sock.fileno() in self._selector.get_map():
+            self._selector.unregister(self._sock)
+        self._sock.close()
+
+    # To be said by the two kinds.
+
+    def _needed(self) -> int:
+        """How many bytes the next step of the handshake takes."""
+        raise NotImplementedError
+
+    def _step(self, data: bytes) -> str:
+        """One step of the handshake; what is wrong with it, if anything."""
+        raise NotImplementedError
+
+    # Bytes.
+
+    def _watch(self) -> None:
+        """Keep the selector's idea of what we wait for."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        key = self._selector.get_map().get(self._sock.fileno())
+        if key is None:
+            self._selector.register(self._sock, events, self._happened)
+        elif key.events != events:
+            self._selector.modify(self._sock, events, self._happened)
+
+    def _happened(self) -> None:
+        if self._is_closed:
+            return  # by what happened in the same turn of the loop
+        if self._unsent:
+            self._write(b"")
+        if not self._is_closed:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            return self._fail(f"its connection broke: {error.strerror}")
+        if not data:
+            return self._fail(self._end_text())
+        self.heard_at = time.monotonic()
+        self._unread += data
+        while not self._is_closed and self._take():
+            pass
+        return None
+
+    def _end_text(self) -> str:
+        return "its connection closed" if self.is_open else "it ended the handshake"
+
+    def _take(self) -> bool:
+        """Use what has come, if it is enough for something."""
+        if not self.is_open:
+            needed = self._needed()
+            if len(self._unread) < needed:
+                return False
+            data = bytes(self._unread[:needed])
+            del self._unread[:needed]
+            wrong = self._step(data)
+            if wrong:
+                self._fail(wrong)
+            return not wrong
+        if len(self._unread) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(self._unread)
+        if length > MAX_FRAME_BYTES:
+            self._fail(f"it announced a message of {length} bytes")
+            return False
+        end = _LENGTH.size + length
+        if len(self._unread) < end:
+            return False
+        payload = bytes(self._unread[_LENGTH.size : end])
+        del self._unread[:end]
+        if payload:
+            self._ear.received(self, payload)
+        return True
+
+    def _write(self, data: bytes) -> None:
+        self._unsent += data
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            return self._fail("it reads nothing")
+        try:
+            while self._unsent:
+                sent = self._sock.send(self._unsent)
+                del self._unsent[:sent]
+        except (BlockingIOError, TimeoutError):
+            pass
+        except OSError as error:
+            return self._fail(f"its connection broke: {error.strerror}")
+        return self._watch()
+
+    def _opened(self) -> None:
+        self.is_open = True
+        self._ear.opened(self)
+
+    def _fail(self, why: str) -> None:
+        if not self._is_closed:
+            self.close()
+            self._ear.closed(self, why)
+
+
+class Called(Link):
+    """The listener's end."""
+
+    def __init__(
+        self, sock: socket.socket, selector: selectors.BaseSelector, ear: Ear, token: bytes
+    ) -> None:
+        super().__init__(sock, selector, ear, token)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = _plain(sock.getpeername()[0])
+        self._theirs = b""
+        self._watch()
+
+    def _needed(self) -> int:
+        return PROOF if self._theirs else len(GREETING) + NONCE
+
+    def _step(self, data: bytes) -> str:
+        if not self._theirs:
+            if data[: len(GREETING)] != GREETING:
+                return "it does not speak this protocol"
+            self._theirs = data[len(GREETING) :]
+            self._write(self._nonce)
+            return ""
+        expected = client_proof(self._token, self._theirs, self._nonce)
+        if not hmac.compare_digest(data, expected):
+            self._write(_REFUSED)
+            return "it does not know the job's token"
+        self._write(server_proof(self._token, self._theirs, self._nonce))
+        self._opened()
+        return ""
+
+
+class Caller(Link):
+    """The other end: connects to a numeric address.
+
+    Raises:
+        OSError: there is no such address here.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        selector: selectors.BaseSelector,
+        ear: Ear,
+        token: bytes,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        super().__init__(sock, selector, ear, token)
+        self.peer = address[0]
+        self._theirs = b""
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.connect(address)
+        except BlockingIOError:
+            pass
+        except OSError:
+            sock.close()
+            raise
+        selector.register(sock, selectors.EVENT_WRITE, self._connected)
+
+    def _connected(self) -> None:
+        if self._is_closed:
+            return None
+        error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            return self._fail(f"it does not answer: {os.strerror(error)}")
+        return self._write(GREETING + self._nonce)
+
+    def _watch(self) -> None:
+        key = self._selector.get_map().get(self._sock.fileno())
+        if key is not None and key.data == self._connected:
+            self._selector.unregister(self._sock)
+        super()._watch()
+
+    def _needed(self) -> int:
+        return PROOF if self._theirs else NONCE
+
+    def _step(self, data: bytes) -> str:
+        if not self._theirs:
+            self._theirs = data
+            self._write(client_proof(self._token, self._nonce, data))
+            return ""
+        if data == _REFUSED:
+            return TOKEN_REFUSED
+        if not is_server_proof(data, self._token, self._nonce, self._theirs):
+            return "it does not know the job's token"
+        self._opened()
+        return ""
+
+
+TOKEN_REFUSED = "it has another token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
+
+
+def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """What shows a caller that the listener knows the token."""
+    return hmac.digest(token, b"server" + client_nonce + server_nonce, "sha256")
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address as itself, also when it came through an IPv6 socket."""
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,180 @@
+"""From measured times to a link model: the constants with which simulations come nearest to them.
+
+For each number of ranks there are five: what a call costs, a message, its way, and each byte sent
+and reduced. Simulated time is piecewise linear in them, so a few rounds of least squares on the
+relative errors find them. What larger calls cost more, as caches overflow, is read off at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rallypoint.schedule.catalogue import build
+from rallypoint.schedule.links import Level, Links
+from rallypoint.schedule.program import Collective
+from rallypoint.schedule.simulation.prices import cut, slowed
+from rallypoint.schedule.simulation.wave import Graph
+
+Floats = NDArray[np.float64]
+CACHED_BYTES = 256 << 10  # up to here, one price for each byte
+ROUNDS = 12
+_NUDGE = 0.05
+_FIRST_GUESS = (0.5, 0.2, 0.5, 1e-4, 1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measured time of an all_reduce."""
+
+    algorithm: str
+    ranks: int
+    nbytes: int
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """A measured and a predicted time."""
+
+    measured: Measurement
+    predicted_us: float
+
+    @property
+    def relative(self) -> float:
+        """How far off, as a share of what was measured."""
+        return abs(self.predicted_us / self.measured.time_us - 1)
+
+
+def fit(measurements: Sequence[Measurement], *, block_bytes: int, slots: int) -> Links:
+    """The links, with a crowd for each number of ranks that was measured."""
+    by_ranks: dict[int, list[Measurement]] = {}
+    for each in measurements:
+        by_ranks.setdefault(each.ranks, []).append(each)
+    crowds = [
+        (ranks, _fit(ranks, rows, block_bytes, slots)) for ranks, rows in sorted(by_ranks.items())
+    ]
+    return replace(crowds[0][1], crowds=tuple(crowds))
+
+
+def predict(links: Links, measurements: Iterable[Measurement]) -> list[Error]:
+    """Simulated beside measured times."""
+    errors = []
+    graphs: dict[tuple[str, int], Graph] = {}
+    for each in measurements:
+        key = (each.algorithm, each.ranks)
+        if key not in graphs:
+            program = build(Collective.ALL_REDUCE, each.algorithm, ranks=each.ranks)
+            graphs[key] = Graph(program, links.on(each.ranks))
+        errors.append(Error(each, _time_us(graphs[key], each.nbytes)))
+    return errors
+
+
+def to_toml(links: Links, *, name: str, source: str) -> str:
+    """The model as a file (read by links.parse_model)."""
+    most = max(ranks for ranks, _ in links.crowds)
+    lines = [f'name = "{name}"', f'source = "{source}"', f"measured_ranks = {most}"]
+    lines += [f"per_node = {most}", "multicast = true", "shares_core = true"]
+    lines += [f"slots = {links.slots}", f"block_bytes = {links.block_bytes}"]
+    lines += _constants(links, "")
+    for ranks, crowd in links.crowds:
+        lines += ["", f"[crowd.{ranks}]", *_constants(crowd, f"crowd.{ranks}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _constants(links: Links, prefix: str) -> list[str]:
+    (level, *_) = links.levels
+    points = ", ".join(f"[{size:.0f}, {times:.3g}]" for size, times in links.slowdown)
+    return [
+        f"start_us = {links.start_us:.4g}",
+        f"reduce_gb_per_s = {links.reduce_gb_per_s:.4g}",
+        f"slowdown = [{points}]",
+        f"[{prefix}level.node]",
+        f"latency_us = {level.latency_us:.4g}",
+        f"overhead_us = {level.overhead_us:.4g}",
+        f"gb_per_s = {level.gb_per_s:.4g}",
+    ]
+
+
+def _time_us(graph: Graph, nbytes: int) -> float:
+    links = graph.links
+    pieces = slowed(cut(graph.program, nbytes, links), nbytes, links)
+    busy_us = graph.load.bound_us(links, pieces)[1]
+    return links.start_us + max(float(graph.run(pieces).max()), busy_us)
+
+
+def _fit(ranks: int, rows: Sequence[Measurement], block_bytes: int, slots: int) -> Links:
+    def links_of(logs: Floats) -> Links:
+        start, latency, overhead, send, reduce = (float(each) for each in np.exp(logs))
+        level = Level("node", 0, latency, overhead, 1 / send / 1e3)
+        return Links(
+            "calibrated",
+            (level,),
+            start_us=start,
+            reduce_gb_per_s=1 / reduce / 1e3,
+            slots=slots,
+            block_bytes=block_bytes,
+            multicast=True,
+            shares_core=True,
+        )
+
+    guess = np.log(_FIRST_GUESS)
+    names = sorted({row.algorithm for row in rows})
+    graphs = {
+        name: Graph(build(Collective.ALL_REDUCE, name, ranks=ranks), links_of(guess))
+        for name in names
+    }
+    cached = [row for row in rows if row.nbytes <= CACHED_BYTES]
+
+    def log_times(logs: Floats) -> Floats:
+        links = links_of(logs)
+        priced = {name: graph.repriced(links) for name, graph in graphs.items()}
+        return np.log([_time_us(priced[row.algorithm], row.nbytes) for row in cached])
+
+    logs = _least_squares(log_times, np.log([row.time_us for row in cached]), guess)
+    links = links_of(logs)
+    priced = {name: graph.repriced(links) for name, graph in graphs.items()}
+    return replace(links, slowdown=_slowdown(priced, rows))
+
+
+def _least_squares(function: Callable[[Floats], Floats], wanted: Floats, guess: Floats) -> Floats:
+    """Gauss and Newton, with outliers counting less; the best of all rounds."""
+    logs, best, best_error = guess, guess, math.inf
+    for _ in range(ROUNDS):
+        now = function(logs)
+        off = wanted - now
+        error = float(np.abs(off).mean())
+        if error < best_error:
+            best, best_error = logs, error
+        columns = []
+        for place in range(len(logs)):
+            moved = logs.copy()
+            moved[place] += _NUDGE
+            columns.append((function(moved) - now) / _NUDGE)
+        weights = 1 / np.sqrt(np.maximum(np.abs(off), 0.05))
+        slopes = np.stack(columns, axis=1) * weights[:, None]
+        square = slopes.T @ slopes + 1e-2 * np.eye(len(logs))
+        step = np.linalg.solve(square, slopes.T @ (off * weights))
+        logs = logs + np.clip(step, -1, 1)
+    return best
+
+
+def _slowdown(
+    graphs: dict[str, Graph], rows: Sequence[Measurement]
+) -> tuple[tuple[float, float], ...]:
+    """For each size beyond the caches, how much more a byte costs there."""
+    points = [(float(CACHED_BYTES), 1.0)]
+    for nbytes in sorted({row.nbytes for row in rows if row.nbytes > CACHED_BYTES}):
+        factors = []
+        for row in rows:
+            if row.nbytes == nbytes:
+                graph = graphs[row.algorithm]
+                once = _time_us(graph, nbytes)
+                fixed = _time_us(graph, 0)
+                factors.append((row.time_us - fixed) / max(once - fixed, 1e-9))
+        points.append((float(nbytes), float(np.clip(np.median(factors), 0.2, 20))))
+    return tuple(points)

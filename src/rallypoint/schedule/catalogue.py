@@ -1,0 +1,94 @@
+"""The one list of all built-in algorithms: collective -> name -> program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rallypoint.schedule.algorithms import (
+    binary_tree,
+    binomial,
+    bruck,
+    direct,
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    ring,
+)
+from rallypoint.schedule.program import Collective, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """For whom a program is: how many ranks, which is the root, how many on each node."""
+
+    ranks: int
+    root: int = 0
+    per_node: int = 1
+
+
+ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
+    Collective.ALL_REDUCE: {
+        "direct_one_shot": lambda team: direct.all_reduce_one_shot(team.ranks),
+        "direct_two_shot": lambda team: direct.all_reduce_two_shot(team.ranks),
+        "ring": lambda team: ring.all_reduce(team.ranks),
+        "binomial_tree": lambda team: binomial.all_reduce(team.ranks, team.per_node),
+        "binary_tree": lambda team: binary_tree.all_reduce(team.ranks, team.per_node),
+        "double_tree": lambda team: double_tree.all_reduce(team.ranks, team.per_node),
+        "two_tree": lambda team: double_tree.sanders_all_reduce(team.ranks),
+        "halving_doubling": lambda team: halving_doubling.all_reduce(team.ranks),
+        "node_ring": lambda team: hierarchical.node_ring(team.ranks, team.per_node),
+        "two_level": lambda team: hierarchical.two_level(team.ranks, team.per_node),
+    },
+    Collective.REDUCE: {
+        "direct": lambda team: direct.reduce(team.ranks, team.root),
+        "binomial_tree": lambda team: binomial.reduce(team.ranks, team.root),
+        "binary_tree": lambda team: binary_tree.reduce(team.ranks, team.root),
+        "two_tree": lambda team: double_tree.sanders_reduce(team.ranks, team.root),
+    },
+    Collective.BROADCAST: {
+        "direct": lambda team: direct.broadcast(team.ranks, team.root),
+        "binomial_tree": lambda team: binomial.broadcast(team.ranks, team.root),
+        "binary_tree": lambda team: binary_tree.broadcast(team.ranks, team.root),
+        "two_tree": lambda team: double_tree.sanders_broadcast(team.ranks, team.root),
+    },
+    Collective.ALL_GATHER: {
+        "direct": lambda team: direct.all_gather(team.ranks),
+        "ring": lambda team: ring.all_gather(team.ranks),
+        "bruck": lambda team: bruck.all_gather(team.ranks),
+        "halving_doubling": lambda team: halving_doubling.all_gather(team.ranks),
+    },
+    Collective.GATHER: {
+        "direct": lambda team: direct.gather(team.ranks, team.root),
+        "binomial_tree": lambda team: binomial.gather(team.ranks, team.root),
+    },
+    Collective.SCATTER: {
+        "direct": lambda team: direct.scatter(team.ranks, team.root),
+        "binomial_tree": lambda team: binomial.scatter(team.ranks, team.root),
+    },
+    Collective.REDUCE_SCATTER: {
+        "direct": lambda team: direct.reduce_scatter(team.ranks),
+        "ring": lambda team: ring.reduce_scatter(team.ranks),
+        "halving_doubling": lambda team: halving_doubling.reduce_scatter(team.ranks),
+    },
+    Collective.ALL_TO_ALL: {
+        "direct": lambda team: direct.all_to_all(team.ranks),
+        "bruck": lambda team: bruck.all_to_all(team.ranks),
+    },
+    Collective.BARRIER: {
+        "direct": lambda team: direct.barrier(team.ranks),
+        "bruck": lambda team: bruck.barrier(team.ranks),
+    },
+    Collective.SEND: {"direct": lambda _: direct.send()},
+}
+
+
+def build(
+    collective: Collective, algorithm: str, *, ranks: int, root: int = 0, per_node: int = 1
+) -> Program:
+    """Build the program of a named algorithm, for nodes of `per_node` ranks.
+
+    Raises:
+        ProgramError: the algorithm does not take so many ranks on so many nodes.
+    """
+    return ALGORITHMS[collective][algorithm](Team(ranks, root, per_node))

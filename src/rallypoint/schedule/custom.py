@@ -1,0 +1,115 @@
+"""Algorithms from a user's Python file: one function, proved before its programs may run.
+
+    # two_way.py
+    def two_way(team):                  # team.ranks, team.root, team.per_node
+        return Program(...)
+
+A program of so many ranks that proving it would take minutes is proved for 1 to 16 ranks instead;
+`Custom.proof` says which it was. Its name gets a few digits of the file's hash, so that ranks that
+run different versions of the file find out at the first message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.schedule.catalogue import Team
+from rallypoint.schedule.program import Program, ProgramError
+from rallypoint.schedule.verify import verify
+
+MOST_OPERATIONS = 200_000  # to be proved; a few seconds
+SMALL_RANKS = 16
+
+
+@dataclass(slots=True)
+class Custom:
+    """A user's algorithm.
+
+    Attributes:
+        name: the function's name, and the first digits of the file's hash.
+        function: what the file defines.
+        proof: for what it was proved last, in words.
+    """
+
+    name: str
+    path: str
+    function: Callable[[Team], Program]
+    proof: str = ""
+    _known: dict[Team, Program] = field(default_factory=dict)
+
+    def build(self, team: Team, *, prove: bool = True) -> Program:
+        """The program for a team, proved unless another rank does that.
+
+        Raises:
+            ProgramError: it is wrong; with the rank, lane, step and chunk at fault.
+        """
+        if team not in self._known:
+            program = self._call(team)
+            if prove:
+                self._prove(program, team)
+            self._known[team] = program
+        return self._known[team]
+
+    def _prove(self, program: Program, team: Team) -> None:
+        first = sum(len(lane) for lane in program.lanes(0))
+        if first * team.ranks <= MOST_OPERATIONS:
+            verify(program)
+            self.proof = f"proved for {team.ranks} ranks"
+            return
+        for ranks in range(1, SMALL_RANKS + 1):
+            verify(self._call(Team(ranks, min(team.root, ranks - 1))))
+        self.proof = f"proved for 1 to {SMALL_RANKS} ranks, not for {team.ranks}"
+
+    def _call(self, team: Team) -> Program:
+        try:
+            program = self.function(team)
+        except ProgramError:
+            raise
+        except Exception as error:
+            raise ProgramError(
+                f"{self.path}: {self.name} failed for {team}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(program, Program) or program.ranks != team.ranks:
+            raise ProgramError(
+                f"{self.path}: {self.name} must return a Program for {team.ranks} ranks, "
+                f"not {program!r}"
+            )
+        return replace(program, name=self.name)
+
+
+def load(spec: str) -> Custom:
+    """Read an algorithm from ``FILE.py`` or ``FILE.py:FUNCTION``.
+
+    Raises:
+        InvalidArgumentError: there is no such file or function, or the file cannot be run.
+    """
+    path, _, name = spec.partition(":")
+    try:
+        code = Path(path).read_bytes()
+        names = runpy.run_path(path)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"cannot load an algorithm from {path}: {type(error).__name__}: {error}"
+        ) from error
+    own = {
+        key: value
+        for key, value in names.items()
+        if callable(value)
+        and not key.startswith("_")
+        and getattr(value, "__globals__", {}).get("__file__") == path
+    }
+    if name and name not in own:
+        raise InvalidArgumentError(f"{path} defines no function {name}")
+    if not name and len(own) != 1:
+        raise InvalidArgumentError(
+            f"{path} defines {len(own)} public functions ({', '.join(own) or 'none'}); "
+            f"name the one that makes the program: {path}:NAME"
+        )
+    name = name or next(iter(own))
+    digest = hashlib.sha256(code).hexdigest()[:8]
+    return Custom(f"{name}-{digest}", path, own[name])

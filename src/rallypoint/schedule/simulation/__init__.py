@@ -1,0 +1,143 @@
+"""How long a program would take on given links: `Simulation(program, links).run(nbytes)`.
+
+prices.py        what an operation costs
+closed_form.py   a formula, for rings of more than a thousand ranks
+walk.py          the definition, one operation at a time; ranks that do the same only once
+wave.py          the same for all ranks at once; with noise and failures
+
+load.py          what is shared: a core, a network port. It is no queue but a bound: the whole
+                 takes at least as long as its busiest part is busy
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.schedule.collective import Collective
+from rallypoint.schedule.links import Level, Links
+from rallypoint.schedule.program import Program
+from rallypoint.schedule.simulation import closed_form
+from rallypoint.schedule.simulation.collector import without_collector
+from rallypoint.schedule.simulation.load import Load, tally
+from rallypoint.schedule.simulation.prices import Pieces, cut, slowed
+from rallypoint.schedule.simulation.walk import walk
+from rallypoint.schedule.simulation.wave import CALM, Conditions, Graph
+
+CLOSED_FORM_RANKS = 1024  # beyond, a formula is used where there is one; up to here tests hold it
+MOST_OPERATIONS = 20_000_000
+_HOPS = Links("hops", (Level("all", math.inf, latency_us=1.0),), slots=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation shows.
+
+    Attributes:
+        time_us: when the last rank ends; inf if some rank never does.
+        pieces: how many pieces each chunk is sent in.
+        steps: the longest chain of messages of one piece.
+        busiest_link_bytes: the most bytes that any rank sends to another one.
+        bound: what determines the time: "path", or the shared thing that is busy all the time.
+        method: "formula", "folded" or "all ranks".
+    """
+
+    time_us: float
+    pieces: int
+    steps: int
+    busiest_link_bytes: float
+    bound: str
+    method: str
+
+
+class Simulation:
+    """A program on links, to be timed for several sizes."""
+
+    def __init__(self, program: Program, links: Links, twin: Simulation | None = None) -> None:
+        self.program, self.links = program, links
+        self._twin = twin  # one of the same program on other links, to save work
+        self._period = _period(program, links)
+        self._graph: Graph | None = None
+        self._load: Load | None = None
+        self._steps: int | None = None
+        with without_collector():
+            rank_operations = sum(len(lane) for lane in program.lanes(program.root))
+        self._operations = rank_operations * (self._period or program.ranks)
+        if self._operations > MOST_OPERATIONS:
+            raise InvalidArgumentError(
+                f"{program.name} of {program.ranks} ranks has about {self._operations:.0e} "
+                "operations, too many to simulate; take fewer ranks or another algorithm"
+            )
+
+    def run(self, nbytes: float, conditions: Conditions = CALM) -> Outcome:
+        """Time a call of `nbytes` bytes (of a block; for all_to_all of all blocks)."""
+        block = nbytes
+        if self.program.collective is Collective.ALL_TO_ALL:
+            block = nbytes / self.program.ranks
+        pieces = cut(self.program, block, self.links)
+        priced = slowed(pieces, block, self.links)
+        path_us, method = self._path(priced, conditions)
+        bound, busy_us = self.load.bound_us(self.links, priced)
+        return Outcome(
+            time_us=self.links.start_us + max(path_us, busy_us),
+            pieces=pieces.number,
+            steps=self.steps,
+            busiest_link_bytes=self.load.busiest_link * pieces.number * pieces.chunk_bytes,
+            bound=bound if busy_us > path_us else "path",
+            method=method,
+        )
+
+    def ends_us(self, nbytes: float, conditions: Conditions = CALM) -> list[float]:
+        """When each rank ends."""
+        pieces = cut(self.program, nbytes, self.links)
+        return list(self._whole().run(pieces, conditions=conditions))
+
+    @property
+    def steps(self) -> int:
+        """The longest chain of messages: the time if each took 1 and nothing else took any."""
+        if self._steps is None:
+            pieces = Pieces(1, 0.0)
+            time_us = closed_form.time_us(self.program, pieces, _HOPS)
+            if time_us is None and self._period:
+                time_us = max(walk(self.program, pieces, _HOPS, period=self.program.period))
+            self._steps = self._whole().steps if time_us is None else round(time_us)
+        return self._steps
+
+    def _path(self, pieces: Pieces, conditions: Conditions) -> tuple[float, str]:
+        if conditions == CALM:
+            if self.program.ranks > CLOSED_FORM_RANKS:
+                time_us = closed_form.time_us(self.program, pieces, self.links)
+                if time_us is not None:
+                    return time_us, "formula"
+            if self._period:
+                ends = walk(self.program, pieces, self.links, period=self._period)
+                return max(ends), "folded"
+        return float(self._whole().run(pieces, conditions=conditions).max()), "all ranks"
+
+    def _whole(self) -> Graph:
+        if self._graph is None:
+            twin = self._twin._graph if self._twin else None
+            self._graph = twin.repriced(self.links) if twin else Graph(self.program, self.links)
+        return self._graph
+
+    @property
+    def load(self) -> Load:
+        """What the program asks of each rank and link."""
+        if self._load is None:
+            if self._period:
+                ranks = self._period if Load.is_shared(self.links) else self.program.period
+                with without_collector():
+                    self._load = tally(self.program, self.links, ranks)
+            else:
+                self._load = self._whole().load
+        return self._load
+
+
+def _period(program: Program, links: Links) -> int:
+    """Ranks so far apart do the same on equal links; 0 if there are none."""
+    if not program.period:
+        return 0
+    sizes = [int(level.ranks) for level in links.levels[:-1] if math.isfinite(level.ranks)]
+    period = math.lcm(program.period, *sizes)
+    return period if period <= program.ranks and program.ranks % period == 0 else 0

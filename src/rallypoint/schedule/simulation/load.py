@@ -1,0 +1,90 @@
+"""What a program asks of cores, links and network ports, whenever it does so."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rallypoint.schedule.links import Links
+from rallypoint.schedule.program import Incoming, Operation, Program, Send
+from rallypoint.schedule.simulation.prices import Pieces, reduce_price, send_price
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load of one piece.
+
+    Attributes:
+        busy: for each rank, how long its lanes work: microseconds fixed, and for each byte.
+        links: for each pair of ranks that talk, (from, to).
+        chunks: for each of them, how many chunks go over it.
+    """
+
+    busy: Floats
+    links: Ints
+    chunks: Ints
+
+    @property
+    def busiest_link(self) -> int:
+        """The most chunks between two ranks."""
+        return int(self.chunks.max(initial=0))
+
+    @staticmethod
+    def is_shared(links: Links) -> bool:
+        """Whether there is anything on these links that can be a bound."""
+        return links.shares_core or links.cores > 0 or math.isfinite(links.nic_gb_per_s)
+
+    def bound_us(self, links: Links, pieces: Pieces) -> tuple[str, float]:
+        """What is busy for the longest time, and for how long."""
+        size, count = pieces.chunk_bytes, pieces.number
+        work = self.busy[:, 0] + self.busy[:, 1] * size
+        bounds = [("", 0.0)]
+        if links.shares_core:
+            bounds.append(("core", count * float(work.max(initial=0.0))))
+        per_node = next((int(each.ranks) for each in links.levels if each.name == "node"), 0)
+        if links.cores and per_node:
+            nodes = np.add.reduceat(work, np.arange(0, len(work), per_node))
+            bounds.append(("cores of a node", count * float(nodes.max()) / links.cores))
+        if math.isfinite(links.nic_gb_per_s) and per_node:
+            one, other = self.links.T // per_node
+            out = np.zeros(int(one.max(initial=0)) + 1)
+            np.add.at(out, one[one != other], self.chunks[one != other])
+            us_per_byte = 1 / links.nic_gb_per_s / 1e3
+            bounds.append(("network port", count * float(out.max()) * size * us_per_byte))
+        return max(bounds, key=lambda each: each[1])
+
+
+def tally(program: Program, links: Links, ranks: int) -> Load:
+    """The load of the first `ranks` ranks."""
+    busy = np.zeros((ranks, 2))
+    chunks: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        alike: dict[tuple[object, ...], list[Operation]] = {}
+        for lane in program.lanes(rank):
+            for operation in lane:
+                alike.setdefault(_price_key(operation), []).append(operation)
+        for operations in alike.values():
+            first, count = operations[0], len(operations)
+            if isinstance(first, Send):
+                busy[rank] += np.multiply(send_price(links, rank, first)[0], count)
+                for to in first.to:
+                    chunks[rank, to] += first.source.count * count
+            else:
+                busy[rank] += np.multiply(reduce_price(links, rank, first), count)
+    pairs = np.array(list(chunks), np.int64).reshape(-1, 2)
+    return Load(busy, pairs, np.array(list(chunks.values()), np.int64))
+
+
+def _price_key(operation: Operation) -> tuple[object, ...]:
+    """Operations of a rank that have this in common cost the same."""
+    if isinstance(operation, Send):
+        return operation.to, operation.source.count
+    peers = tuple(each.peer for each in operation.operands if isinstance(each, Incoming))
+    return peers, len(operation.operands), sum(each.count for each in operation.targets[:1])

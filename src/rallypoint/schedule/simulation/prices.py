@@ -1,0 +1,71 @@
+"""What each operation of a program costs on given links, as a fixed part and a part per byte.
+
+`bytes` are those of one chunk in one piece; all chunks are taken to be equally long.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rallypoint.schedule.links import Level, Links
+from rallypoint.schedule.program import Incoming, Program, Reduce, Send
+
+
+class Price(NamedTuple):
+    """Microseconds: fixed, and for each byte of a chunk."""
+
+    fixed: float
+    per_byte: float
+
+    def at(self, chunk_bytes: float) -> float:
+        """The price for chunks of a given length."""
+        return self.fixed + self.per_byte * chunk_bytes
+
+
+class Pieces(NamedTuple):
+    """How a call is cut: how many times the program runs, and on how long chunks."""
+
+    number: int
+    chunk_bytes: float
+
+
+def cut(program: Program, block_bytes: float, links: Links) -> Pieces:
+    """Cut blocks into chunks, and chunks into pieces of which no message is too large."""
+    chunk = block_bytes / program.chunks
+    count = max(1, math.ceil(chunk * program.span / links.block_bytes - 1e-9))
+    return Pieces(count, chunk / count)
+
+
+def slowed(pieces: Pieces, block_bytes: float, links: Links) -> Pieces:
+    """The same, with chunks as much longer as each byte costs more in a call of this size."""
+    return pieces._replace(chunk_bytes=pieces.chunk_bytes * links.slowdown_at(block_bytes))
+
+
+def send_price(links: Links, rank: int, send: Send) -> tuple[Price, list[Price]]:
+    """How long a send keeps its lane busy, and when, from its start, each receiver has it."""
+    fixed, per_byte = 0.0, 0.0
+    arrivals = []
+    levels = [links.between(rank, receiver) for receiver in send.to]
+    if links.multicast:
+        far = max(levels, key=lambda level: level.latency_us)
+        fixed, per_byte = far.overhead_us, send.source.count * _us_per_byte(far)
+        arrivals = [Price(fixed + level.latency_us, per_byte) for level in levels]
+        return Price(fixed, per_byte), arrivals
+    for level in levels:
+        fixed += level.overhead_us
+        per_byte += send.source.count * _us_per_byte(level)
+        arrivals.append(Price(fixed + level.latency_us, per_byte))
+    return Price(fixed, per_byte), arrivals
+
+
+def reduce_price(links: Links, rank: int, reduce: Reduce) -> Price:
+    """How long taking, combining and storing takes."""
+    peers = [operand.peer for operand in reduce.operands if isinstance(operand, Incoming)]
+    fixed = sum(links.between(rank, peer).overhead_us for peer in peers)
+    chunks = sum(target.count for target in reduce.targets[:1]) * len(reduce.operands)
+    return Price(fixed, chunks / links.reduce_gb_per_s / 1e3)
+
+
+def _us_per_byte(level: Level) -> float:
+    return 1 / level.gb_per_s / 1e3

@@ -1,0 +1,274 @@
+"""The same times as walk.py, many operations at once: for large numbers of ranks and pieces.
+
+The operations of a piece are sorted into waves: one is in a later wave than all it waits for. A
+wave is a few array operations, whatever the number of ranks. Pieces follow one another; once every
+operation ends one and the same time later than in the piece before, as far back as anything
+reaches, and that has happened before, it will happen for ever, and the rest is a multiplication:
+times are sums and maxima only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rallypoint.schedule.execution import Trace, execute
+from rallypoint.schedule.links import Links
+from rallypoint.schedule.program import Program, Send
+from rallypoint.schedule.simulation.collector import without_collector
+from rallypoint.schedule.simulation.load import Load
+from rallypoint.schedule.simulation.prices import Pieces, Price, reduce_price, send_price
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is drawn or disturbed; nothing unless set.
+
+    Attributes:
+        noise: each operation takes up to this share longer, at random (exponential, on average).
+        late_us: rank -> how much later it starts.
+        slow: rank -> how many times as long its operations take.
+        failed: pairs of ranks whose link delivers each message only after `retry_us`.
+        seed: of the random numbers.
+    """
+
+    noise: float = 0.0
+    late_us: tuple[tuple[int, float], ...] = ()
+    slow: tuple[tuple[int, float], ...] = ()
+    failed: tuple[tuple[int, int], ...] = ()
+    retry_us: float = 1e6
+    seed: int = 0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether anything is set but the seed."""
+        return bool(self.noise or self.late_us or self.slow or self.failed)
+
+    def with_seed(self, seed: int) -> Conditions:
+        """The same with other random numbers."""
+        return replace(self, seed=seed)
+
+
+CALM = Conditions()
+
+
+class Graph:
+    """The operations of one piece of a program on some links, ready to be timed."""
+
+    def __init__(self, program: Program, links: Links) -> None:
+        self.program, self.links = program, links
+        with without_collector():
+            self._trace = execute(program, slots=links.slots, pieces=1)
+            self._flatten(self._trace)
+            self._price(self._trace)
+            self._waves = list(self._sort(self._trace))
+
+    def repriced(self, links: Links) -> Graph:
+        """The same program on other links."""
+        if links.slots != self.links.slots:
+            return Graph(self.program, links)
+        other = copy(self)
+        other.links = links
+        with without_collector():
+            other._price(self._trace)
+        return other
+
+    @property
+    def load(self) -> Load:
+        """What the program asks of ranks and links."""
+        busy = np.zeros((self.program.ranks, 2))
+        np.add.at(busy, self._rank, self._busy)
+        pairs = np.stack((self._rank[self._sender], self._rank[self._taker]), axis=1)
+        links, which = np.unique(pairs, axis=0, return_inverse=True)
+        chunks = np.zeros(len(links), np.int64)
+        np.add.at(chunks, which.ravel(), self._chunks[self._sender])
+        return Load(busy, links, chunks)
+
+    def _flatten(self, trace: Trace) -> None:
+        """Events and messages as arrays."""
+        count = len(trace.events)
+        self._count, self._lanes = count, len(trace.lanes)
+        lane_ranks = [rank for rank, _ in trace.lanes]
+        self._lane_rank = np.array(lane_ranks, np.int64)
+        self._rank = np.array([lane_ranks[event.lane] for event in trace.events], np.int64)
+        self._chunks = np.zeros(count, np.int64)  # of a message
+        # Where the time comes from at which a lane is free: an event, or (from `count` on) a lane.
+        self._after = np.empty(count, np.int64)
+        last = [count + lane for lane in range(self._lanes)]
+        takes: list[tuple[int, int]] = []
+        for number, event in enumerate(trace.events):
+            self._after[number], last[event.lane] = last[event.lane], number
+            if isinstance(event.operation, Send):
+                self._chunks[number] = event.operation.source.count
+            takes += [(number, each) for each in event.takes]
+        self._last = np.array(last, np.int64)
+        self._taker, self._sender = np.array(takes, np.int64).reshape(-1, 2).T
+
+    def _price(self, trace: Trace) -> None:
+        """What every operation and message costs on the links."""
+        self._busy = np.empty((self._count, 2))
+        arrivals: dict[tuple[int, int], Price] = {}
+        delays: list[Price] = []
+        for number, event in enumerate(trace.events):
+            operation, rank = event.operation, trace.lanes[event.lane][0]
+            if isinstance(operation, Send):
+                busy, ways = send_price(self.links, rank, operation)
+                for to, way in zip(operation.to, ways, strict=True):
+                    arrivals[number, to] = way
+            else:
+                busy = reduce_price(self.links, rank, operation)
+                delays += [arrivals[each, rank] for each in event.takes]
+            self._busy[number] = busy
+        self._delay = np.array(delays, np.float64).reshape(-1, 2)
+
+    def _sort(self, trace: Trace) -> Iterator[_Wave]:
+        """Put events into waves."""
+        sends: list[list[int]] = [[] for _ in trace.lanes]
+        for number, event in enumerate(trace.events):
+            if isinstance(event.operation, Send):
+                sends[event.lane].append(number)
+        holders = np.full(self._count, -1)  # the send whose message must be taken first,
+        back = np.zeros(self._count, np.int64)  # so many pieces before
+        for row in sends:
+            for ordinal, number in enumerate(row):
+                pieces, place = divmod(ordinal - self.links.slots, len(row))
+                holders[number], back[number] = row[place], -pieces
+        depth = np.zeros(self._count, np.int64)
+        hops = [0] * self._count
+        for number, event in enumerate(trace.events):
+            after = self._after[number]
+            deepest, hop = (depth[after] + 1, hops[after]) if after < self._count else (0, 0)
+            for sending in event.takes:
+                deepest = max(deepest, depth[sending] + 1)
+                hop = max(hop, hops[sending] + 1)
+            hops[number] = hop
+            if holders[number] >= 0 and back[number] == 0:
+                for taker in trace.takers[holders[number]]:
+                    deepest = max(deepest, depth[taker] + 1)
+            depth[number] = deepest
+        self.steps = max(hops, default=0)  # the longest chain of messages
+        self._back = int(back.max(initial=0))
+        order = np.argsort(depth, kind="stable")
+        bounds = np.searchsorted(depth[order], np.arange(depth.max(initial=-1) + 2))
+        take_order = np.lexsort((self._taker, depth[self._taker]))
+        take_bounds = np.searchsorted(depth[self._taker][take_order], np.arange(len(bounds)))
+        for wave in range(len(bounds) - 1):
+            events = order[bounds[wave] : bounds[wave + 1]]
+            takes = take_order[take_bounds[wave] : take_bounds[wave + 1]]
+            takers, first = np.unique(self._taker[takes], return_index=True)
+            held = [
+                events[(holders[events] >= 0) & (back[events] == k)] for k in range(self._back + 1)
+            ]
+            yield _Wave(events, takes, takers, first, [(each, holders[each]) for each in held])
+
+    def run(
+        self, pieces: Pieces, *, conditions: Conditions = CALM, starts_us: Floats | None = None
+    ) -> Floats:
+        """When each rank ends, in microseconds; inf where it never does."""
+        chance = np.random.default_rng(conditions.seed)
+        begins = np.zeros(self.program.ranks) if starts_us is None else starts_us.copy()
+        for rank, late_us in conditions.late_us:
+            begins[rank] += late_us
+        if self._count == 0:
+            return begins
+        busy, delay = self._disturbed(pieces.chunk_bytes, conditions)
+        ends = np.concatenate((np.zeros(self._count), begins[self._lane_rank]))
+        start = np.empty(self._count)
+        history: deque[Floats] = deque(maxlen=self._back + 1)
+        growths: list[float] = []
+        for piece in range(pieces.number):
+            if conditions.noise:
+                noisy = busy * (1 + chance.exponential(conditions.noise, busy.shape))
+                late = delay * (1 + chance.exponential(conditions.noise, delay.shape))
+            else:
+                noisy, late = busy, delay
+            before = ends[: self._count].copy()
+            history.append(np.zeros(self._count))
+            self._run_piece(ends, start, noisy, late, history)
+            ends[self._count :] = ends[self._last]
+            growth = ends[: self._count] - before
+            is_even = np.ptp(growth) <= 1e-9 * max(growth.max(), 1e-9)
+            growths.append(float(growth[0]) if is_even and not conditions.noise else math.nan)
+            rest = _carried_on(growths[1:], self._back + 1, pieces.number - 1 - piece)
+            if rest is not None:
+                ends[self._count :] += rest
+                break
+        result: Floats = begins
+        np.maximum.at(result, self._lane_rank, ends[self._count :])
+        return result
+
+    def _disturbed(self, chunk_bytes: float, conditions: Conditions) -> tuple[Floats, Floats]:
+        busy = self._busy[:, 0] + self._busy[:, 1] * chunk_bytes
+        delay = self._delay[:, 0] + self._delay[:, 1] * chunk_bytes
+        for rank, times in conditions.slow:
+            busy[self._rank == rank] *= times
+        if conditions.failed:
+            one, other = self._rank[self._sender], self._rank[self._taker]
+            for pair in conditions.failed:
+                lost = ((one == pair[0]) & (other == pair[1])) | (
+                    (one == pair[1]) & (other == pair[0])
+                )
+                delay[lost] += conditions.retry_us
+        return busy, delay
+
+    def _run_piece(
+        self, ends: Floats, start: Floats, busy: Floats, delay: Floats, history: deque[Floats]
+    ) -> None:
+        """One piece, in place: `ends` of events and lanes, `start` of events."""
+        taken = history[-1]
+        for wave in self._waves:
+            begin = ends[self._after[wave.events]]
+            start[wave.events] = begin
+            if len(wave.takes):
+                arrived = start[self._sender[wave.takes]] + delay[wave.takes]
+                latest = np.maximum.reduceat(arrived, wave.first)
+                start[wave.takers] = np.maximum(start[wave.takers], latest)
+            for back, (waiting, holders) in enumerate(wave.held):
+                if len(waiting) and back < len(history):
+                    free = history[-1 - back][holders]
+                    start[waiting] = np.maximum(start[waiting], free)
+            ends[wave.events] = start[wave.events] + busy[wave.events]
+            if len(wave.takes):
+                np.maximum.at(taken, self._sender[wave.takes], ends[self._taker[wave.takes]])
+
+
+def _carried_on(growths: list[float], reach: int, count: int) -> float | None:
+    """The growth of `count` more pieces, if the last ones repeat what came before.
+
+    Where everything grew alike for `reach` pieces, these growths are all that a piece depends on.
+    """
+    for cycle in range(1, reach + 1):
+        if len(growths) < reach + cycle:
+            return None
+        last, before = growths[-reach:], growths[-reach - cycle : -cycle]
+        if np.allclose(last, before, rtol=1e-9, atol=0):  # never for nan
+            rounds, left = divmod(count, cycle)
+            return rounds * sum(growths[-cycle:]) + sum(growths[-cycle:][:left])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """Events that do not wait for one another.
+
+    Attributes:
+        events: their numbers.
+        takes: the messages that they take, in the order of the takers.
+        takers: the events among them that take messages; the first message of each is at `first`.
+        held: for 0, 1, ... pieces back: the sends that wait for a slot, and the sends that hold it.
+    """
+
+    events: Ints
+    takes: Ints
+    takers: Ints
+    first: Ints
+    held: list[tuple[Ints, Ints]]

@@ -1,0 +1,137 @@
+"""Agents on test hosts: starts them, and waits for what their workers say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rallypoint.testing.hosts import Hosts
+
+# Each worker says who it is, in a file, and works until there is a file "go".
+WORKER = """
+import datetime, os, time
+from rallypoint.store.client import TCPStore
+e = os.environ
+store = TCPStore(e["MASTER_ADDR"], int(e["MASTER_PORT"]), timeout=datetime.timedelta(seconds=20))
+number, rank, size = e["TORCHELASTIC_RESTART_COUNT"], e["RANK"], int(e["WORLD_SIZE"])
+assert store.add("visits", 1) <= size  # the store is this round's own
+store.set(rank, "here")
+store.wait([str(other) for other in range(size)])
+host = os.uname().nodename
+text = f"{number} {rank}/{size} {e['GROUP_RANK']}/{e['GROUP_WORLD_SIZE']}"
+with open(f"up.{host}.{e['LOCAL_RANK']}", "w") as file:
+    file.write(text)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+class Agents:
+    """`rallypoint run` on several hosts, in one directory that all share."""
+
+    def __init__(self, hosts: Hosts, directory: Path) -> None:
+        self.hosts = hosts
+        self.directory = directory
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._script = directory / "worker.py"
+        self._script.write_text(WORKER)
+        self.flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host1:29400", "--rdzv-id", "j"]
+
+    def start(self, number: int, *flags: str, workers: int = 1, token: str = "secret") -> None:
+        """An agent on a host; a flag given here replaces the common one."""
+        command = [sys.executable, "-m", "rallypoint", "run", *self.flags]
+        command += ["--nproc-per-node", str(workers), *flags, str(self._script)]
+        with self.output(number).open("wb") as out:
+            self._processes[number] = self.hosts[number].popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                env={**os.environ, "RALLYPOINT_TOKEN": token, "TMPDIR": str(self.directory)},
+            )
+
+    def output(self, number: int) -> Path:
+        """What the agent of a host and its workers wrote."""
+        return self.directory / f"output.{number}"
+
+    def said(self, number: int) -> str:
+        return self.output(number).read_text()
+
+    def up(self) -> dict[str, str]:
+        """Host and local rank -> "ROUND RANK/SIZE NODE/NODES", as its workers said at last."""
+        return {
+            path.name.removeprefix("up."): path.read_text() for path in self.directory.glob("up.*")
+        }
+
+    def wait_for(self, expected: dict[str, str], *, within_s: float = 20.0) -> float:
+        """Until workers of these hosts have said exactly this; the seconds it took."""
+        begin = time.monotonic()
+        while True:
+            found = self.up()
+            if all(found.get(name) == text for name, text in expected.items()):
+                return time.monotonic() - begin
+            assert time.monotonic() - begin < within_s, (found, self.story())
+            time.sleep(0.01)
+
+    def finish(self, numbers: Iterable[int], *, within_s: float = 20.0) -> None:
+        """Let the workers end, and expect success of these agents."""
+        (self.directory / "go").touch()
+        for number in numbers:
+            assert self.ended(number, within_s=within_s) == 0, self.story()
+
+    def ended(self, number: int, *, within_s: float = 20.0) -> int:
+        """The exit status of an agent, once there is one."""
+        try:
+            return self._processes[number].wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"agent {number} still runs\n{self.story()}") from None
+
+    def runs(self, number: int) -> bool:
+        return self._processes[number].poll() is None
+
+    def send(self, number: int, signal_number: signal.Signals) -> None:
+        """A signal to the agent itself, not to nsenter, which started it."""
+        (pid,) = children(self._processes[number].pid)
+        os.kill(pid, signal_number)
+
+    def kill_worker(self, number: int) -> None:
+        """With -9, the first worker of a host: a child of the guardian, a child of the agent."""
+        (agent,) = children(self._processes[number].pid)
+        (guardian,) = children(agent)
+        os.kill(children(guardian)[0], signal.SIGKILL)
+
+    def end_all(self, number: int) -> list[int]:
+        """End the agent of a host; what else is left there after a while."""
+        process = self._processes.get(number)
+        if process is not None and process.poll() is None:
+            for pid in children(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+        deadline = time.monotonic() + 5
+        while left := [pid for pid in children(self.hosts[number].pid) if not is_zombie(pid)]:
+            if time.monotonic() > deadline:
+                return left
+            time.sleep(0.02)
+        return []
+
+    def story(self) -> str:
+        """All that agents and workers wrote."""
+        outputs = sorted(self.directory.glob("output.*"))
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in outputs)
+
+
+def is_zombie(pid: int) -> bool:
+    """Or gone; the first process of a test host reaps nobody."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
