@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rallypoint.launch.spawn import spawn
     from rallypoint.process_group.collectives import (
         all_reduce,
+        all_reduce_coalesced,
         barrier,
         broadcast,
         monitored_barrier,
@@ -69,6 +70,15 @@ if TYPE_CHECKING:
         is_torchelastic_launched,
     )
     from rallypoint.process_group.init import destroy_process_group, init_process_group
+    from rallypoint.process_group.objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
+    from rallypoint.process_group.operators import PremulSum, premul_sum
     from rallypoint.process_group.point_to_point import recv, send
     from rallypoint.process_group.sampler import DistributedSampler
     from rallypoint.process_group.subgroups import (
@@ -77,12 +87,14 @@ if TYPE_CHECKING:
         new_subgroups_by_enumeration,
         split_group,
     )
+    from rallypoint.process_group.work import Future, Work
 
 __all__ = [
     "AlreadyInitializedError",
     "CallerError",
     "CollectiveTimeoutError",
     "DistributedSampler",
+    "Future",
     "GroupMember",
     "HostError",
     "InvalidArgumentError",
@@ -91,22 +103,28 @@ __all__ = [
     "NotInitializedError",
     "PeerError",
     "PeerLostError",
+    "PremulSum",
     "ProcessGroup",
     "RallypointError",
     "ReduceOp",
     "StoreConnectionError",
     "StoreError",
     "StoreTimeoutError",
+    "Work",
     "WorkersFailedError",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_object",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "broadcast_object_list",
     "destroy_process_group",
     "gather",
+    "gather_object",
     "get_backend",
     "get_global_rank",
     "get_group_rank",
@@ -125,13 +143,17 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "premul_sum",
     "record",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
     "spawn",
     "split_group",
 ]
@@ -141,7 +163,9 @@ _ROOMS = {
     "base.error_file": "record",
     "engine.communicator": "ReduceOp",
     "launch.spawn": "spawn",
-    "process_group.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
+    "process_group.collectives": (
+        "all_reduce all_reduce_coalesced barrier broadcast monitored_barrier reduce"
+    ),
     "process_group.exchanges": (
         "all_gather all_gather_into_tensor all_to_all all_to_all_single gather "
         "reduce_scatter reduce_scatter_tensor scatter"
@@ -153,9 +177,15 @@ _ROOMS = {
         "is_torchelastic_launched"
     ),
     "process_group.init": "destroy_process_group init_process_group",
+    "process_group.objects": (
+        "all_gather_object broadcast_object_list gather_object recv_object_list "
+        "scatter_object_list send_object_list"
+    ),
+    "process_group.operators": "PremulSum premul_sum",
     "process_group.point_to_point": "recv send",
     "process_group.sampler": "DistributedSampler",
     "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+    "process_group.work": "Future Work",
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -294,7 +294,7 @@ expect(ValueError, 'this rank itself', dist.send, np.ones(3), dist.get_rank())
 expect(ValueError, 'tensor_list has 1', dist.all_gather, [np.ones(3)], np.ones(3))
 expect(ValueError, f'tensor_list[{dist.get_rank()}] is float64[4] and holds 4 items, but 3 are',
        dist.all_gather, [np.ones(4), np.ones(4)], np.ones(3))
-expect(ValueError, 'async_op', dist.all_reduce, np.ones(3), async_op=True)
+expect(ValueError, 'needs a factor', dist.all_reduce, np.ones(3), dist.ReduceOp.PREMUL_SUM)
 y = np.ones(3)
 dist.all_reduce(y)  # none of this has hurt the group
 assert (y == 2).all()

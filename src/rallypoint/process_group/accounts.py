@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint.base.errors import HostError, InvalidArgumentError, MismatchError, RallypointError
@@ -30,7 +31,7 @@ def failure(
     *,
     op: int = 0,
     root: int = 0,
-    site: str = "",
+    site: Site | None = None,
 ) -> RallypointError:
     """The error for a result of the engine that is not 0.
 
@@ -49,9 +50,10 @@ def failure(
             details.append(ReduceOp(op).name)
         if operation in _WITH_ROOT:
             details.append(f"{_WITH_ROOT[operation]}={group.ranks[root]}")
-        call = f"{operation}({', '.join(details)}) at {site or call_site()}"
+        call = f"{operation}({', '.join(details)}) at {site or Site.of_caller()}"
         calls = _exchange(group, call, error.rank)
-        message = _told(calls, group.ranks) if len(set(calls.values())) > 1 else message
+        if message.startswith("ranks called different") and len(set(calls.values())) > 1:
+            message = _told(calls, group.ranks)
         error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
     if not group.is_world:
         message = f"in the group of global ranks {group.members()}: {message}"
@@ -59,14 +61,24 @@ def failure(
     return error
 
 
-def call_site() -> str:
-    """``file:line`` of the innermost frame that is not this package's."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "rallypoint":
-        frame = frame.f_back
-    path = frame.f_code.co_filename
-    here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed
-    return f"{path.removeprefix(here)}:{frame.f_lineno}"
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the user's code; put into words only if it must be told."""
+
+    path: str
+    line: int
+
+    @classmethod
+    def of_caller(cls) -> Site:
+        """The innermost frame that is not this package's."""
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith("rallypoint."):
+            frame = frame.f_back
+        return cls(frame.f_code.co_filename, frame.f_lineno)
+
+    def __str__(self) -> str:
+        here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed
+        return f"{self.path.removeprefix(here)}:{self.line}"
 
 
 def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, str]:

@@ -7,7 +7,8 @@ never imported. What is not contiguous is copied, and copied back after the call
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from rallypoint.engine.communicator import DTYPES
 
 Array = NDArray[Any]
 
+# NumPy has no bfloat16. Its bits pass for unsigned integers, with a note of what they are.
+_BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})
+
 
 def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
     """A view of the caller's array or tensor, checked to be one that the operation can take.
@@ -27,7 +31,9 @@ def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
             read-only although the operation writes.
     """
     array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
-    if array.dtype.name not in DTYPES or not array.dtype.isnative:
+    if array.dtype.name == "bfloat16" and array.itemsize == 2:
+        array = array.view(_BFLOAT16)  # as other packages, ml_dtypes for one, give NumPy the type
+    if dtype_name(array) not in DTYPES or not array.dtype.isnative:
         raise InvalidTypeError(
             f"{operation} takes arrays of {', '.join(DTYPES)} in native byte order, not "
             f"{array.dtype!r}; convert it with astype()"
@@ -69,36 +75,22 @@ def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str
         InvalidArgumentError: one has not.
     """
     for index, array in enumerate(arrays):
-        if array.dtype != model.dtype:
+        if dtype_name(array) != dtype_name(model):
             raise InvalidArgumentError(
                 f"{operation}: {name}[{index}] is {describe(array)}, but another array of the call "
                 f"is {describe(model)}; they must have one dtype"
             )
 
 
-def flat(arrays: Sequence[Array]) -> Array:
-    """The items of all arrays one after the other; a view of a single contiguous array."""
-    if len(arrays) == 1:
-        (array,) = arrays
-        return array.reshape(-1) if array.flags.c_contiguous else array.flatten()
-    return np.concatenate([array.reshape(-1) for array in arrays])
+def dtype_name(array: Array) -> str:
+    """The name of what an array's items are."""
+    return array.dtype.name if array.dtype.metadata is None else "bfloat16"
 
 
-def room_for(arrays: Sequence[Array]) -> Array:
-    """Memory for the items of all arrays: theirs, if there is one contiguous array."""
-    if len(arrays) == 1 and arrays[0].flags.c_contiguous and arrays[0].flags.writeable:
-        return arrays[0].reshape(-1)
-    return np.empty(sum(array.size for array in arrays), arrays[0].dtype)
-
-
-def spread(source: Array, arrays: Sequence[Array]) -> None:
-    """Put what is in `room_for(arrays)` into the arrays."""
-    start = 0
-    for array in arrays:
-        end = start + array.size
-        if not np.may_share_memory(source, array):
-            array[...] = source[start:end].reshape(array.shape)
-        start = end
+def address(array: Array) -> int:
+    """Where an array's memory begins."""
+    place: int = array.__array_interface__["data"][0]
+    return place
 
 
 def describe(value: object) -> str:
@@ -106,6 +98,8 @@ def describe(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"{len(value)} x {describe(value[0])}" if value else "an empty list"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if isinstance(value, np.ndarray):
+        dtype = dtype_name(value)
     if dtype is None or shape is None:
         return _type_name(value)
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
@@ -133,6 +127,9 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
             )
         tensor = tensor.resolve_conj().resolve_neg()
     try:
+        if str(tensor.dtype) == "torch.bfloat16":
+            bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
+            return bits.view(_BFLOAT16)
         array: Array = tensor.numpy()
     except TypeError as error:
         raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}") from error

@@ -12,15 +12,17 @@ from datetime import timedelta
 import numpy as np
 
 from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
-from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
+from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.accounts import failure
 from rallypoint.process_group.arrays import Array, as_array, describe, is_plain
-from rallypoint.process_group.calls import check_operator, refuse_async, run
+from rallypoint.process_group.calls import run
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.init import check_timeout
+from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.work import Work, together
 from rallypoint.schedule.collective import Collective
 
-_SUM = ReduceOp.SUM
+_SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
 _ALL_REDUCE = int(Collective.ALL_REDUCE)
 _BROADCAST = int(Collective.BROADCAST)
 _BARRIER = int(Collective.BARRIER)
@@ -29,13 +31,24 @@ _GRACE = timedelta(seconds=1)  # for a verdict that is on its way
 
 
 def all_reduce(
-    tensor: Array, op: ReduceOp = _SUM, group: Group = None, async_op: bool = False
-) -> None:
+    tensor: Array,
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Combine the arrays of all ranks item by item, in place, with equal bits on each rank.
 
     Args:
         tensor: any shape, writable; the same shape and dtype on every rank.
-        op: how items are combined.
+        op: how items are combined. AVG rounds integers towards zero; float16 and bfloat16 are
+            combined as float32 and rounded once.
+        async_op: return at once; the array must not be touched before the operation is completed.
+        timeout: how long it may wait for a peer; the group's unless given.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group.
 
     Raises:
         InvalidTypeError: no array or CPU tensor, an unsupported dtype, or read-only.
@@ -45,43 +58,78 @@ def all_reduce(
     """
     chosen = joined(group, "all_reduce")
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
-    if type(op) is ReduceOp and is_plain(tensor):
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and type(op) is ReduceOp
+        and op is not _PREMUL_SUM
+        and is_plain(tensor)
+    ):
         code = chosen.run(_ALL_REDUCE, op, 0, tensor, tensor)
         if code == 0:
-            return
+            return None
         if code > 0:
             raise failure(chosen, code, "all_reduce", describe(tensor), op=op)
     array = as_array(tensor, "all_reduce", writes=True)
-    operator = check_operator(op, array, "all_reduce")
-    run(chosen, Collective.ALL_REDUCE, "all_reduce", [array], [array], op=operator)
+    return run(
+        chosen,
+        Collective.ALL_REDUCE,
+        "all_reduce",
+        array,
+        array,
+        op=check_operator(op, "all_reduce"),
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Array],
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """all_reduce of several arrays, side by side."""
+    if joined(group, "all_reduce_coalesced") is None:
+        return None
+    works = [all_reduce(tensor, op, group, True, timeout=timeout) for tensor in tensors]
+    return together(works, async_op)
 
 
 def reduce(
     tensor: Array,
     dst: int | None = None,
-    op: ReduceOp = _SUM,
+    op: Operator = _SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Combine the arrays of all ranks item by item into the array of rank `dst`.
 
     The arrays of the other ranks stay as they are. Raises as all_reduce.
     """
     chosen = joined(group, "reduce")
     if chosen is None:
-        return
+        return None
     root = peer(chosen, dst, group_dst, "dst", None)
-    if async_op:
-        refuse_async()
     is_root = root == chosen.own_rank
     array = as_array(tensor, "reduce", writes=is_root)
-    operator = check_operator(op, array, "reduce")
-    outputs = [array] if is_root else []
-    run(chosen, Collective.REDUCE, "reduce", [array], outputs, op=operator, root=root)
+    return run(
+        chosen,
+        Collective.REDUCE,
+        "reduce",
+        array,
+        array if is_root else None,
+        op=check_operator(op, "reduce"),
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def broadcast(
@@ -90,43 +138,64 @@ def broadcast(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Copy the array of rank `src` into the arrays of all ranks; raises as all_reduce."""
     chosen = joined(group, "broadcast")
     if chosen is None:
-        return
+        return None
     root = peer(chosen, src, group_src, "src", None)
-    if async_op:
-        refuse_async()
-    if is_plain(tensor):
+    if not async_op and timeout is None and is_plain(tensor):
         code = chosen.run(_BROADCAST, 0, root, tensor, tensor)
         if code == 0:
-            return
-        if code != BAD_BUFFER:
+            return None
+        if code > 0:
             raise failure(chosen, code, "broadcast", describe(tensor), root=root)
     is_root = root == chosen.own_rank
     array = as_array(tensor, "broadcast", writes=not is_root)
     if not array.flags.writeable:
         array = array.copy()  # the engine may write the same items again
-    inputs = [array] if is_root else []
-    run(chosen, Collective.BROADCAST, "broadcast", inputs, [array], root=root)
+    return run(
+        chosen,
+        Collective.BROADCAST,
+        "broadcast",
+        array if is_root else None,
+        array,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def barrier(
-    group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None
-) -> None:
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Wait until all ranks of the group have come here; raises as all_reduce.
 
     `device_ids` is accepted for torch's sake; there are no devices.
     """
     chosen = joined(group, "barrier")
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
+    if async_op or timeout is not None:
+        return run(
+            chosen,
+            Collective.BARRIER,
+            "barrier",
+            _NOTHING,
+            _NOTHING,
+            async_op=async_op,
+            timeout=timeout,
+        )
     code = chosen.run(_BARRIER, 0, 0, _NOTHING, _NOTHING)
     if code != 0:
         raise failure(chosen, code, "barrier", "")
+    return None
 
 
 def monitored_barrier(

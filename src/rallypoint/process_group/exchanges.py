@@ -8,10 +8,11 @@ that take one large array hold the ranks' blocks one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import numpy as np
 
-from rallypoint.base.errors import InvalidArgumentError, MismatchError
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.arrays import (
     Array,
@@ -19,18 +20,24 @@ from rallypoint.process_group.arrays import (
     as_arrays,
     check_alike,
     describe,
-    flat,
 )
-from rallypoint.process_group.calls import check_operator, refuse_async, run, run_uneven
-from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.calls import run
+from rallypoint.process_group.groups import Group, joined, peer
+from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
 
 _SUM = ReduceOp.SUM
 
 
 def all_gather(
-    tensor_list: list[Array], tensor: Array, group: Group = None, async_op: bool = False
-) -> None:
+    tensor_list: list[Array],
+    tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Collect the arrays of all ranks on every rank.
 
     Args:
@@ -41,24 +48,31 @@ def all_gather(
     """
     chosen = joined(group, "all_gather")
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
     source = as_array(tensor, "all_gather")
     targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
     check_alike(targets, source, "all_gather", "tensor_list")
     place = chosen.own_rank
     _check_size(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
-    largest = max(target.size for target in targets)
-    if all(target.size == largest for target in targets):
-        run(chosen, Collective.ALL_GATHER, "all_gather", [source], targets)
-    else:
-        run_uneven(chosen, Collective.ALL_GATHER, "all_gather", [source], targets, largest=largest)
+    return run(
+        chosen,
+        Collective.ALL_GATHER,
+        "all_gather",
+        source,
+        targets,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def all_gather_into_tensor(
-    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False
-) -> None:
+    output_tensor: Array,
+    input_tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Collect the arrays of all ranks on every rank, one after the other in one array.
 
     Args:
@@ -70,13 +84,19 @@ def all_gather_into_tensor(
     name = "all_gather_into_tensor"
     chosen = joined(group, name)
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
     _check_size(target, source.size * chosen.size(), name, "output_tensor")
-    run(chosen, Collective.ALL_GATHER, name, [source], [target])
+    return run(
+        chosen,
+        Collective.ALL_GATHER,
+        name,
+        source,
+        target,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def gather(
@@ -86,7 +106,9 @@ def gather(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Collect the arrays of all ranks on rank `dst` (0 unless given).
 
     Args:
@@ -97,10 +119,8 @@ def gather(
     """
     chosen = joined(group, "gather")
     if chosen is None:
-        return
+        return None
     root = peer(chosen, dst, group_dst, "dst", 0)
-    if async_op:
-        refuse_async()
     source = as_array(tensor, "gather")
     targets: list[Array] = []
     if root == chosen.own_rank:
@@ -110,7 +130,16 @@ def gather(
             _check_size(target, source.size, "gather", f"gather_list[{index}]")
     elif gather_list:
         _refuse_list("gather", "gather_list", "dst", chosen.ranks[root])
-    run(chosen, Collective.GATHER, "gather", [source], targets, root=root)
+    return run(
+        chosen,
+        Collective.GATHER,
+        "gather",
+        source,
+        targets or None,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def scatter(
@@ -120,7 +149,9 @@ def scatter(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Hand each rank its array of a list that rank `src` (0 unless given) has.
 
     Args:
@@ -131,10 +162,8 @@ def scatter(
     """
     chosen = joined(group, "scatter")
     if chosen is None:
-        return
+        return None
     root = peer(chosen, src, group_src, "src", 0)
-    if async_op:
-        refuse_async()
     target = as_array(tensor, "scatter", writes=True)
     sources: list[Array] = []
     if root == chosen.own_rank:
@@ -144,16 +173,27 @@ def scatter(
             _check_size(source, target.size, "scatter", f"scatter_list[{index}]")
     elif scatter_list:
         _refuse_list("scatter", "scatter_list", "src", chosen.ranks[root])
-    run(chosen, Collective.SCATTER, "scatter", sources, [target], root=root)
+    return run(
+        chosen,
+        Collective.SCATTER,
+        "scatter",
+        sources or None,
+        target,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def reduce_scatter(
     output: Array,
     input_list: list[Array],
-    op: ReduceOp = _SUM,
+    op: Operator = _SUM,
     group: Group = None,
     async_op: bool = False,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Combine the ranks' lists item by item, and hand each rank its array of the result.
 
     Args:
@@ -165,30 +205,33 @@ def reduce_scatter(
     name = "reduce_scatter"
     chosen = joined(group, name)
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
     target = as_array(output, name, writes=True)
-    operator = check_operator(op, target, name)
+    operator = check_operator(op, name)
     sources = as_arrays(input_list, name, "input_list", count=chosen.size())
     check_alike(sources, target, name, "input_list")
     _check_size(target, sources[chosen.own_rank].size, name, "output")
-    largest = max(source.size for source in sources)
-    if all(source.size == largest for source in sources):
-        run(chosen, Collective.REDUCE_SCATTER, name, sources, [target], op=operator)
-    else:
-        run_uneven(
-            chosen, Collective.REDUCE_SCATTER, name, sources, [target], largest=largest, op=operator
-        )
+    return run(
+        chosen,
+        Collective.REDUCE_SCATTER,
+        name,
+        sources,
+        target,
+        op=operator,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def reduce_scatter_tensor(
     output: Array,
     input: Array,  # noqa: A002 - torch.distributed's name
-    op: ReduceOp = _SUM,
+    op: Operator = _SUM,
     group: Group = None,
     async_op: bool = False,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Combine the ranks' arrays item by item, and hand each rank its part of the result.
 
     Args:
@@ -200,14 +243,21 @@ def reduce_scatter_tensor(
     name = "reduce_scatter_tensor"
     chosen = joined(group, name)
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
-    operator = check_operator(op, target, name)
+    operator = check_operator(op, name)
     check_alike([source], target, name, "input")
     _check_size(source, target.size * chosen.size(), name, "input")
-    run(chosen, Collective.REDUCE_SCATTER, name, [source], [target], op=operator)
+    return run(
+        chosen,
+        Collective.REDUCE_SCATTER,
+        name,
+        source,
+        target,
+        op=operator,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def all_to_all(
@@ -215,7 +265,9 @@ def all_to_all(
     input_tensor_list: list[Array],
     group: Group = None,
     async_op: bool = False,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Send an array to each rank and receive one from each.
 
     Args:
@@ -226,16 +278,23 @@ def all_to_all(
     """
     chosen = joined(group, "all_to_all")
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
     count = chosen.size()
     sources = as_arrays(input_tensor_list, "all_to_all", "input_tensor_list", count=count)
     targets = as_arrays(
         output_tensor_list, "all_to_all", "output_tensor_list", count=count, writes=True
     )
     check_alike([*sources, *targets], sources[0], "all_to_all", "its lists")
-    _all_to_all(chosen, "all_to_all", sources, targets)
+    return run(
+        chosen,
+        Collective.ALL_TO_ALL,
+        "all_to_all",
+        sources,
+        targets,
+        uneven=True,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def all_to_all_single(
@@ -245,7 +304,9 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
     async_op: bool = False,
-) -> None:
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Send a part of `input` to each rank, and receive a part of `output` from each.
 
     Args:
@@ -259,43 +320,33 @@ def all_to_all_single(
     name = "all_to_all_single"
     chosen = joined(group, name)
     if chosen is None:
-        return
-    if async_op:
-        refuse_async()
+        return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     check_alike([target], source, name, "output")
     if not output_split_sizes and not input_split_sizes:
         _check_divides(source, chosen.size(), name, "input")
         _check_size(target, source.size, name, "output")
-        run(chosen, Collective.ALL_TO_ALL, name, [source], [target])
-        return
+        return run(
+            chosen,
+            Collective.ALL_TO_ALL,
+            name,
+            source,
+            target,
+            async_op=async_op,
+            timeout=timeout,
+        )
     sources = _parts(source, input_split_sizes, chosen.size(), name, "input")
     targets = _parts(target, output_split_sizes, chosen.size(), name, "output")
-    _all_to_all(chosen, name, sources, targets)
-
-
-def _all_to_all(
-    group: ProcessGroup, operation: str, sources: list[Array], targets: list[Array]
-) -> None:
-    """Agree on all sizes first: a rank does not know what the others send to each other."""
-    ranks = group.size()
-    mine = np.array([[a.size for a in sources], [a.size for a in targets]], np.int64)
-    sizes = np.empty((ranks, 2, ranks), np.int64)
-    run(group, Collective.ALL_GATHER, operation, [mine], [sizes])
-    sent, expected = sizes[:, 0], sizes[:, 1].T
-    for sender, receiver in np.argwhere(sent != expected):
-        raise MismatchError(
-            f"{operation}: rank {group.ranks[sender]} sends {sent[sender, receiver]} items to rank "
-            f"{group.ranks[receiver]}, which expects {expected[sender, receiver]} (global ranks); "
-            "make the sizes agree",
-            rank=group.ranks[sender],
-            operation=operation,
-        )
-    largest = int(sent.max())
-    if (sent == largest).all():
-        run(group, Collective.ALL_TO_ALL, operation, [flat(sources)], targets)
-    else:
-        run_uneven(group, Collective.ALL_TO_ALL, operation, sources, targets, largest=largest)
+    return run(
+        chosen,
+        Collective.ALL_TO_ALL,
+        name,
+        sources,
+        targets,
+        uneven=True,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def _parts(

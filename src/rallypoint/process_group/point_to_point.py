@@ -7,7 +7,7 @@ import numpy as np
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import BAD_BUFFER
 from rallypoint.process_group.accounts import failure
-from rallypoint.process_group.arrays import Array, as_array, describe, flat, is_plain
+from rallypoint.process_group.arrays import Array, as_array, describe, is_plain
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.schedule.collective import Collective
 
@@ -38,7 +38,7 @@ def send(
     if is_plain(tensor):
         code = chosen.run_pair(_SEND, chosen.own_rank, other, tag, tensor)
     if code == BAD_BUFFER:
-        items = flat([as_array(tensor, "send")])
+        items = np.asarray(as_array(tensor, "send"), order="C")
         code = chosen.run_pair(_SEND, chosen.own_rank, other, tag, items)
     if code != 0:
         raise failure(chosen, code, "send", describe(tensor))
