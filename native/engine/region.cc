@@ -94,17 +94,37 @@ void copy_record(CallRecord& to, const CallRecord& from) {
 
 void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
                     const CallRecord* ours, std::uint64_t sent, std::uint64_t expected) {
+  if (!begin_poison(trouble, culprit)) return;
   Poison& shared = poison();
-  std::uint32_t none = 0;
-  if (!shared.state.compare_exchange_strong(none, 1)) return;
-  shared.trouble = trouble;
-  shared.culprit = culprit;
-  shared.reporter = static_cast<std::int32_t>(rank_);
   shared.sent = sent;
   shared.expected = expected;
   if (theirs != nullptr) copy_record(shared.theirs, *theirs);
   if (ours != nullptr) copy_record(shared.ours, *ours);
-  shared.state.store(2, std::memory_order_release);
+  end_poison();
+}
+
+void Region::spread_circle(const std::vector<CircleMember>& members) {
+  if (!begin_poison(Trouble::circle, static_cast<std::int32_t>(members[0].peer))) return;
+  Poison& shared = poison();
+  shared.circle_size = static_cast<std::uint32_t>(members.size());
+  for (std::size_t i = 0; i < members.size() && i < kMostInCircle; ++i) {
+    shared.circle[i] = members[i];
+  }
+  end_poison();
+}
+
+bool Region::begin_poison(Trouble trouble, std::int32_t culprit) {
+  Poison& shared = poison();
+  std::uint32_t none = 0;
+  if (!shared.state.compare_exchange_strong(none, 1)) return false;
+  shared.trouble = trouble;
+  shared.culprit = culprit;
+  shared.reporter = static_cast<std::int32_t>(rank_);
+  return true;
+}
+
+void Region::end_poison() {
+  poison().state.store(2, std::memory_order_release);
   fence();
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) wake(rank);
 }

@@ -55,8 +55,12 @@ class Region {
   // The first call wins and all ranks are woken.
   void spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
               const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0);
+  // Ranks that wait for each other in a circle.
+  void spread_circle(const std::vector<CircleMember>& members);
 
  private:
+  bool begin_poison(Trouble trouble, std::int32_t culprit);
+  void end_poison();
   void ring(std::uint32_t rank) const;
 
   std::uint32_t rank_;

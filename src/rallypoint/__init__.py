@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AlreadyInitializedError,
         CallerError,
         CollectiveTimeoutError,
+        DeadlockError,
         HostError,
         InvalidArgumentError,
         InvalidTypeError,
@@ -79,7 +80,14 @@ if TYPE_CHECKING:
         send_object_list,
     )
     from rallypoint.process_group.operators import PremulSum, premul_sum
-    from rallypoint.process_group.point_to_point import recv, send
+    from rallypoint.process_group.point_to_point import (
+        P2POp,
+        batch_isend_irecv,
+        irecv,
+        isend,
+        recv,
+        send,
+    )
     from rallypoint.process_group.sampler import DistributedSampler
     from rallypoint.process_group.subgroups import (
         new_group,
@@ -93,6 +101,7 @@ __all__ = [
     "AlreadyInitializedError",
     "CallerError",
     "CollectiveTimeoutError",
+    "DeadlockError",
     "DistributedSampler",
     "Future",
     "GroupMember",
@@ -101,6 +110,7 @@ __all__ = [
     "InvalidTypeError",
     "MismatchError",
     "NotInitializedError",
+    "P2POp",
     "PeerError",
     "PeerLostError",
     "PremulSum",
@@ -120,6 +130,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
@@ -133,12 +144,14 @@ __all__ = [
     "get_world_size",
     "group",
     "init_process_group",
+    "irecv",
     "is_available",
     "is_gloo_available",
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
     "is_torchelastic_launched",
+    "isend",
     "monitored_barrier",
     "new_group",
     "new_subgroups",
@@ -182,7 +195,7 @@ _ROOMS = {
         "scatter_object_list send_object_list"
     ),
     "process_group.operators": "PremulSum premul_sum",
-    "process_group.point_to_point": "recv send",
+    "process_group.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "process_group.sampler": "DistributedSampler",
     "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
     "process_group.work": "Future Work",

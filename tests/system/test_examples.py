@@ -14,6 +14,11 @@ TOLD = {
     "process_information": ["rank 0: host", "rank 3: host", "local rank 3"],
     "two_groups": ["ranks [0, 2] is 2", "ranks [1, 3] is 4"],
     "chain": ["at the end of the chain: [ 1. 11. 21.]"],
+    "overlap": ["rank 3: every item is 6, the sum of all ranks"],
+    "deadlock": [
+        "DeadlockError: ranks wait for each other",
+        "rank 1: received [0 0 0] from rank 0",
+    ],
     "side_by_side": ["all_reduce: [60. 64. 68.]", " [30. 31. 32.]]"],
     "softmax": ["rank 0: its 251 of 1003 items are right", "rank 3: its 250"],
     "two_sources": ["rank 1: settings [0.1 0.9] from rank 0, weights [0. 1. 2. 3.] from rank 2"],

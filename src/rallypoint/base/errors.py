@@ -82,6 +82,10 @@ class MismatchError(PeerError):
         self.calls = calls or {}
 
 
+class DeadlockError(PeerError):
+    """Ranks wait for each other's sends and receives in a circle, and can never go on."""
+
+
 class CollectiveTimeoutError(PeerError, TimeoutError):
     """A peer did not take part within the group's timeout."""
 

@@ -8,6 +8,7 @@ comes here only if the engine cannot take its buffers. What a collective does wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -25,6 +26,8 @@ from rallypoint.store.store import seconds_of
 
 # An array of all blocks, one after the other; or an array for each; or None: no block.
 Blocks: TypeAlias = Array | Sequence[Array] | None
+
+_SMALL_BYTES = 32 << 10
 
 
 def run(
@@ -51,10 +54,26 @@ def run(
     Raises as `collectives.all_reduce`.
     """
     given_in, given_out = _listed(inputs), _listed(outputs)
+    arrays = [*given_in, *given_out]
     code, factor = code_and_factor(op)
-    staged = [(array, _room(array)) for array in given_out]
+    whole = given_in if len(given_in) >= len(given_out) else given_out
+    called = Called(operation, describe(whole[0] if len(whole) == 1 else whole), code, root)
+    is_even = not uneven and len({array.size for array in whole}) == 1
+    if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):
+        source, target = _joined(given_in), _room_for(given_out)
+        pair = ([source], [target]) if source is not None and target is not None else ([], [])
+        if source is not None and not _can_share(group, collective, *pair, root):
+            source = source.copy()
+        result = group.run(collective, code, root, source, target)
+        if result == 0:
+            if target is not None:
+                _spread(target, given_out)
+            return None
+        if result > 0:
+            raise called.error(group, result)
+    staged = [(array, room_of(array)) for array in given_out]
     targets = [room for _, room in staged]
-    sources = [_packed(array) for array in given_in]
+    sources = [packed(array) for array in given_in]
     if not _can_share(group, collective, sources, targets, root):
         sources = [array.copy() for array in sources]
     copied = [(array, room) for array, room in staged if room is not array]
@@ -63,32 +82,60 @@ def run(
         for array, room in copied:
             array[...] = room
 
-    arrays = [*given_in, *given_out]
     submitted = group.communicator.submit(
         collective,
         code,
         root,
         _as_given(inputs, sources),
         _as_given(outputs, targets),
-        dtype=DTYPES.index(dtype_name(arrays[0])) if arrays else -1,
-        factor=factor,
+        dtype=DTYPES.index(dtype_name(arrays[0])),
+        factor=1.0 if factor is None else factor,
         uneven=uneven,
         timeout_s=-1.0 if timeout is None else seconds_of(timeout),
         finish=finish if copied else None,
     )
-    whole = given_in if len(given_in) >= len(given_out) else given_out
-    what = describe(whole[0] if len(whole) == 1 else whole)
     if submitted == BAD_OPERATOR:
         name = op.name if isinstance(op, ReduceOp) else op
-        raise InvalidTypeError(f"{operation}: {name} does not apply to {what}")
+        raise InvalidTypeError(f"{operation}: {name} does not apply to {called.what}")
     if isinstance(submitted, int):
-        raise InvalidArgumentError(f"{operation} cannot take {what}: the sizes do not fit")
-    site = Site.of_caller() if async_op else None
-    work = OneWork(submitted, group, Called(operation, what, code, root, site), given_out)
+        raise InvalidArgumentError(f"{operation} cannot take {called.what}: the sizes do not fit")
+    if async_op:
+        called = replace(called, site=Site.of_caller())
+    work = OneWork(submitted, group, called, given_out)
     if async_op:
         return work
     work.wait()
     return None
+
+
+def _is_simple(arrays: Sequence[Array]) -> bool:
+    """Whether arrays say themselves what they hold, and are few, or small enough to be joined."""
+    if dtype_name(arrays[0]) == "bfloat16":
+        return False
+    return len(arrays) <= 2 or sum(array.nbytes for array in arrays) <= _SMALL_BYTES
+
+
+def _joined(arrays: Sequence[Array]) -> Array | None:
+    """The items of all arrays one after the other; a single contiguous array itself."""
+    if len(arrays) == 1:
+        return packed(arrays[0])
+    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else None
+
+
+def _room_for(arrays: Sequence[Array]) -> Array | None:
+    if len(arrays) == 1:
+        return room_of(arrays[0])
+    return np.empty(sum(array.size for array in arrays), arrays[0].dtype) if arrays else None
+
+
+def _spread(target: Array, arrays: Sequence[Array]) -> None:
+    """Put what is in `_room_for(arrays)` into the arrays."""
+    if len(arrays) == 1 and target is arrays[0]:
+        return
+    start = 0
+    for array in arrays:
+        array[...] = target.reshape(-1)[start : start + array.size].reshape(array.shape)
+        start += array.size
 
 
 def _listed(blocks: Blocks) -> Sequence[Array]:
@@ -99,11 +146,13 @@ def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None
     return None if blocks is None else arrays[0] if isinstance(blocks, np.ndarray) else arrays
 
 
-def _packed(array: Array) -> Array:
+def packed(array: Array) -> Array:
+    """The same items in contiguous memory: the array itself if it is that."""
     return array if array.flags.c_contiguous else np.array(array, order="C")
 
 
-def _room(array: Array) -> Array:
+def room_of(array: Array) -> Array:
+    """Contiguous memory for an array's items: the array itself if it is that."""
     return array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
 
 

@@ -96,4 +96,5 @@ def _attacher(
         yields=YIELDS,
         names=COLLECTIVE_NAMES,
         global_ranks=members,
+        synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
     )

@@ -58,7 +58,8 @@ class ProcessGroup:
         self.backend = backend
         self.timeout = timeout
         self.run = communicator.run
-        self.run_pair = communicator.run_pair
+        self.send = communicator.send
+        self.receive = communicator.receive
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self._communicator: Communicator | None = communicator
@@ -115,7 +116,8 @@ class ProcessGroup:
         self._communicator.leave()
         self._communicator = None
         self.run = self._refuse
-        self.run_pair = self._refuse
+        self.send = self._refuse
+        self.receive = self._refuse
 
     def _refuse(self, *_: object) -> Never:
         raise NotInitializedError(

@@ -44,8 +44,8 @@ def check_operator(op: object, operation: str) -> Operator:
     )
 
 
-def code_and_factor(op: Operator | None) -> tuple[int, float]:
+def code_and_factor(op: Operator | None) -> tuple[int, float | None]:
     """What the engine calls an operator; without one, SUM."""
     if isinstance(op, PremulSum):
         return ReduceOp.PREMUL_SUM, op.factor
-    return (0 if op is None else op), 1.0
+    return (0 if op is None else op), None

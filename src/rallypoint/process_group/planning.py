@@ -14,8 +14,8 @@ from rallypoint.schedule.links import LinkModel
 from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
 
-# (collective, root, bytes, whether blocks differ in length) -> the encoded program of this rank,
-# and whether each of its reductions of several operands has the inputs of all ranks.
+# (collective, root, bytes, whether blocks differ in length) -> this rank's encoded program, and
+# whether reductions of several operands have the inputs of all ranks.
 Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
 
 
@@ -60,8 +60,6 @@ def planner(
 
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:  # of two ranks; `root` says which of them this one is
-            return encode(build(collective, "direct", ranks=2), root), False
         made = None if uneven else own(collective, root)
         if made is not None:
             return encode(made, rank), False

@@ -42,6 +42,9 @@ class Work(Protocol):
     def result(self) -> list[Any]:
         """The arrays that it fills in."""
 
+    def source_rank(self) -> int:
+        """Of a receive that is completed: the sender's global rank; else -1."""
+
     def get_future(self) -> Future:
         """What will hold `result()` once it is completed, and can call back then."""
 
@@ -108,6 +111,11 @@ class OneWork:
         """See Work."""
         return self._outputs
 
+    def source_rank(self) -> int:
+        """See Work."""
+        place = self._work.peer if self._called.operation == "irecv" else -1
+        return -1 if place < 0 else self._group.ranks[place]
+
     def get_future(self) -> Future:
         """See Work."""
         future = Future()
@@ -143,6 +151,10 @@ class ManyWorks:
     def result(self) -> list[Any]:
         """See Work."""
         return [array for work in self.works for array in work.result()]
+
+    def source_rank(self) -> int:
+        """See Work: of several, there is none."""
+        return -1
 
     def get_future(self) -> Future:
         """See Work."""
