@@ -43,11 +43,22 @@ bool PythonHost::is_interrupted() {
   return interrupted;
 }
 
+bool PythonHost::is_alone() {
+  if (is_alone_ == nullptr) return false;
+  const bool released = thread_ != nullptr;
+  resume();
+  const bool alone = nb::cast<bool>((*is_alone_)());
+  if (released) before_wait();
+  return alone;
+}
+
 bool PythonWork::wait(double timeout_s) {
   if (!is_done()) {
     const std::shared_ptr<Communicator> kept = communicator;
-    PythonHost host;
-    const bool done = kept->wait(*this, timeout_s < 0 ? kForeverS : timeout_s, host);
+    PythonHost host(is_alone.is_valid() ? &is_alone : nullptr);
+    const double most_s = timeout_s < 0 ? kForeverS : timeout_s;
+    const bool done =
+        is_transfer ? kept->wait(transfer, *this, most_s, host) : kept->wait(*this, most_s, host);
     host.resume();
     if (!done && PyErr_Occurred() != nullptr) throw nb::python_error();
   }
@@ -73,6 +84,7 @@ bool PythonWork::watch() {
 
 void PythonWork::release() {
   views.clear();
+  is_alone = nb::callable();
   communicator.reset();
 }
 

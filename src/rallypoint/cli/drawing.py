@@ -11,7 +11,7 @@ from rallypoint.cli.simulation_rows import collective_of, program_of
 from rallypoint.schedule.catalogue import ALGORITHMS, Team
 from rallypoint.schedule.custom import load
 from rallypoint.schedule.execution import Trace, execute
-from rallypoint.schedule.program import Collective, Program, Send, describe
+from rallypoint.schedule.program import SLOTS, Collective, Program, Send, describe
 from rallypoint.schedule.verify import verify
 
 # Where a chunk has the same place on every rank.
@@ -38,7 +38,7 @@ def explain(request: Request) -> None:
 def drawing(program: Program) -> Iterator[str]:
     """The lines that explain a program."""
     trace = execute(program, slots=64, pieces=1)
-    report = verify(program, slots=64)
+    report = verify(program, slots=SLOTS)
     steps = _steps(trace)
     count, chunks = len(steps), program.chunks
     yield (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.choose import build, choose
@@ -11,6 +13,24 @@ from rallypoint.schedule.encode import encode
 from rallypoint.schedule.links import LinkModel
 from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
+
+# (collective, root, bytes, whether blocks differ in length) -> this rank's encoded program, and
+# whether reductions of several operands have the inputs of all ranks.
+Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How programs are to be chosen, unless as always; the same on all ranks of a group.
+
+    Attributes:
+        override: an algorithm's name, or the file of one's own.
+        model_text: a link model, as `schedule.links.parse_model` reads it.
+    """
+
+    override: str = ""
+    model_text: str = ""
+
 
 COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 
@@ -22,13 +42,11 @@ def planner(
     override: str = "",
     custom: Custom | None = None,
     model: LinkModel | None = None,
-) -> Callable[[int, int, int, bool], tuple[bytes, bool]]:
-    """A function from (collective, root, bytes, uneven) to this rank's encoded program.
+) -> Planner:
+    """What makes the programs of a rank.
 
-    With it comes whether every reduction of several operands has the inputs of all ranks, so that
-    averages can be taken there. Blocks of different lengths are served by the direct algorithms. A
-    send or receive is a program of two ranks, and `root` says which of them this rank is.
-    What is chosen follows from arguments that are the same on every rank.
+    What is chosen follows from arguments that are the same on every rank. Blocks of different
+    lengths are served by the direct algorithms, which every rank can run without knowing all.
 
     Args:
         override: an algorithm for each collective that has it.
@@ -36,25 +54,18 @@ def planner(
         model: link constants, for a choice by predicted time.
     """
 
-    def program(
-        collective: Collective, root: int, nbytes: int, uneven: bool
-    ) -> tuple[Program, bool]:
-        if uneven:
-            name = choose(collective, nbytes=nbytes, ranks=ranks, override="direct").algorithm
-            return build(collective, name, ranks=ranks, root=root), True
-        if custom is not None:
-            made = custom.build(Team(ranks, root, ranks), prove=rank == 0)
-            if made.collective is collective:
-                return made, False
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=override)
-        made = build(collective, choice.algorithm, ranks=ranks, root=root)
-        return widen(made, choice.ways), choice.algorithm.startswith("direct")
+    def own(collective: Collective, root: int) -> Program | None:
+        made = custom and custom.build(Team(ranks, root, ranks), prove=rank == 0)
+        return made if made and made.collective is collective else None
 
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
-        if collective is Collective.SEND:
-            return encode(build(collective, "direct", ranks=2), root), False
-        made, is_direct = program(collective, root, nbytes, uneven)
-        return encode(made, rank), is_direct
+        made = None if uneven else own(collective, root)
+        if made is not None:
+            return encode(made, rank), False
+        wish = "direct" if uneven else override
+        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=wish)
+        made = build(collective, choice.algorithm, ranks=ranks, root=root)
+        return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
     return plan

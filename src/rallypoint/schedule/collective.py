@@ -96,9 +96,13 @@ class Collective(IntEnum):
         """Whose input blocks (rank, block) make up an output block of `rank`, each once."""
         if self is Collective.BARRIER:
             return []
-        place = 0 if self.input_blocks(ranks, is_root=True) == 1 else rank
+        place = self.source_block(rank, ranks)
         if self.reduces:
             return [(peer, place) for peer in range(ranks)]
         if self in (Collective.BROADCAST, Collective.SEND, Collective.SCATTER):
             return [(root, place)]
         return [(block, place)]
+
+    def source_block(self, rank: int, ranks: int) -> int:
+        """Which of their input blocks ranks contribute to the output of `rank`."""
+        return 0 if self.input_blocks(ranks, is_root=True) == 1 else rank

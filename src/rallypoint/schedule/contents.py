@@ -118,15 +118,19 @@ class Contents:
         program = self._program
         if program.collective is Collective.BARRIER:
             return
+        everyone = (1 << program.ranks) - 1
         for rank in range(program.ranks):
+            source = program.collective.source_block(rank, program.ranks)
             for block in range(program.output_blocks(rank)):
-                sources = program.collective.sources(
-                    rank=rank, block=block, ranks=program.ranks, root=program.root
-                )
-                ranks = sum(1 << peer for peer, _ in sources)
+                ranks = everyone
+                if not program.collective.reduces:
+                    ((peer, _),) = program.collective.sources(
+                        rank=rank, block=block, ranks=program.ranks, root=program.root
+                    )
+                    ranks = 1 << peer
                 for chunk in range(program.chunks):
                     index = block * program.chunks + chunk
-                    wanted = sources[0][1] * program.chunks + chunk
+                    wanted = source * program.chunks + chunk
                     self._check_output(rank, index, wanted, ranks)
 
     def _check_output(self, rank: int, index: int, wanted: int, ranks: int) -> None:

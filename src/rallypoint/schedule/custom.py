@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import Team
-from rallypoint.schedule.program import Program, ProgramError
+from rallypoint.schedule.program import SLOTS, Program, ProgramError
 from rallypoint.schedule.verify import verify
 
 MOST_OPERATIONS = 200_000  # to be proved; a few seconds
@@ -58,11 +58,11 @@ class Custom:
     def _prove(self, program: Program, team: Team) -> None:
         first = sum(len(lane) for lane in program.lanes(0))
         if first * team.ranks <= MOST_OPERATIONS:
-            verify(program)
+            verify(program, slots=SLOTS)
             self.proof = f"proved for {team.ranks} ranks"
             return
         for ranks in range(1, SMALL_RANKS + 1):
-            verify(self._call(Team(ranks, min(team.root, ranks - 1))))
+            verify(self._call(Team(ranks, min(team.root, ranks - 1))), slots=SLOTS)
         self.proof = f"proved for 1 to {SMALL_RANKS} ranks, not for {team.ranks}"
 
     def _call(self, team: Team) -> Program:

@@ -22,6 +22,8 @@ from enum import IntEnum
 from rallypoint.base.errors import CallerError
 from rallypoint.schedule.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 
+SLOTS = 3  # messages of any length that a lane of the engine can always have under way
+
 
 class Buffer(IntEnum):
     """Where chunks live. Input and output may be the same memory."""

@@ -24,6 +24,8 @@ from rallypoint.schedule.program import Buffer, Chunks, Program, Send
 
 Place = tuple[int, Buffer, int]  # rank, buffer, chunk
 
+_TABLE = 50_000_000  # entries
+
 
 class Kind(Enum):
     """What is not in order."""
@@ -62,11 +64,18 @@ class Race(NamedTuple):
 
 
 class Clocks:
-    """Which events come before which, whatever the timing: vector clocks, worked out if asked."""
+    """Which events come before which, whatever the timing: vector clocks, worked out if asked.
+
+    For all events at once while that is a table of some megabytes; beyond, for each event that is
+    asked about, by following its causes.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._rows: NDArray[np.int32] | None = None
+        self._single: dict[int, NDArray[np.int32]] = {}
+        self.is_large = len(trace.events) * len(trace.lanes) > _TABLE
+        self._by_lane: list[list[int]] = []
 
     def before(self, first: int, second: int) -> bool:
         """Whether the first event always comes before the second one."""
@@ -77,6 +86,10 @@ class Clocks:
 
     def row(self, event: int) -> NDArray[np.int32]:
         """For each lane, how many of its events come before or with this one."""
+        if self.is_large:
+            if event not in self._single:
+                self._single[event] = self._follow(event)
+            return self._single[event]
         if self._rows is None:
             self._rows = self._compute()
         row: NDArray[np.int32] = self._rows[event]
@@ -94,6 +107,25 @@ class Clocks:
             row[event.lane] = event.clock + 1
             last[event.lane] = number
         return rows
+
+    def _follow(self, event: int) -> NDArray[np.int32]:
+        """One row: go back from an event to the messages that it and all before it took."""
+        events = self._trace.events
+        if not self._by_lane:
+            self._by_lane = [[] for _ in self._trace.lanes]
+            for number, each in enumerate(events):
+                self._by_lane[each.lane].append(number)
+        row = np.zeros(len(self._trace.lanes), np.int32)
+        pending = [event]
+        while pending:
+            each = events[pending.pop()]
+            seen = int(row[each.lane])
+            if each.clock < seen:
+                continue
+            row[each.lane] = each.clock + 1
+            for number in self._by_lane[each.lane][seen : each.clock + 1]:
+                pending += events[number].takes
+        return row
 
 
 def accesses(trace: Trace) -> Accesses:

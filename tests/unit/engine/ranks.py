@@ -9,6 +9,7 @@ from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator
+from rallypoint.process_group.planning import Planner
 from rallypoint.process_group.planning import planner as real_planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
@@ -18,16 +19,22 @@ NAMES = tuple(collective.name.lower() for collective in Collective)
 
 def planner(
     rank: int, ranks: int, override: str | Mapping[Collective, str], custom: Program | None
-) -> Callable[[int, int, int, bool], tuple[bytes, bool]]:
+) -> Planner:
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
         if custom is not None and collective is custom.collective:
             return encode(custom, rank), False
         name = override if isinstance(override, str) else override.get(collective, "")
-        real = real_planner(rank=rank, ranks=ranks, override=name)
-        return real(number, root, nbytes, uneven)
+        return real_planner(rank=rank, ranks=ranks, override=name)(number, root, nbytes, uneven)
 
     return plan
+
+
+def move(communicator: Communicator, source: int, target: int, tag: int, array: Any) -> int:
+    """Send or receive, whichever this rank is to do: 0, or a code that is not."""
+    if communicator.rank == source:
+        return communicator.send(target, tag, array)
+    return communicator.receive(source, tag, array) - source
 
 
 def run_ranks(
@@ -37,6 +44,7 @@ def run_ranks(
     override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
     timeout_s: float = 30,
+    synchronous_send: bool = False,
 ) -> Sequence[Any]:
     """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
     fd = os.memfd_create("test")
@@ -51,6 +59,8 @@ def run_ranks(
             spins=0,
             yields=100,
             names=NAMES,
+            is_alone=lambda: True,
+            synchronous_send=synchronous_send,
         )
         for rank in range(ranks)
     ]

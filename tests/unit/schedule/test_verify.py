@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.execution import execute
 from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import (
+    SLOTS,
     Buffer,
     Chunks,
     Collective,
@@ -26,6 +28,7 @@ from rallypoint.schedule.program import (
     copy,
     receive,
 )
+from rallypoint.schedule.races import Clocks
 from rallypoint.schedule.verify import verify
 from rallypoint.schedule.widen import widen
 
@@ -44,13 +47,14 @@ def _without_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
 def test_every_algorithm_for_1_to_64_ranks(collective: Collective, name: str) -> None:
-    """With a single slot for each lane."""
+    """With a single slot for each lane; three where an algorithm says so."""
     for ranks in range(1, 65):
         every = range(ranks) if ranks <= 9 else (0, ranks // 3, ranks - 1)
         per_node = max(d for d in (1, 2, 3, 4) if ranks % d == 0) if name in NODES_ONLY else 1
         for root in every if collective.has_root else (0,):
             program = build(collective, name, ranks=ranks, root=root, per_node=per_node)
-            report = verify(program, slots=1)
+            slots = SLOTS if name == "direct_two_shot" else 1
+            report = verify(program, slots=slots)
             assert report.scratch_chunks <= program.scratch_chunks
             if name.startswith("direct"):
                 assert report.in_rank_order
@@ -67,11 +71,28 @@ def test_algorithms_that_know_nodes(name: str) -> None:
                 verify(build(Collective.ALL_REDUCE, name, ranks=ranks, per_node=per_node))
 
 
+@pytest.mark.parametrize("name", ["double_tree", "binomial_tree"])
+def test_thousands_of_ranks(name: str) -> None:
+    """Everything for all ranks, but races, which are looked for on a sample; and it says so."""
+    report = verify(build(Collective.ALL_REDUCE, name, ranks=3_000))
+    assert report.races_of == "16 ranks"
+    assert verify(build(Collective.ALL_REDUCE, name, ranks=64)).races_of == "all ranks"
+
+
+def test_causes_are_the_same_followed_as_tabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = execute(build(Collective.ALL_REDUCE, "double_tree", ranks=13), slots=1, pieces=2)
+    table = Clocks(trace)
+    monkeypatch.setattr("rallypoint.schedule.races._TABLE", 0)
+    followed = Clocks(trace)
+    for event in range(len(trace.events)):
+        assert list(table.row(event)) == list(followed.row(event))
+
+
 def test_properties_of_algorithms() -> None:
     """What the documentation says of them."""
 
     def report(name: str, collective: Collective = Collective.ALL_REDUCE) -> Any:
-        return verify(build(collective, name, ranks=12))
+        return verify(build(collective, name, ranks=12), slots=SLOTS)
 
     in_order = {name for name in ALGORITHMS[Collective.ALL_REDUCE] if report(name).in_rank_order}
     trees = {"binomial_tree", "binary_tree", "double_tree"}  # the last for even n
