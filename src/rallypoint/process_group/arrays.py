@@ -22,6 +22,8 @@ Array = NDArray[Any]
 # NumPy has no bfloat16. Its bits pass for unsigned integers, with a note of what they are.
 _BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})
 
+_NAMES = {np.dtype(code).num: np.dtype(code).name for code in np.typecodes["AllInteger"] + "?efdFD"}
+
 
 def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
     """A view of the caller's array or tensor, checked to be one that the operation can take.
@@ -31,7 +33,7 @@ def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
             read-only although the operation writes.
     """
     array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
-    if array.dtype.name == "bfloat16" and array.itemsize == 2:
+    if array.itemsize == 2 and array.dtype.num not in _NAMES and array.dtype.name == "bfloat16":
         array = array.view(_BFLOAT16)  # as other packages, ml_dtypes for one, give NumPy the type
     if dtype_name(array) not in DTYPES or not array.dtype.isnative:
         raise InvalidTypeError(
@@ -84,7 +86,10 @@ def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str
 
 def dtype_name(array: Array) -> str:
     """The name of what an array's items are."""
-    return array.dtype.name if array.dtype.metadata is None else "bfloat16"
+    dtype = array.dtype
+    if dtype.metadata is not None:
+        return "bfloat16"
+    return _NAMES.get(dtype.num) or dtype.name
 
 
 def address(array: Array) -> int:

@@ -57,7 +57,7 @@ def run(
     arrays = [*given_in, *given_out]
     code, factor = code_and_factor(op)
     whole = given_in if len(given_in) >= len(given_out) else given_out
-    called = Called(operation, describe(whole[0] if len(whole) == 1 else whole), code, root)
+    called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root)
     is_even = not uneven and len({array.size for array in whole}) == 1
     if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):
         source, target = _joined(given_in), _room_for(given_out)
@@ -96,9 +96,11 @@ def run(
     )
     if submitted == BAD_OPERATOR:
         name = op.name if isinstance(op, ReduceOp) else op
-        raise InvalidTypeError(f"{operation}: {name} does not apply to {called.what}")
+        raise InvalidTypeError(f"{operation}: {name} does not apply to {describe(called.what)}")
     if isinstance(submitted, int):
-        raise InvalidArgumentError(f"{operation} cannot take {called.what}: the sizes do not fit")
+        raise InvalidArgumentError(
+            f"{operation} cannot take {describe(called.what)}: the sizes do not fit"
+        )
     if async_op:
         called = replace(called, site=Site.of_caller())
     work = OneWork(submitted, group, called, given_out)

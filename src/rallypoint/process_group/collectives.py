@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import numpy as np
+from numpy import ndarray
 
 from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
@@ -146,7 +147,7 @@ def broadcast(
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", None)
-    if not async_op and timeout is None and is_plain(tensor):
+    if not async_op and timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.run(_BROADCAST, 0, root, tensor, tensor)
         if code == 0:
             return None

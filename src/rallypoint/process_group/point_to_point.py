@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from numpy import ndarray
+
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import BAD_BUFFER, DTYPES
 from rallypoint.process_group.accounts import Site
@@ -48,12 +50,12 @@ def send(
     if chosen is None:
         return
     other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
-    if timeout is None and is_plain(tensor):
+    if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.send(other, tag, tensor)
         if code == 0:
             return
         if code != BAD_BUFFER:
-            raise Called("send", describe(tensor)).error(chosen, code)
+            raise Called("send", tensor).error(chosen, code)
     _post(chosen, "send", other, tag, tensor, timeout=timeout).wait()
 
 
@@ -75,12 +77,12 @@ def recv(
     if chosen is None:
         return -1
     other = _source(chosen, src, group_src)
-    if timeout is None and is_plain(tensor):
+    if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.receive(other, tag, tensor)
         if code >= 0:
             return chosen.ranks[code]
         if code != BAD_BUFFER:
-            raise Called("recv", describe(tensor)).error(chosen, 1)
+            raise Called("recv", tensor).error(chosen, 1)
     work = _post(chosen, "recv", other, tag, tensor, timeout=timeout)
     work.wait()
     return chosen.ranks[work.peer()]
@@ -186,7 +188,7 @@ def _post(
     )
     if isinstance(posted, int):
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
-    called = Called(operation, describe(array), site=site)
+    called = Called(operation, array, site=site)
     return _Message(posted, group, called, [] if sends else [tensor])
 
 

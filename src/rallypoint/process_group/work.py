@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from rallypoint.base.errors import CollectiveTimeoutError, PeerError, RallypointError
 from rallypoint.engine.work import Work as EngineWork
 from rallypoint.process_group.accounts import Site, failure
+from rallypoint.process_group.arrays import describe
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.store.store import seconds_of
 
@@ -54,13 +55,13 @@ class Called:
     """What was called, for the words of an error.
 
     Attributes:
-        what: the arrays, in words.
+        what: its arrays.
         root: a rank in the group.
         site: where the user's code called, if the call has returned since.
     """
 
     operation: str
-    what: str
+    what: object
     op: int = 0
     root: int = 0
     site: Site | None = None
@@ -68,7 +69,13 @@ class Called:
     def error(self, group: ProcessGroup, code: int) -> RallypointError:
         """The error for a result of the engine that is not 0."""
         return failure(
-            group, code, self.operation, self.what, op=self.op, root=self.root, site=self.site
+            group,
+            code,
+            self.operation,
+            describe(self.what),
+            op=self.op,
+            root=self.root,
+            site=self.site,
         )
 
 
