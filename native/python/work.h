@@ -54,6 +54,7 @@ class PythonWork final : public Work, public std::enable_shared_from_this<Python
   // Ask for it to be returned by next_done; false if it is done already.
   bool watch();
   void release();
+  void await_last_step() const;
 
  private:
   void on_done() override;
