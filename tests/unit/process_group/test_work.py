@@ -67,6 +67,20 @@ def test_future_calls_back_and_chains() -> None:
     run_ranks(2, main)
 
 
+def test_futures_of_many_small_calls() -> None:
+    """The moment in which an operation ends and is released is short: meet it often."""
+
+    def main(group: ProcessGroup) -> None:
+        for _ in range(1000):
+            work = dist.all_reduce(np.ones(3), group=group, async_op=True)
+            assert work is not None
+            (result,) = work.get_future().wait()
+            assert result.tolist() == [2, 2, 2]
+            assert work.is_completed() and work.exception() is None
+
+    run_ranks(2, main)
+
+
 def test_waiting_may_time_out_and_go_on() -> None:
     gate = threading.Event()
 
