@@ -145,9 +145,11 @@ def test_without_a_majority_the_error_names_the_endpoints(cluster: Cluster) -> N
     cluster.kill(0)
     cluster.kill(1)
     host, port = cluster.endpoints[2]
-    with cluster.client(timeout_s=1.5) as client:
-        with pytest.raises(StoreConnectionError, match=f"{host}:{port} answered transact"):
-            client.transact(revisions={}, puts={"job/a": b"1"})
+    with (
+        cluster.client(timeout_s=1.5) as client,
+        pytest.raises(StoreConnectionError, match=f"{host}:{port} answered transact"),
+    ):
+        client.transact(revisions={}, puts={"job/a": b"1"})
 
 
 def test_the_watch_says_when_its_member_dies(cluster: Cluster) -> None:

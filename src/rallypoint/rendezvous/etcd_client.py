@@ -232,9 +232,11 @@ class Watch:
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
+        """Return the socket's descriptor, for a selector."""
         return self._socket.fileno()
 
     def close(self) -> None:
+        """End the stream."""
         self._socket.close()
 
     def events(self) -> list[Event]:
