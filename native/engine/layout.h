@@ -138,6 +138,7 @@ struct alignas(kLineBytes) Poison {
   std::int32_t reporter;
   std::uint64_t sent;      // lengths: how many bytes came
   std::uint64_t expected;  // and should have
+  double timeout_s;        // timeout: how long was waited
   CallRecord theirs;       // what the culprit called
   CallRecord ours;         // what the reporter called
   std::uint32_t circle_size;

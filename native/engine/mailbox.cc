@@ -334,7 +334,8 @@ void Mailbox::describe(CallRecord& record, const Item& item) const {
 Trouble Mailbox::fail(Trouble trouble, std::uint32_t culprit, const Item& item) {
   CallRecord ours{};
   describe(ours, item);
-  region_.spread(trouble, static_cast<std::int32_t>(culprit), nullptr, &ours);
+  region_.spread(trouble, static_cast<std::int32_t>(culprit), nullptr, &ours, 0, 0,
+                 item.transfer->timeout_s);
   return trouble;
 }
 

@@ -114,11 +114,13 @@ void copy_record(CallRecord& to, const CallRecord& from) {
 }
 
 void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
-                    const CallRecord* ours, std::uint64_t sent, std::uint64_t expected) {
+                    const CallRecord* ours, std::uint64_t sent, std::uint64_t expected,
+                    double timeout_s) {
   if (!begin_poison(trouble, culprit)) return;
   Poison& shared = poison();
   shared.sent = sent;
   shared.expected = expected;
+  shared.timeout_s = timeout_s;
   if (theirs != nullptr) copy_record(shared.theirs, *theirs);
   if (ours != nullptr) copy_record(shared.ours, *ours);
   end_poison();

@@ -55,7 +55,8 @@ class Region {
 
   // The first call wins and all ranks are woken.
   void spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
-              const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0);
+              const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0,
+              double timeout_s = 0);
   // Ranks that wait for each other in a circle.
   void spread_circle(const std::vector<CircleMember>& members);
 

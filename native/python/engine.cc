@@ -146,7 +146,7 @@ class PythonCommunicator {
     }
     return nb::make_tuple(static_cast<int>(poison.trouble), poison.culprit, poison.reporter,
                           record(poison.theirs), record(poison.ours), poison.sent, poison.expected,
-                          circle(poison));
+                          circle(poison), poison.timeout_s);
   }
 
   void leave() { communicator_->region().leave(); }

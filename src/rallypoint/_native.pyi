@@ -6,10 +6,10 @@ from typing import TypeAlias
 # number of the call, collective, reduce op, dtype, root or tag, items of a block
 Record: TypeAlias = tuple[int, int, int, int, int, int]
 
-# trouble, culprit, reporter, what each of them called, bytes sent and expected, and a circle: rank,
-# whether it sends, peer, tag
+# trouble, culprit, reporter, what each of them called, bytes sent and expected, a circle (rank,
+# whether it sends, peer, tag), and how long was waited
 Trouble: TypeAlias = tuple[
-    int, int, int, Record | None, Record | None, int, int, list[tuple[int, bool, int, int]]
+    int, int, int, Record | None, Record | None, int, int, list[tuple[int, bool, int, int]], float
 ]
 
 def region_bytes(ranks: int) -> int:

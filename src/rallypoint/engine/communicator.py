@@ -88,6 +88,7 @@ class Communicator:
         spins, yields: the waiting policy: how often to look before yielding the core, and how
             often to yield before sleeping.
         names: collective number -> its name in messages.
+        global_ranks: what the ranks are called in messages, if not by their numbers here.
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
             for each other can never go on.
         synchronous_send: sends wait until they are received, to show what relies on luck.
@@ -104,13 +105,14 @@ class Communicator:
         spins: int,
         yields: int,
         names: Sequence[str],
+        global_ranks: Sequence[int] | None = None,
         is_alone: Callable[[], bool] = _is_only_thread,
         synchronous_send: bool = False,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._timeout_s = timeout_s
         self._names = names
+        self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(
             fd, rank, ranks, spins, yields, plan, timeout_s, is_alone, synchronous_send
         )
@@ -185,8 +187,9 @@ class Communicator:
         Raises:
             PeerLostError: a peer is gone already.
         """
-        missing = self._native.watch_peers()
-        if missing >= 0:
+        place = self._native.watch_peers()
+        if place >= 0:
+            missing = self._global_ranks[place]
             raise PeerLostError(
                 f"rank {missing} died before the group was complete",
                 rank=missing,
@@ -206,9 +209,10 @@ class Communicator:
         state = self._native.trouble()
         if state is None:
             return PeerError(f"{operation} failed for an unknown reason", operation=operation)
-        number, culprit, reporter, theirs, ours, sent, expected, circle = state
+        number, at_fault, told_by, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
-        who = f"rank {culprit} (pid {self._native.pid(culprit)})"
+        culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
+        who = f"rank {culprit} (pid {self._native.pid(at_fault)})"
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
         kind: type[PeerError] = PeerLostError
         match trouble:
@@ -232,7 +236,8 @@ class Communicator:
                 kind = DeadlockError
                 ways = ("recv from", "send to")
                 members = [
-                    f"rank {rank} is in {ways[sends]} rank {peer}, tag {tag}"
+                    f"rank {self._global_ranks[rank]} is in {ways[sends]} rank "
+                    f"{self._global_ranks[peer]}, tag {tag}"
                     for rank, sends, peer, tag in circle
                 ]
                 text = (
@@ -242,7 +247,7 @@ class Communicator:
             case Trouble.TIMEOUT:
                 kind = CollectiveTimeoutError
                 text = (
-                    f"{interrupted} waited {self._timeout_s:g} s for {who}; see what that rank is "
+                    f"{interrupted} waited {waited_s:g} s for {who}; see what that rank is "
                     "doing, or pass a longer timeout to init_process_group"
                 )
             case Trouble.INTERRUPTED:
@@ -261,14 +266,14 @@ class Communicator:
             return "nothing yet"
         number, collective, op, dtype, root, count = record
         if collective == _RECEIVE:
-            source = "any rank" if op < 0 else f"rank {op}"
+            source = "any rank" if op < 0 else f"rank {self._global_ranks[op]}"
             return f"recv #{number} ({count} x {DTYPES[dtype]} from {source}, tag {root})"
         name = self._names[collective] if collective < len(self._names) else "an operation"
         details = [f"{count} x {DTYPES[dtype]}"]
         if name == "all_reduce":
             details.append(ReduceOp(op).name)
         elif name == "send":
-            details = [f"{details[0]} to rank {op}", f"tag {root}"]
+            details = [f"{details[0]} to rank {self._global_ranks[op]}", f"tag {root}"]
         elif name == "broadcast":
-            details.append(f"src {root}")
+            details.append(f"src {self._global_ranks[root]}")
         return f"{name} #{number} ({', '.join(details)})"
