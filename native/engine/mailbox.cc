@@ -27,7 +27,7 @@ bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
 }  // namespace
 
 Mailbox::Mailbox(Region& region)
-    : region_(region), is_blocked_(region.ranks()), limits_(region.ranks()) {}
+    : region_(region), limits_(region.ranks()), is_blocked_(region.ranks()) {}
 
 Envelope& Mailbox::envelope(std::uint32_t rank, int slot) const {
   return region_.at<Envelope>(region_.layout().envelopes(rank))[slot];
