@@ -230,8 +230,6 @@ class Coordinator:
         if self.stage is Stage.GATHERING:
             return Decision((), f"{name} left before the start: {why}")
         if not self._is_in_round(key):
-            if host in self._came:
-                self._came.remove(host)
             return Decision((), f"{name}, which waited for the next round, left: {why}")
         end = self._ends.get(key)
         if end is not None and end.succeeded:  # it is only missed if there is another round
