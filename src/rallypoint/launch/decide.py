@@ -226,7 +226,7 @@ class Coordinator:
         self._running.discard(key)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
-        host, name = member.host, self._name(member)
+        name = self._name(member)
         if self.stage is Stage.GATHERING:
             return Decision((), f"{name} left before the start: {why}")
         if not self._is_in_round(key):
