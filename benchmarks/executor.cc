@@ -54,7 +54,7 @@ std::vector<std::int32_t> read_words(const char* path) {
 std::deque<Ring> make_rings(const Region& region) {
   std::deque<Ring> rings;
   auto* const base = region.at<std::byte>(region.layout().rings(region.rank()));
-  for (unsigned i = 0; i <= kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
+  for (unsigned i = 0; i < kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
   return rings;
 }
 

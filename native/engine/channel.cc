@@ -2,7 +2,6 @@
 
 namespace rallypoint {
 std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker) {
-  const std::lock_guard lock(mutex_);
   const std::uint64_t needed = (bytes + 63) / 64 * 64;
   std::uint64_t start = tail_;
   if (start % kRingBytes + needed > kRingBytes) start += kRingBytes - start % kRingBytes;
@@ -39,34 +38,6 @@ Channel Channel::collective(Region& region, std::deque<Ring>& rings) {
   for (unsigned lane = 0; lane < kLanes; ++lane) channel.rings_.push_back(&rings[lane]);
   channel.occupants_.resize(kLanes * kLines);
   channel.seen_.resize(region.ranks() * kLanes);
-  return channel;
-}
-
-Channel Channel::pair(Region& region, std::uint32_t from, std::uint32_t to, Ring& ring) {
-  Channel channel;
-  channel.region_ = &region;
-  channel.self_ = region.rank() == from ? 0 : 1;
-  channel.lines_ = kPairLines;
-  channel.members_ = {from, to};
-  const Layout& layout = region.layout();
-  const std::size_t ranks = region.ranks();
-  // Each side writes its own area only: the sender lines and calls, the receiver progress and
-  // calls.
-  channel.calls_ = {region.at<CallRecord>(layout.pair_calls(from)) + to * kCalls,
-                    region.at<CallRecord>(layout.pair_calls(to)) + (ranks + from) * kCalls};
-  Port sender;
-  sender.lines = region.at<Line>(layout.pair_lines(from)) + to * kPairLines;
-  sender.ring = region.at<std::byte>(layout.rings(from)) + kLanes * kRingBytes;
-  // Nobody waits for a sender's progress: it goes to the place of the pair that cannot be.
-  sender.progress = region.at<Progress>(layout.pair_progress(from)) + from;
-  Port receiver;
-  receiver.progress = region.at<Progress>(layout.pair_progress(to)) + from;
-  channel.ports_.resize(2 * kLanes);
-  channel.ports_[0] = sender;
-  channel.ports_[kLanes] = receiver;
-  channel.rings_ = {&ring};
-  channel.occupants_.resize(kPairLines);
-  channel.seen_.resize(2 * kLanes);
   return channel;
 }
 

@@ -1,7 +1,7 @@
 // Messages through shared memory: numbered lines, and rings for what does not fit into a line.
 //
-// A channel connects an ordered list of members that run the same programs in the same order: all
-// ranks of the communicator, or a sender and a receiver. Every message has a place that both ends
+// A channel connects an ordered list of members that run the same programs in the same order: the
+// ranks of the communicator. Every message has a place that both ends
 // compute from the iteration and its ordinal, so nothing is negotiated. A line or a piece of ring
 // is used again only when each of its receivers has said, by its progress, that it is done.
 //
@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <vector>
 
 #include "engine/layout.h"
@@ -45,7 +44,6 @@ class Ring {
   };
 
   std::byte* base_;
-  std::mutex mutex_;  // pairs share a ring, and may be served by several threads
   std::uint64_t head_ = 0;
   std::uint64_t tail_ = 0;
   std::deque<Piece> pieces_;
@@ -68,8 +66,6 @@ class Channel {
  public:
   // All ranks.
   static Channel collective(Region& region, std::deque<Ring>& rings);
-  // From one rank to another; this rank is one of the two.
-  static Channel pair(Region& region, std::uint32_t from, std::uint32_t to, Ring& ring);
 
   std::uint32_t self() const { return self_; }
   std::uint32_t rank_of(std::uint32_t member) const { return members_[member]; }

@@ -1,6 +1,7 @@
 #include "engine/communicator.h"
 
 #include <bit>
+#include <utility>
 
 namespace rallypoint {
 namespace {
@@ -12,7 +13,7 @@ constexpr double kForeverS = 1e9;
 std::deque<Ring> make_rings(const Region& region) {
   std::deque<Ring> rings;
   auto* const base = region.at<std::byte>(region.layout().rings(region.rank()));
-  for (unsigned i = 0; i <= kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
+  for (unsigned i = 0; i < kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
   return rings;
 }
 
@@ -23,7 +24,8 @@ Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, Wait
       policy_(policy),
       rings_(make_rings(region_)),
       collective_(region_, Channel::collective(region_, rings_), policy),
-      queue_(collective_) {}
+      queue_(collective_),
+      mailbox_(region_) {}
 
 Communicator::~Communicator() {
   if (is_served_.load()) ProgressThread::instance().remove(*this);
@@ -66,9 +68,8 @@ Trouble Communicator::run(const Call& call, Host& host) {
     }
     if (queue_.is_empty()) return collective_.run(call, host);
   }
-  const auto work = std::make_shared<CallWork>();
-  work->call = call;
-  queue_.push(work);
+  const auto work = std::make_shared<Work>();
+  queue_.push(call, work);
   // The call refers to the caller's memory: stay until nobody uses it any more.
   if (wait(*work, kForeverS, host)) return work->trouble();
   region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
@@ -77,28 +78,92 @@ Trouble Communicator::run(const Call& call, Host& host) {
   return Trouble::interrupted;
 }
 
-bool Communicator::submit(std::shared_ptr<CallWork> work, bool at_once, Host& host) {
+bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_once, Host& host) {
   while (queue_.size() >= kMostCalls) {
-    const std::shared_ptr<CallWork> first = queue_.first();
+    const std::shared_ptr<Work> first = queue_.first();
     if (first != nullptr && !wait(*first, kForeverS, host)) return false;
   }
-  std::call_once(served_, [this] {
-    ProgressThread::instance().add(*this);
-    is_served_.store(true);
-  });
+  serve();
   const bool is_first = queue_.is_empty();
-  queue_.push(std::move(work));
+  queue_.push(call, std::move(work));
   // What is small is begun here: that costs less than waking the thread, which sees to the rest.
   if (!at_once && is_first && progress(false) && queue_.is_empty()) return true;
   ProgressThread::instance().notify(at_once);
   return true;
 }
 
+void Communicator::serve() {
+  std::call_once(served_, [this] {
+    ProgressThread::instance().add(*this);
+    is_served_.store(true);
+  });
+}
+
+bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& host) {
+  NoHost patient;
+  Waiter waiter(region_, policy_, host);
+  while (mailbox_.size() >= kMostCalls) {
+    if (mailbox_.advance(false)) {
+      waiter.reset();
+    } else if (waiter.pause()) {
+      mailbox_.advance(true);
+      if (host.is_interrupted()) return false;
+    }
+  }
+  const Work& posted = *work;
+  serve();
+  mailbox_.post(transfer, std::move(work));
+  if (!posted.is_done()) ProgressThread::instance().notify(transfer.bytes > kMailBytes);
+  return true;
+}
+
+Trouble Communicator::transfer(Transfer& transfer, Host& host) {
+  if (region_.poisoned()) return Trouble::aborted;
+  const auto work = std::make_shared<Work>();
+  mail_waiters_.fetch_add(1);
+  mailbox_.post(transfer, work);
+  mail_waiters_.fetch_sub(1);
+  if (work->is_done() || wait(transfer, *work, kForeverS, host)) return work->trouble();
+  region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
+  NoHost patient;
+  wait(transfer, *work, kForeverS, patient);
+  return Trouble::interrupted;
+}
+
+bool Communicator::wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host) {
+  const double until_s = now_s() + timeout_s;
+  const bool has_end = timeout_s < kForeverS;
+  bool is_said = false;
+  bool has_slept = false;
+  mail_waiters_.fetch_add(1);
+  {
+    Waiter waiter(region_, policy_, host);
+    while (!work.is_done()) {
+      if (mailbox_.advance(std::exchange(has_slept, false))) {
+        waiter.reset();
+        if (std::exchange(is_said, false)) mailbox_.set_waiting(nullptr);
+      } else if (waiter.pause()) {
+        has_slept = true;
+        if (host.is_interrupted() || now_s() > until_s) break;
+        // Who waits for a time may do something else afterwards.
+        if (!is_said && !has_end && host.is_alone()) {
+          mailbox_.set_waiting(&transfer);
+          is_said = true;
+        }
+      }
+    }
+  }
+  if (is_said) mailbox_.set_waiting(nullptr);
+  mail_waiters_.fetch_sub(1);
+  if (is_served_.load() && !mailbox_.is_empty()) ProgressThread::instance().notify(true);
+  return work.is_done();
+}
+
 bool Communicator::progress(bool has_slept) {
+  bool moved = !mailbox_.is_empty() && mailbox_.advance(has_slept);
   const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-  if (!lock) return false;  // another thread is at it
+  if (!lock) return moved;  // another thread is at it
   NoHost host;
-  bool moved = false;
   while (queue_.advance(has_slept, host) == Executor::Step::moved) moved = true;
   return moved;
 }
@@ -130,16 +195,6 @@ bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
   }
   if (!queue_.is_empty()) ProgressThread::instance().notify(true);
   return work.is_done();
-}
-
-Executor& Communicator::pair(std::uint32_t from, std::uint32_t to) {
-  const std::lock_guard lock(pairs_mutex_);
-  auto& executor = pairs_[std::uint64_t{from} << 32 | to];
-  if (executor == nullptr) {
-    executor = std::make_unique<Executor>(region_, Channel::pair(region_, from, to, rings_.back()),
-                                          policy_);
-  }
-  return *executor;
 }
 
 }  // namespace rallypoint

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/executor.h"
+#include "engine/mailbox.h"
 #include "engine/progress_thread.h"
 #include "engine/queue.h"
 
@@ -42,27 +43,33 @@ class Communicator final : public Progressable {
   Trouble run(const Call& call, Host& host);
   // Carries it out in the background, `at_once` if it is worth waking a thread. If there are too
   // many already it waits; returns false if that was interrupted.
-  bool submit(std::shared_ptr<CallWork> work, bool at_once, Host& host);
+  bool submit(const Call& call, std::shared_ptr<Work> work, bool at_once, Host& host);
+  // The same for a send or receive.
+  bool post(Transfer& transfer, std::shared_ptr<Work> work, Host& host);
+  // Sends or receives in the calling thread.
+  Trouble transfer(Transfer& transfer, Host& host);
   // Gets on with the communicator's operations until this one is done or the time is over, or the
   // host is interrupted; returns whether it is done.
   bool wait(const Work& work, double timeout_s, Host& host);
+  bool wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host);
   // Gets on as far as that goes without waiting.
   bool progress(bool has_slept) override;
-  bool has_work() const override { return !queue_.is_empty(); }
-
-  // Runs sends and receives from one rank to another; this rank is one of the two.
-  Executor& pair(std::uint32_t from, std::uint32_t to);
+  bool has_work() const override {
+    return !queue_.is_empty() || (!mailbox_.is_empty() && mail_waiters_.load() == 0);
+  }
 
  private:
+  void serve();
+
   Region region_;
   WaitPolicy policy_;
-  std::deque<Ring> rings_;  // by lane, and one for all pairs; a deque, because rings stay in place
+  std::deque<Ring> rings_;  // by lane; a deque, because rings stay in place
   Executor collective_;
   Queue queue_;  // of collective_
   std::once_flag served_;
   std::atomic<bool> is_served_{false};  // by the progress thread
-  std::mutex pairs_mutex_;
-  std::unordered_map<std::uint64_t, std::unique_ptr<Executor>> pairs_;
+  Mailbox mailbox_;
+  std::atomic<unsigned> mail_waiters_{0};  // they get on with the mailbox themselves
   std::unordered_map<std::uint64_t, const Program*> kinds_;
   std::vector<std::unique_ptr<Program>> programs_;  // never dropped: messages refer to them
 };

@@ -418,7 +418,7 @@ bool Executor::is_blocked_by_mismatch(std::uint32_t member) const {
 
 Trouble Executor::fail(Trouble trouble, std::uint32_t rank) {
   region_.spread(trouble, static_cast<std::int32_t>(rank), nullptr,
-                 &channel_.call(channel_.self(), channel_.calls));
+                 &channel_.call(channel_.self(), channel_.calls), 0, 0, call_->timeout_s);
   return trouble;
 }
 

@@ -7,30 +7,34 @@
 //   calls      what it called last, for peers that wait for something else
 //   progress   per lane: which messages it has taken
 //   lines      per lane: its last 64 messages; small ones travel in the line itself
-//   pairs      the same per peer, for send and recv
-//   rings      per lane, and one for all pairs: the payload of larger messages
+//   outbox     envelopes of messages to single ranks (mailbox.h)
+//   rings      per lane: the payload of larger messages
+//   blocks     per envelope: the same
 //
-// Counters only grow and are never reset. The pages of unused lanes and pairs are never touched, so
-// that they take no memory. This file decides layout only.
+// Counters only grow and are never reset. The pages of unused lanes and envelopes are never
+// touched, so that they take no memory. This file decides layout only.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/reduce.h"
+
 namespace rallypoint {
 
 inline constexpr std::uint32_t kMagic = 0x52504C31;
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 inline constexpr std::size_t kLineBytes =
     128;  // two cache lines: adjacent-line prefetch couples them
 inline constexpr std::size_t kInlineBytes = kLineBytes - 32;
 inline constexpr unsigned kLanes = 4;
 inline constexpr unsigned kLines = 64;
-inline constexpr unsigned kPairLines = 4;
+inline constexpr unsigned kEnvelopes = 32;
 inline constexpr unsigned kCalls = 16;
 inline constexpr std::size_t kRingBytes = 1 << 20;
 inline constexpr std::size_t kBlockBytes = 256 << 10;  // the largest message; a ring holds four
+inline constexpr std::size_t kMailBytes = 32 << 10;    // a block of an envelope
 inline constexpr std::uint64_t kInline = ~std::uint64_t{0};
 inline constexpr unsigned kOperationBits = 16;  // of a sequence or progress number
 
@@ -60,6 +64,40 @@ struct alignas(64) CallRecord {
   std::int32_t root;  // of a send or recv: the tag
 };
 
+// A message to one rank. The sender writes it while its bit is not set, `to` after the sequence and
+// the tag, as other ranks may be looking; while it is, the receiver writes `request` and `taken`,
+// and the sender `written`.
+enum class Request : std::uint32_t { none, matched, parts };
+
+struct alignas(kLineBytes) Envelope {
+  std::atomic<std::uint64_t> sequence;  // of the sender's messages
+  std::atomic<std::int32_t> tag;
+  std::atomic<std::uint32_t> to;
+  std::uint64_t number;  // of the sender's transfers
+  std::uint64_t bytes;
+  std::uint64_t address;  // of a large message: in the sender's memory
+  DType dtype;
+  std::atomic<Request> request;
+  std::atomic<std::uint32_t> written;  // parts
+  std::atomic<std::uint32_t> taken;
+  std::byte payload[kLineBytes - 64];  // of a tiny message
+};
+static_assert(sizeof(Envelope) == kLineBytes);
+
+struct alignas(kLineBytes) Outbox {
+  std::atomic<std::uint64_t> full;       // a bit for each envelope
+  std::atomic<std::uint64_t> published;  // the last sequence, set after its bit
+};
+
+// What a rank waits for that will do nothing else: `epoch` is odd while it does.
+struct alignas(64) Waiting {
+  std::atomic<std::uint64_t> epoch;
+  std::atomic<std::uint32_t> peer;
+  std::atomic<std::int32_t> tag;
+  std::atomic<std::int32_t> slot;  // of a send, or -1
+  std::atomic<std::uint32_t> sends;
+};
+
 enum class Presence : std::uint32_t { absent, here, left };
 
 struct alignas(kLineBytes) RankState {
@@ -67,6 +105,7 @@ struct alignas(kLineBytes) RankState {
   std::atomic<std::int32_t> pid;
   alignas(64) std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleeping;
+  Waiting waiting;
 };
 
 enum class Trouble : std::uint32_t {
@@ -79,6 +118,16 @@ enum class Trouble : std::uint32_t {
   aborted,
   corrupt,
   lengths,
+  circle,
+};
+
+inline constexpr unsigned kMostInCircle = 8;
+
+struct CircleMember {
+  std::uint32_t rank;
+  std::uint32_t peer;
+  std::int32_t tag;
+  std::uint32_t sends;
 };
 
 // The first rank in trouble writes it; from then on every rank refuses to work.
@@ -89,8 +138,11 @@ struct alignas(kLineBytes) Poison {
   std::int32_t reporter;
   std::uint64_t sent;      // lengths: how many bytes came
   std::uint64_t expected;  // and should have
+  double timeout_s;        // timeout: how long was waited
   CallRecord theirs;       // what the culprit called
   CallRecord ours;         // what the reporter called
+  std::uint32_t circle_size;
+  CircleMember circle[kMostInCircle];
 };
 
 struct Header {
@@ -114,18 +166,14 @@ class Layout {
   constexpr std::size_t lines(std::size_t rank) const {
     return progress(rank) + kLanes * sizeof(Progress);
   }
-  constexpr std::size_t pair_progress(std::size_t rank) const {
+  constexpr std::size_t outbox(std::size_t rank) const {
     return lines(rank) + kLanes * kLines * sizeof(Line);
   }
-  constexpr std::size_t pair_lines(std::size_t rank) const {
-    return pair_progress(rank) + ranks_ * sizeof(Progress);
-  }
-  constexpr std::size_t pair_calls(std::size_t rank) const {
-    return pair_lines(rank) + ranks_ * kPairLines * sizeof(Line);
-  }
+  constexpr std::size_t envelopes(std::size_t rank) const { return outbox(rank) + sizeof(Outbox); }
   constexpr std::size_t rings(std::size_t rank) const {
-    return up(pair_calls(rank) + 2 * ranks_ * kCalls * sizeof(CallRecord), kPage);
+    return up(envelopes(rank) + kEnvelopes * sizeof(Envelope), kPage);
   }
+  constexpr std::size_t blocks(std::size_t rank) const { return rings(rank) + kLanes * kRingBytes; }
 
  private:
   static constexpr std::size_t kPage = 4096;
@@ -134,11 +182,10 @@ class Layout {
   }
   constexpr std::size_t area(std::size_t rank) const {
     const std::size_t fixed = sizeof(RankState) + kCalls * sizeof(CallRecord) + kLineBytes +
-                              kLanes * (sizeof(Progress) + kLines * sizeof(Line));
-    const std::size_t per_peer =
-        sizeof(Progress) + kPairLines * sizeof(Line) + 2 * kCalls * sizeof(CallRecord);
+                              kLanes * (sizeof(Progress) + kLines * sizeof(Line)) + sizeof(Outbox) +
+                              kEnvelopes * sizeof(Envelope);
     const std::size_t stride =
-        up(fixed + ranks_ * per_peer, kPage) + kPage + (kLanes + 1) * kRingBytes;
+        up(fixed, kPage) + kPage + kLanes * kRingBytes + kEnvelopes * kMailBytes;
     return up(sizeof(Header), kPage) + rank * stride;
   }
 

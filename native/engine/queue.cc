@@ -4,25 +4,27 @@
 
 namespace rallypoint {
 
-void Queue::push(std::shared_ptr<CallWork> work) {
+void Queue::push(const Call& call, std::shared_ptr<Work> work) {
   const std::lock_guard lock(mutex_);
-  calls_.push_back(std::move(work));
+  calls_.push_back({&call, std::move(work)});
   waiting_.fetch_add(1, std::memory_order_release);
 }
 
-std::shared_ptr<CallWork> Queue::first() {
+std::shared_ptr<Work> Queue::first() {
   const std::lock_guard lock(mutex_);
-  return calls_.empty() ? nullptr : calls_.front();
+  return calls_.empty() ? nullptr : calls_.front().work;
 }
 
 Executor::Step Queue::advance(bool has_slept, Host& host) {
-  if (current_ == nullptr) {
+  if (!has_begun_) {
+    const Call* call = nullptr;
     {
       const std::lock_guard lock(mutex_);
       if (calls_.empty()) return Executor::Step::finished;
-      current_ = calls_.front();
+      call = calls_.front().call;
     }
-    executor_.begin(current_->call);
+    executor_.begin(*call);
+    has_begun_ = true;
   }
   const Executor::Step step = executor_.step(has_slept, host);
   if (step == Executor::Step::finished) {
@@ -37,11 +39,13 @@ Executor::Step Queue::advance(bool has_slept, Host& host) {
 }
 
 void Queue::pop(Trouble trouble) {
-  const std::shared_ptr<CallWork> work = std::exchange(current_, nullptr);
+  std::shared_ptr<Work> work;
   {
     const std::lock_guard lock(mutex_);
+    work = std::move(calls_.front().work);
     calls_.pop_front();
   }
+  has_begun_ = false;
   waiting_.fetch_sub(1, std::memory_order_release);
   work->finish(trouble);
 }

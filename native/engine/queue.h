@@ -14,30 +14,31 @@
 
 namespace rallypoint {
 
-class CallWork : public Work {
- public:
-  Call call{};
-};
-
 class Queue {
  public:
   explicit Queue(Executor& executor) : executor_(executor) {}
 
   bool is_empty() const { return waiting_.load(std::memory_order_acquire) == 0; }
   std::size_t size() const { return waiting_.load(std::memory_order_acquire); }
-  void push(std::shared_ptr<CallWork> work);
-  std::shared_ptr<CallWork> first();  // null if there is none
+  // The call must stay where it is until the work is done.
+  void push(const Call& call, std::shared_ptr<Work> work);
+  std::shared_ptr<Work> first();  // null if there is none
   // Gets on with the first call as far as that goes. The caller holds the executor's mutex.
   Executor::Step advance(bool has_slept, Host& host);
 
  private:
+  struct Item {
+    const Call* call = nullptr;
+    std::shared_ptr<Work> work;
+  };
+
   void pop(Trouble trouble);
 
   Executor& executor_;
   std::mutex mutex_;  // of calls_
-  std::deque<std::shared_ptr<CallWork>> calls_;
+  std::deque<Item> calls_;
   std::atomic<std::size_t> waiting_{0};
-  std::shared_ptr<CallWork> current_;  // of who holds the executor's mutex
+  bool has_begun_ = false;  // the first one; under the executor's mutex
 };
 
 }  // namespace rallypoint

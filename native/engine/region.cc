@@ -8,10 +8,34 @@
 
 #include <cerrno>
 #include <climits>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace rallypoint {
+namespace {
+
+// Ranks that are threads of one process share a mapping: the thread sanitizer could not follow what
+// they tell each other through two.
+std::shared_ptr<std::byte> map(int fd, const struct stat& status) {
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<std::byte>> mappings;
+  const std::lock_guard lock(mutex);
+  std::erase_if(mappings, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = mappings[{status.st_dev, status.st_ino}];
+  if (auto mapping = known.lock()) return mapping;
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  std::shared_ptr<std::byte> mapping(static_cast<std::byte*>(base),
+                                     [bytes](std::byte* at) { munmap(at, bytes); });
+  known = mapping;
+  return mapping;
+}
+
+}  // namespace
 
 Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
     : rank_(rank), ranks_(ranks), layout_(ranks) {
@@ -20,9 +44,8 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
   if (static_cast<std::size_t>(status.st_size) != layout_.bytes()) {
     throw std::runtime_error("the shared region has the wrong size");
   }
-  void* const base = mmap(nullptr, layout_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  base_ = static_cast<std::byte*>(base);
+  mapping_ = map(fd, status);
+  base_ = mapping_.get();
   for (std::uint32_t i = 0; i < ranks; ++i) states_.push_back(at<RankState>(layout_.state(i)));
 
   auto& header = *at<Header>(0);
@@ -31,7 +54,6 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
     header.version = kLayoutVersion;
     header.ranks = ranks;
   } else if (header.magic != kMagic || header.version != kLayoutVersion || header.ranks != ranks) {
-    munmap(base_, layout_.bytes());
     throw std::runtime_error(
         "the shared region was made by another version of Rallypoint or for another group");
   }
@@ -42,7 +64,6 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
 Region::~Region() {
   leave();
   for (const pollfd& entry : pidfds_) close(entry.fd);
-  munmap(base_, layout_.bytes());
 }
 
 int Region::watch_peers() {
@@ -93,18 +114,40 @@ void copy_record(CallRecord& to, const CallRecord& from) {
 }
 
 void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
-                    const CallRecord* ours, std::uint64_t sent, std::uint64_t expected) {
+                    const CallRecord* ours, std::uint64_t sent, std::uint64_t expected,
+                    double timeout_s) {
+  if (!begin_poison(trouble, culprit)) return;
+  Poison& shared = poison();
+  shared.sent = sent;
+  shared.expected = expected;
+  shared.timeout_s = timeout_s;
+  if (theirs != nullptr) copy_record(shared.theirs, *theirs);
+  if (ours != nullptr) copy_record(shared.ours, *ours);
+  end_poison();
+}
+
+void Region::spread_circle(const std::vector<CircleMember>& members) {
+  if (!begin_poison(Trouble::circle, static_cast<std::int32_t>(members[0].peer))) return;
+  Poison& shared = poison();
+  shared.circle_size = static_cast<std::uint32_t>(members.size());
+  for (std::size_t i = 0; i < members.size() && i < kMostInCircle; ++i) {
+    shared.circle[i] = members[i];
+  }
+  end_poison();
+}
+
+bool Region::begin_poison(Trouble trouble, std::int32_t culprit) {
   Poison& shared = poison();
   std::uint32_t none = 0;
-  if (!shared.state.compare_exchange_strong(none, 1)) return;
+  if (!shared.state.compare_exchange_strong(none, 1)) return false;
   shared.trouble = trouble;
   shared.culprit = culprit;
   shared.reporter = static_cast<std::int32_t>(rank_);
-  shared.sent = sent;
-  shared.expected = expected;
-  if (theirs != nullptr) copy_record(shared.theirs, *theirs);
-  if (ours != nullptr) copy_record(shared.ours, *ours);
-  shared.state.store(2, std::memory_order_release);
+  return true;
+}
+
+void Region::end_poison() {
+  poison().state.store(2, std::memory_order_release);
   fence();
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) wake(rank);
 }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "engine/layout.h"
@@ -54,14 +55,20 @@ class Region {
 
   // The first call wins and all ranks are woken.
   void spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
-              const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0);
+              const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0,
+              double timeout_s = 0);
+  // Ranks that wait for each other in a circle.
+  void spread_circle(const std::vector<CircleMember>& members);
 
  private:
+  bool begin_poison(Trouble trouble, std::int32_t culprit);
+  void end_poison();
   void ring(std::uint32_t rank) const;
 
   std::uint32_t rank_;
   std::uint32_t ranks_;
   Layout layout_;
+  std::shared_ptr<std::byte> mapping_;
   std::byte* base_ = nullptr;
   std::vector<RankState*> states_;
   std::vector<pollfd> pidfds_;

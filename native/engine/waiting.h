@@ -34,6 +34,8 @@ class Host {
   virtual ~Host() = default;
   virtual void before_wait() = 0;     // once per call, before the first yield or sleep
   virtual bool is_interrupted() = 0;  // now and then; true ends the call
+  // Whether nothing else in this process will communicate before the call returns.
+  virtual bool is_alone() = 0;
 };
 
 // Nothing must be done.
@@ -41,6 +43,7 @@ class NoHost final : public Host {
  public:
   void before_wait() override {}
   bool is_interrupted() override { return false; }
+  bool is_alone() override { return false; }
 };
 
 class Waiter {

@@ -22,16 +22,20 @@ namespace {
 
 constexpr int kBadBuffer = -1;
 constexpr int kBadOperator = -2;
+constexpr int kFailed = -10;
 constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
 constexpr std::uint32_t kAllReduce = 0;         // schedule/collective.py
 
 class PythonCommunicator {
  public:
   PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned spins,
-                     unsigned yields, nb::callable plan, double timeout_s)
+                     unsigned yields, nb::callable plan, double timeout_s, nb::callable is_alone,
+                     bool synchronous_send)
       : communicator_(std::make_shared<Communicator>(fd, rank, ranks, WaitPolicy{spins, yields})),
         plan_(std::move(plan)),
-        timeout_s_(timeout_s) {}
+        is_alone_(std::move(is_alone)),
+        timeout_s_(timeout_s),
+        synchronous_send_(synchronous_send) {}
 
   int watch_peers() { return communicator_->region().watch_peers(); }
 
@@ -90,38 +94,48 @@ class PythonCommunicator {
     work->communicator = communicator_;
     PythonHost host;
     if (bytes >= kLongBytes) host.before_wait();
-    const bool taken = communicator_->submit(work, bytes >= kLongBytes, host);
+    const bool taken = communicator_->submit(call, work, bytes >= kLongBytes, host);
     host.resume();
     if (!taken) throw nb::python_error();
     return nb::cast(work);
   }
 
-  int run_pair(std::uint32_t collective, std::uint32_t from, std::uint32_t to, std::int32_t tag,
-               nb::handle buffer) {
-    const bool sends = communicator_->region().rank() == from;
-    const std::uint32_t role = sends ? 0 : 1;
-    const View view(buffer, !sends);
-    const std::optional<DType> dtype = view.dtype();
-    if (!dtype) return kBadBuffer;
-    const Call call{&planned(collective, role, view.bytes(), false, role, 2),
-                    {static_cast<std::uint16_t>(collective), *dtype, ReduceOp::sum, tag},
-                    view.bytes() / item_bytes(*dtype),
-                    view.data(),
-                    view.data(),
-                    timeout_s_};
-    Executor& executor = communicator_->pair(from, to);
-    PythonHost host;
-    if (view.bytes() >= kLongBytes) host.before_wait();
-    std::unique_lock lock(executor.mutex, std::try_to_lock);
-    if (!lock) {
-      host.before_wait();
-      lock.lock();
+  int send(std::uint32_t to, std::int32_t tag, nb::handle buffer) {
+    const View view(buffer, false);
+    Transfer transfer;
+    if (!fill(transfer, true, static_cast<int>(to), tag, view, timeout_s_)) return kBadBuffer;
+    return static_cast<int>(carry_out(transfer));
+  }
+
+  // From -1: from any rank. Returns the sender, or a code below zero.
+  int receive(int from, std::int32_t tag, nb::handle buffer) {
+    const View view(buffer, true);
+    Transfer transfer;
+    if (!fill(transfer, false, from, tag, view, timeout_s_)) return kBadBuffer;
+    const Trouble trouble = carry_out(transfer);
+    if (trouble != Trouble::none) return kFailed - static_cast<int>(trouble);
+    return static_cast<int>(transfer.peer);
+  }
+
+  nb::object post(bool sends, int peer, std::int32_t tag, nb::handle buffer, int as,
+                  double timeout_s) {
+    release_finished();
+    const auto work = std::make_shared<PythonWork>();
+    std::optional<DType> dtype;
+    if (as >= 0) dtype = static_cast<DType>(as);
+    View view(buffer, !sends, dtype);
+    work->is_transfer = true;
+    if (!fill(work->transfer, sends, peer, tag, view, timeout_s < 0 ? timeout_s_ : timeout_s)) {
+      return nb::int_(kBadBuffer);
     }
-    const Trouble trouble = executor.run(call, host);
-    lock.unlock();
+    work->views.push_back(std::move(view));
+    work->communicator = communicator_;
+    work->is_alone = is_alone_;
+    PythonHost host;
+    const bool taken = communicator_->post(work->transfer, work, host);
     host.resume();
-    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
-    return static_cast<int>(trouble);
+    if (!taken) throw nb::python_error();
+    return nb::cast(work);
   }
 
   nb::object trouble() {
@@ -131,7 +145,8 @@ class PythonCommunicator {
     while (poison.state.load(std::memory_order_acquire) != 2) {
     }
     return nb::make_tuple(static_cast<int>(poison.trouble), poison.culprit, poison.reporter,
-                          record(poison.theirs), record(poison.ours), poison.sent, poison.expected);
+                          record(poison.theirs), record(poison.ours), poison.sent, poison.expected,
+                          circle(poison), poison.timeout_s);
   }
 
   void leave() { communicator_->region().leave(); }
@@ -142,6 +157,29 @@ class PythonCommunicator {
   std::int32_t pid(std::uint32_t rank) { return communicator_->region().state(rank).pid.load(); }
 
  private:
+  bool fill(Transfer& transfer, bool sends, int peer, std::int32_t tag, const View& view,
+            double timeout_s) const {
+    if (!view.dtype()) return false;
+    transfer.sends = sends;
+    transfer.is_synchronous = sends && synchronous_send_;
+    transfer.peer = peer < 0 ? kAnyRank : static_cast<std::uint32_t>(peer);
+    transfer.tag = tag;
+    transfer.dtype = *view.dtype();
+    transfer.data = view.data();
+    transfer.bytes = view.bytes();
+    transfer.timeout_s = timeout_s;
+    return peer < static_cast<int>(communicator_->region().ranks()) && (peer >= 0 || !sends);
+  }
+
+  Trouble carry_out(Transfer& transfer) {
+    PythonHost host(&is_alone_);
+    if (transfer.bytes >= kLongBytes) host.before_wait();
+    const Trouble trouble = communicator_->transfer(transfer, host);
+    host.resume();
+    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
+    return trouble;
+  }
+
   static bool applies(std::uint32_t op, DType dtype) {
     return op == 0 || reducer(dtype, static_cast<ReduceOp>(op)) != nullptr;
   }
@@ -267,20 +305,24 @@ class PythonCommunicator {
 
   const Program& planned(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
                          bool uneven) {
-    const Region& region = communicator_->region();
-    return planned(collective, root, bytes, uneven, region.rank(), region.ranks());
-  }
-  const Program& planned(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
-                         bool uneven, std::uint32_t rank, std::uint32_t ranks) {
     const std::uint64_t kind = Communicator::kind(collective, root, bytes, uneven);
     if (const Program* known = communicator_->find(kind)) return *known;
     const auto answer = nb::cast<nb::tuple>(plan_(collective, root, bytes, uneven));
     const auto words = nb::cast<nb::bytes>(answer[0]);
     const std::string error = communicator_->teach(
         kind, {static_cast<const std::int32_t*>(words.data()), words.size() / sizeof(std::int32_t)},
-        rank, ranks, nb::cast<bool>(answer[1]));
+        communicator_->region().rank(), communicator_->region().ranks(), nb::cast<bool>(answer[1]));
     if (!error.empty()) throw nb::value_error(error.c_str());
     return *communicator_->find(kind);
+  }
+
+  static nb::list circle(const Poison& poison) {
+    nb::list members;
+    for (std::uint32_t i = 0; i < std::min(poison.circle_size, kMostInCircle); ++i) {
+      const CircleMember& member = poison.circle[i];
+      members.append(nb::make_tuple(member.rank, member.sends != 0, member.peer, member.tag));
+    }
+    return members;
   }
 
   static nb::object record(const CallRecord& record) {
@@ -292,7 +334,9 @@ class PythonCommunicator {
 
   std::shared_ptr<Communicator> communicator_;
   nb::callable plan_;
+  nb::callable is_alone_;
   double timeout_s_;
+  bool synchronous_send_;
 };
 
 }  // namespace
@@ -305,18 +349,26 @@ void bind_engine(nb::module_& module) {
       .def("wait", &PythonWork::wait)
       .def("test", &PythonWork::test)
       .def("watch", &PythonWork::watch)
+      .def("peer",
+           [](const PythonWork& work) {
+             return work.transfer.peer == kAnyRank ? -1 : static_cast<int>(work.transfer.peer);
+           })
       .def("trouble", [](const PythonWork& work) { return static_cast<int>(work.trouble()); });
   nb::class_<PythonCommunicator>(module, "Communicator")
-      .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double>(),
+      .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double,
+                    nb::callable, bool>(),
            nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("spins"), nb::arg("yields"),
-           nb::arg("plan"), nb::arg("timeout_s"))
+           nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"))
       .def("watch_peers", &PythonCommunicator::watch_peers)
       .def("run", &PythonCommunicator::run, nb::arg().none(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none())
       .def("submit", &PythonCommunicator::submit, nb::arg("collective"), nb::arg("op"),
            nb::arg("root"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("dtype"),
            nb::arg("factor"), nb::arg("uneven"), nb::arg("timeout_s"))
-      .def("run_pair", &PythonCommunicator::run_pair)
+      .def("send", &PythonCommunicator::send)
+      .def("receive", &PythonCommunicator::receive)
+      .def("post", &PythonCommunicator::post, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),
+           nb::arg("buffer"), nb::arg("dtype"), nb::arg("timeout_s"))
       .def("trouble", &PythonCommunicator::trouble)
       .def("leave", &PythonCommunicator::leave)
       .def("abort", &PythonCommunicator::abort)

@@ -43,11 +43,29 @@ bool PythonHost::is_interrupted() {
   return interrupted;
 }
 
+bool PythonHost::is_alone() {
+  if (is_alone_ == nullptr) return false;
+  const bool released = thread_ != nullptr;
+  resume();
+  const bool alone = nb::cast<bool>((*is_alone_)());
+  if (released) before_wait();
+  return alone;
+}
+
+// Between on_done and done there is one more step, of a thread that waits for nobody.
+void PythonWork::await_last_step() const {
+  while (!is_done()) sleep(1000);
+}
+
 bool PythonWork::wait(double timeout_s) {
-  if (!is_done()) {
+  if (communicator == nullptr) {
+    await_last_step();  // it has been released already
+  } else if (!is_done()) {
     const std::shared_ptr<Communicator> kept = communicator;
-    PythonHost host;
-    const bool done = kept->wait(*this, timeout_s < 0 ? kForeverS : timeout_s, host);
+    PythonHost host(is_alone.is_valid() ? &is_alone : nullptr);
+    const double most_s = timeout_s < 0 ? kForeverS : timeout_s;
+    const bool done =
+        is_transfer ? kept->wait(transfer, *this, most_s, host) : kept->wait(*this, most_s, host);
     host.resume();
     if (!done && PyErr_Occurred() != nullptr) throw nb::python_error();
   }
@@ -56,7 +74,9 @@ bool PythonWork::wait(double timeout_s) {
 }
 
 bool PythonWork::test() {
-  if (!is_done()) {
+  if (communicator == nullptr) {
+    await_last_step();
+  } else if (!is_done()) {
     const std::shared_ptr<Communicator> kept = communicator;
     kept->progress(false);
   }
@@ -65,14 +85,20 @@ bool PythonWork::test() {
 }
 
 bool PythonWork::watch() {
-  const std::lock_guard lock(finished().mutex);
-  if (is_finished_) return false;
-  is_watched_ = true;
-  return true;
+  {
+    const std::lock_guard lock(finished().mutex);
+    if (!is_finished_) {
+      is_watched_ = true;
+      return true;
+    }
+  }
+  await_last_step();
+  return false;
 }
 
 void PythonWork::release() {
   views.clear();
+  is_alone = nb::callable();
   communicator.reset();
 }
 
@@ -109,6 +135,8 @@ std::shared_ptr<PythonWork> next_done() {
   if (state.is_closed) return nullptr;
   std::shared_ptr<PythonWork> work = std::move(state.watched.front());
   state.watched.pop_front();
+  lock.unlock();
+  work->await_last_step();
   return work;
 }
 

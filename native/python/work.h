@@ -17,22 +17,30 @@ namespace rallypoint::python {
 // Holds the GIL for short waits, gives it up for long ones, and lets Ctrl-C through.
 class PythonHost final : public Host {
  public:
+  // `is_alone`: whether no other thread of Python's may communicate.
+  explicit PythonHost(const nanobind::callable* is_alone = nullptr) : is_alone_(is_alone) {}
   ~PythonHost() override { resume(); }
   void before_wait() override {
     if (thread_ == nullptr) thread_ = PyEval_SaveThread();
   }
   bool is_interrupted() override;
+  bool is_alone() override;
   void resume() {
     if (thread_ != nullptr) PyEval_RestoreThread(thread_);
     thread_ = nullptr;
   }
 
  private:
+  const nanobind::callable* is_alone_;
   PyThreadState* thread_ = nullptr;
 };
 
-class PythonWork final : public CallWork, public std::enable_shared_from_this<PythonWork> {
+class PythonWork final : public Work, public std::enable_shared_from_this<PythonWork> {
  public:
+  Call call{};
+  Transfer transfer;
+  bool is_transfer = false;
+  nanobind::callable is_alone;
   std::shared_ptr<Communicator> communicator;
   std::vector<View> views;
   std::vector<Block> inputs;
@@ -46,6 +54,7 @@ class PythonWork final : public CallWork, public std::enable_shared_from_this<Py
   // Ask for it to be returned by next_done; false if it is done already.
   bool watch();
   void release();
+  void await_last_step() const;
 
  private:
   void on_done() override;

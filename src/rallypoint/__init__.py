@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AlreadyInitializedError,
         CallerError,
         CollectiveTimeoutError,
+        DeadlockError,
         HostError,
         InvalidArgumentError,
         InvalidTypeError,
@@ -34,71 +35,180 @@ if TYPE_CHECKING:
     )
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.spawn import spawn
-    from rallypoint.process_group.group import (
-        ProcessGroup,
-        all_gather,
+    from rallypoint.process_group.collectives import (
         all_reduce,
+        all_reduce_coalesced,
         barrier,
         broadcast,
+        monitored_barrier,
+        reduce,
+    )
+    from rallypoint.process_group.exchanges import (
+        all_gather,
+        all_gather_into_tensor,
+        all_to_all,
+        all_to_all_single,
+        gather,
+        reduce_scatter,
+        reduce_scatter_tensor,
+        scatter,
+    )
+    from rallypoint.process_group.groups import (
+        GroupMember,
+        ProcessGroup,
+        get_backend,
+        get_global_rank,
+        get_group_rank,
+        get_process_group_ranks,
         get_rank,
         get_world_size,
+        group,
+        is_available,
+        is_gloo_available,
         is_initialized,
+        is_mpi_available,
+        is_nccl_available,
+        is_torchelastic_launched,
+    )
+    from rallypoint.process_group.init import destroy_process_group, init_process_group
+    from rallypoint.process_group.objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
+    from rallypoint.process_group.operators import PremulSum, premul_sum
+    from rallypoint.process_group.point_to_point import (
+        P2POp,
+        batch_isend_irecv,
+        irecv,
+        isend,
         recv,
         send,
     )
-    from rallypoint.process_group.init import destroy_process_group, init_process_group
     from rallypoint.process_group.sampler import DistributedSampler
+    from rallypoint.process_group.subgroups import (
+        new_group,
+        new_subgroups,
+        new_subgroups_by_enumeration,
+        split_group,
+    )
+    from rallypoint.process_group.work import Future, Work
 
 __all__ = [
     "AlreadyInitializedError",
     "CallerError",
     "CollectiveTimeoutError",
+    "DeadlockError",
     "DistributedSampler",
+    "Future",
+    "GroupMember",
     "HostError",
     "InvalidArgumentError",
     "InvalidTypeError",
     "MismatchError",
     "NotInitializedError",
+    "P2POp",
     "PeerError",
     "PeerLostError",
+    "PremulSum",
     "ProcessGroup",
     "RallypointError",
     "ReduceOp",
     "StoreConnectionError",
     "StoreError",
     "StoreTimeoutError",
+    "Work",
     "WorkersFailedError",
     "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
     "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
+    "broadcast_object_list",
     "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "group",
     "init_process_group",
+    "irecv",
+    "is_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "premul_sum",
     "record",
     "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
     "spawn",
+    "split_group",
 ]
 
-_HOMES = {
-    "DistributedSampler": "rallypoint.process_group.sampler",
-    "ReduceOp": "rallypoint.engine.communicator",
-    "destroy_process_group": "rallypoint.process_group.init",
-    "init_process_group": "rallypoint.process_group.init",
-    "record": "rallypoint.base.error_file",
-    "spawn": "rallypoint.launch.spawn",
+# room -> names; all others are errors
+_ROOMS = {
+    "base.error_file": "record",
+    "engine.communicator": "ReduceOp",
+    "launch.spawn": "spawn",
+    "process_group.collectives": (
+        "all_reduce all_reduce_coalesced barrier broadcast monitored_barrier reduce"
+    ),
+    "process_group.exchanges": (
+        "all_gather all_gather_into_tensor all_to_all all_to_all_single gather "
+        "reduce_scatter reduce_scatter_tensor scatter"
+    ),
+    "process_group.groups": (
+        "GroupMember ProcessGroup get_backend get_global_rank get_group_rank "
+        "get_process_group_ranks get_rank get_world_size group is_available "
+        "is_gloo_available is_initialized is_mpi_available is_nccl_available "
+        "is_torchelastic_launched"
+    ),
+    "process_group.init": "destroy_process_group init_process_group",
+    "process_group.objects": (
+        "all_gather_object broadcast_object_list gather_object recv_object_list "
+        "scatter_object_list send_object_list"
+    ),
+    "process_group.operators": "PremulSum premul_sum",
+    "process_group.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
+    "process_group.sampler": "DistributedSampler",
+    "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+    "process_group.work": "Future Work",
 }
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
     """Load a public name from its room on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
-    default = "base.errors" if name.endswith("Error") else "process_group.group"
-    value = getattr(importlib.import_module(_HOMES.get(name, f"rallypoint.{default}")), name)
+    room = _HOMES.get(name, "base.errors")
+    value = getattr(importlib.import_module(f"rallypoint.{room}"), name)
     globals()[name] = value
     return value
 

@@ -6,6 +6,12 @@ from typing import TypeAlias
 # number of the call, collective, reduce op, dtype, root or tag, items of a block
 Record: TypeAlias = tuple[int, int, int, int, int, int]
 
+# trouble, culprit, reporter, what each of them called, bytes sent and expected, a circle (rank,
+# whether it sends, peer, tag), and how long was waited
+Trouble: TypeAlias = tuple[
+    int, int, int, Record | None, Record | None, int, int, list[tuple[int, bool, int, int]], float
+]
+
 def region_bytes(ranks: int) -> int:
     """Size in bytes of the shared region of a communicator."""
 
@@ -18,6 +24,8 @@ class Work:
         """Whether it is done, getting on without waiting."""
     def watch(self) -> bool:
         """Have it returned by `next_done`; False if it is done already."""
+    def peer(self) -> int:
+        """Of a send or receive: the other rank; -1 while any may be."""
     def trouble(self) -> int:
         """Once it is done: 0, or a trouble's number."""
 
@@ -39,6 +47,8 @@ class Communicator:
         yields: int,
         plan: Callable[[int, int, int, bool], tuple[bytes, bool]],
         timeout_s: float,
+        is_alone: Callable[[], bool],
+        synchronous_send: bool,
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""
@@ -57,12 +67,16 @@ class Communicator:
         timeout_s: float,
     ) -> Work | int:
         """Begin a collective in the background; -1 and -2 as `run`."""
-    def run_pair(
-        self, collective: int, source: int, target: int, tag: int, buffer: object, /
-    ) -> int:
-        """Send to or receive from one rank: 0, a trouble's number, or -1."""
-    def trouble(self) -> tuple[int, int, int, Record | None, Record | None, int, int] | None:
-        """Trouble, culprit, reporter, what each of them called, bytes sent, bytes expected."""
+    def send(self, to: int, tag: int, buffer: object, /) -> int:
+        """Send to a rank: 0, a trouble's number, or -1."""
+    def receive(self, source: int, tag: int, buffer: object, /) -> int:
+        """Receive from a rank, or any (-1): the sender, -1, or -10 minus a trouble's number."""
+    def post(
+        self, sends: bool, peer: int, tag: int, buffer: object, dtype: int, timeout_s: float
+    ) -> Work | int:
+        """Begin to send or receive; -1 as `run`."""
+    def trouble(self) -> Trouble | None:
+        """What ended this communicator, or None."""
     def leave(self) -> None:
         """Tell the peers that this rank takes part no more."""
     def abort(self) -> None:

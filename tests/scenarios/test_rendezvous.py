@@ -65,7 +65,7 @@ def _cluster(text: str) -> SimCluster:
     )
 
 
-def _do(cluster: SimCluster, text: str) -> None:
+def _do(cluster: SimCluster, text: str) -> None:  # noqa: PLR0912 - one case for each word
     what, _, rest = text.partition(" ")
     match what:
         case "start":

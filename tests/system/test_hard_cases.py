@@ -25,6 +25,7 @@ if os.environ["RANK"] == "0":
 """
 
 
+@pytest.mark.parametrize("flags", ["--log-prefix {rank}:", "--tee 3 --log-dir logs"])
 @pytest.mark.parametrize(
     ("text", "least_s", "most_s"),
     [
@@ -37,9 +38,9 @@ if os.environ["RANK"] == "0":
     ids=["ignores TERM", "stopped", "fills stdout", "closes stdout", "leaves grandchildren"],
 )
 def test_each_ends_and_nothing_is_left(
-    launch: Launch, text: str, least_s: float, most_s: float
+    launch: Launch, text: str, least_s: float, most_s: float, flags: str
 ) -> None:
-    words = ["--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-prefix", "{rank}: "]
+    words = ["--nproc-per-node", "2", "--shutdown-timeout", "1", *flags.split()]
     process = launch.start(*words, launch.script(CULPRIT + text))
     launch.wait_for("up.*")
     begin = time.monotonic()

@@ -99,6 +99,30 @@ def test_a_place_for_logs_that_cannot_be(launch: Launch) -> None:
 
 
 def test_a_full_disk_is_told_once_and_the_job_goes_on(launch: Launch) -> None:
+    words = f"--tee 3 --log-dir small --json-events small/events {script_of_lines(launch)}"
+    status, out, err = run_on_a_full_disk(launch, words)
+    assert status == 0, err
+    lines = [line.removeprefix("[default0]:") for line in out.splitlines()]
+    assert lines == [f"line {i}" for i in range(60000)]  # all of it, though the file has not
+    assert err.count("No space left on device; the job goes on") == 1
+    assert "stdout.log: No space left" in err
+
+
+def test_a_full_disk_fails_who_is_only_redirected_and_is_named(launch: Launch) -> None:
+    status, _, err = run_on_a_full_disk(launch, f"-r 3 --log-dir small {script_of_lines(launch)}")
+    assert status == 1
+    assert "rank 0 raised OSError: [Errno 28] No space left on device" in err
+    assert re.search(r"/small/.*/stderr\.log \(its file system is full", err.splitlines()[-1])
+
+
+def script_of_lines(launch: Launch) -> str:
+    return launch.script(
+        "import sys\nfor i in range(60000): print('line', i)\nprint('end', file=sys.stderr)\n"
+    )
+
+
+def run_on_a_full_disk(launch: Launch, words: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a job that has 256 KiB in the directory `small`."""
     small = launch.directory / "small"
     small.mkdir()
     mount = f"mount -t tmpfs -o size=256k tmpfs {small}"
@@ -106,10 +130,6 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(launch: Launch) -> None:
     unshare = ["unshare", "--mount", *as_root, "sh", "-c"]
     if not shutil.which("unshare") or subprocess.run([*unshare, mount], check=False).returncode:
         pytest.skip("cannot mount a small file system here (needs root or user namespaces)")
-    script = launch.script(
-        "import sys\nfor i in range(60000): print('line', i)\nprint('end', file=sys.stderr)\n"
-    )
-    words = f"--tee 3 --log-dir {small} --json-events {small}/events {script}"
     done = subprocess.run(
         [*unshare, f"{mount} && exec {sys.executable} -m rallypoint run {words}"],
         capture_output=True,
@@ -118,11 +138,7 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(launch: Launch) -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    lines = [line.removeprefix("[default0]:") for line in done.stdout.splitlines()]
-    assert lines == [f"line {i}" for i in range(60000)]  # all of it, though the file has not
-    assert done.stderr.count("No space left on device; the job goes on") == 1
-    assert "stdout.log: No space left" in done.stderr
+    return done.returncode, done.stdout, done.stderr
 
 
 def screen_of(data: bytes) -> list[str]:
@@ -204,6 +220,20 @@ def test_no_status_line_where_nothing_is_hidden_or_wanted(launch: Launch) -> Non
         status, moments = run_at_a_terminal(launch, *flags, script)
         assert status == 0
         assert screen_of(moments[-1])[0] in ("done", "[default0]:done")
+
+
+@pytest.mark.parametrize("redirects", ["2", "0:3"], ids=["one stream", "one of two workers"])
+def test_no_status_line_where_workers_write_to_the_terminal(redirects: str, launch: Launch) -> None:
+    """Their half lines would be erased by it."""
+    script = launch.script(
+        "import time; print('half', end=' ', flush=True); time.sleep(1.2); print('whole')"
+    )
+    flags = ["--nproc-per-node", "2", "--redirects", redirects, "--log-dir", "l"]
+    status, moments = run_at_a_terminal(launch, *flags, script)
+    assert status == 0
+    assert b"\x1b" not in moments[-1]
+    told = [line for line in screen_of(moments[-1]) if line.startswith("rallypoint: ")]
+    assert told[-1].startswith("rallypoint: job succeeded after ")
 
 
 def test_quiet_and_verbose(launch: Launch) -> None:

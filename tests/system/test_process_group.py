@@ -92,6 +92,50 @@ def test_one_algorithm_for_all_is_rank_0s_wish(launch: Launch) -> None:
     assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
 
 
+GROUPS = """
+import warnings
+import numpy as np
+import rallypoint as dist
+
+for again in range(2):
+    assert dist.group.WORLD is None
+    dist.init_process_group("shm")
+    rank = dist.get_rank()
+    assert dist.group.WORLD is dist.GroupMember.WORLD and dist.group.WORLD.rank() == rank
+    assert dist.get_backend() == 'shm' and dist.is_available() and dist.is_torchelastic_launched()
+    assert not (dist.is_nccl_available() or dist.is_gloo_available() or dist.is_mpi_available())
+    evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3], backend='rallypoint')
+    values = np.full(5, rank)
+    dist.all_reduce(values, group=(evens, odds)[rank % 2])
+    assert (values == 2 + 2 * (rank % 2)).all()
+    pair, pairs = dist.new_subgroups(2)
+    assert pairs[rank // 2] is pair and dist.get_process_group_ranks(pair)[rank % 2] == rank
+    dist.all_reduce(values, group=pair)
+    assert (values == 6).all()
+    some, both = dist.new_subgroups_by_enumeration([[3, 0], [1]])
+    assert len(both) == 2 and (some is None) == (rank == 2)
+    half = dist.split_group(odds, [[1], [0]]) if rank % 2 else None
+    assert half is None or dist.get_process_group_ranks(half) == [rank]
+    if rank != 1:
+        trio = dist.new_group([3, 2, 0], use_local_synchronization=True, sort_ranks=False)
+        assert dist.get_group_rank(trio, 3) == 0
+        dist.barrier(trio)
+    everyone = dist.new_group()
+    dist.barrier(everyone)
+    dist.destroy_process_group(everyone)
+    dist.barrier()
+    dist.destroy_process_group()
+    try: dist.barrier(pair)
+    except dist.NotInitializedError: pass
+    else: raise AssertionError('a subgroup outlived its world')
+"""
+
+
+def test_groups(launch: Launch) -> None:
+    code = launch.run("--nproc-per-node", "4", launch.script(GROUPS))
+    assert (code, launch.err) == (0, "")
+
+
 FAILURES = {
     "raise": ("raise ValueError('bad thing')", "rank 1 raised ValueError: bad thing"),
     "exit": ("sys.exit(3)", "rank 1 exited with code 3"),
@@ -160,7 +204,10 @@ def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
         "try:\n"
         "    dist.all_reduce(np.ones(3 + (rank == 2)))\n"
         "except dist.MismatchError as error:\n"
-        "    assert '3 x float64' in str(error) and '4 x float64' in str(error), error\n"
+        "    told = str(error)\n"
+        "    line = ' called all_reduce(float64[%d], SUM) at worker.py:5'\n"
+        "    assert 'ranks 0-1, 3' + line % 3 in told and 'rank 2' + line % 4 in told, told\n"
+        "    assert sorted(error.calls) == [0, 1, 2, 3], error.calls\n"
         "    open(f'raised.{rank}', 'w').close()\n"
     )
     assert launch.run("--nproc-per-node", "4", script) == 0, launch.err
@@ -229,6 +276,7 @@ for call, arguments in ((dist.get_rank, ()), (dist.all_reduce, (x,)), (dist.barr
     error = expect(ValueError, 'has not been initialized', call, *arguments)
     assert isinstance(error, RuntimeError)
 expect(ValueError, "backend='nonesuch'", dist.init_process_group, 'nonesuch')
+expect(ValueError, 'not available yet', dist.init_process_group, 'tcp')
 expect(ValueError, 'RANK', dist.init_process_group, rank=99)
 expect(ValueError, 'carrier-pigeon', dist.init_process_group, init_method='carrier-pigeon://x')
 dist.init_process_group()
@@ -244,8 +292,9 @@ expect(ValueError, 'ReduceOp.SUM', dist.all_reduce, np.ones(3), 'sum')
 expect(ValueError, 'src=2 is not a rank', dist.broadcast, np.ones(3), 2)
 expect(ValueError, 'this rank itself', dist.send, np.ones(3), dist.get_rank())
 expect(ValueError, 'tensor_list has 1', dist.all_gather, [np.ones(3)], np.ones(3))
-expect(ValueError, 'tensor_list[1]', dist.all_gather, [np.ones(3), np.ones(4)], np.ones(3))
-expect(ValueError, 'async_op', dist.all_reduce, np.ones(3), async_op=True)
+expect(ValueError, f'tensor_list[{dist.get_rank()}] is float64[4] and holds 4 items, but 3 are',
+       dist.all_gather, [np.ones(4), np.ones(4)], np.ones(3))
+expect(ValueError, 'needs a factor', dist.all_reduce, np.ones(3), dist.ReduceOp.PREMUL_SUM)
 y = np.ones(3)
 dist.all_reduce(y)  # none of this has hurt the group
 assert (y == 2).all()

@@ -47,7 +47,7 @@ class PeerError(RallypointError, RuntimeError):
     """Another rank is the cause. The communicator it happened on is unusable from then on.
 
     Attributes:
-        rank: the rank at fault in the communicator, or None where it is not known.
+        rank: the global rank at fault, or None where it is not known.
         operation: the operation that was interrupted, e.g. ``"all_reduce"``.
     """
 
@@ -64,7 +64,26 @@ class PeerLostError(PeerError):
 
 
 class MismatchError(PeerError):
-    """Ranks called different operations, or the same one with different sizes, dtypes or roots."""
+    """Ranks called different operations, or the same one with different sizes, dtypes or roots.
+
+    Attributes:
+        calls: by global rank, what it called and where, of those that could be asked.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        operation: str | None = None,
+        calls: dict[int, str] | None = None,
+    ) -> None:
+        super().__init__(message, rank=rank, operation=operation)
+        self.calls = calls or {}
+
+
+class DeadlockError(PeerError):
+    """Ranks wait for each other's sends and receives in a circle, and can never go on."""
 
 
 class CollectiveTimeoutError(PeerError, TimeoutError):

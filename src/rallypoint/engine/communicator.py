@@ -6,12 +6,14 @@ argument. Buffers are C-contiguous arrays; anything else is the business of the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from rallypoint._native import Communicator as _NativeCommunicator
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
+    DeadlockError,
     MismatchError,
     PeerError,
     PeerLostError,
@@ -36,6 +38,8 @@ DTYPES = (
     "complex64",
     "complex128",
 )
+_RECEIVE = -1  # in a record, where a collective's number would be
+FAILED = -10  # `receive` returns this minus a trouble's number
 BAD_BUFFER = -1  # not contiguous memory of the CPU, or of no known dtype, or sizes that do not fit
 BAD_OPERATOR = -2  # the operator does not apply to the dtype
 
@@ -66,6 +70,11 @@ class Trouble(IntEnum):
     ABORTED = 6
     CORRUPT = 7
     LENGTHS = 8
+    CIRCLE = 9
+
+
+def _is_only_thread() -> bool:
+    return threading.active_count() == 1
 
 
 class Communicator:
@@ -79,6 +88,10 @@ class Communicator:
         spins, yields: the waiting policy: how often to look before yielding the core, and how
             often to yield before sleeping.
         names: collective number -> its name in messages.
+        global_ranks: what the ranks are called in messages, if not by their numbers here.
+        is_alone: whether no other thread may communicate while one waits, so that ranks that wait
+            for each other can never go on.
+        synchronous_send: sends wait until they are received, to show what relies on luck.
     """
 
     def __init__(
@@ -92,14 +105,20 @@ class Communicator:
         spins: int,
         yields: int,
         names: Sequence[str],
+        global_ranks: Sequence[int] | None = None,
+        is_alone: Callable[[], bool] = _is_only_thread,
+        synchronous_send: bool = False,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._timeout_s = timeout_s
         self._names = names
-        self._native = _NativeCommunicator(fd, rank, ranks, spins, yields, plan, timeout_s)
+        self._global_ranks = range(ranks) if global_ranks is None else global_ranks
+        self._native = _NativeCommunicator(
+            fd, rank, ranks, spins, yields, plan, timeout_s, is_alone, synchronous_send
+        )
         self.run = self._native.run
-        self.run_pair = self._native.run_pair
+        self.send = self._native.send
+        self.receive = self._native.receive
 
     def submit(
         self,
@@ -137,14 +156,40 @@ class Communicator:
             return native
         return Work(native, self, self._names[collective], finish)
 
+    def post(
+        self,
+        sends: bool,
+        peer: int,
+        tag: int,
+        array: object,
+        *,
+        dtype: int = -1,
+        timeout_s: float = -1.0,
+        finish: Callable[[], None] | None = None,
+    ) -> Work | int:
+        """Begin to send to a rank, or to receive from one; -1 is any rank.
+
+        Messages of one tag from one rank arrive in the order in which they were sent. Up to 32 KiB
+        are on their way when this returns (docs/decisions/041-mailbox.md). Otherwise as `submit`;
+        `send(peer, tag, array)` and `receive(peer, tag, array)` are the short ways that wait.
+
+        Returns:
+            The work, whose `peer` is the sender in the end; or BAD_BUFFER, with nothing done.
+        """
+        native = self._native.post(sends, peer, tag, array, dtype, timeout_s)
+        if isinstance(native, int):
+            return native
+        return Work(native, self, "send" if sends else "recv", finish)
+
     def watch_peers(self) -> None:
         """From now on the death of a peer ends waits. Every rank must have mapped the region.
 
         Raises:
             PeerLostError: a peer is gone already.
         """
-        missing = self._native.watch_peers()
-        if missing >= 0:
+        place = self._native.watch_peers()
+        if place >= 0:
+            missing = self._global_ranks[place]
             raise PeerLostError(
                 f"rank {missing} died before the group was complete",
                 rank=missing,
@@ -164,9 +209,10 @@ class Communicator:
         state = self._native.trouble()
         if state is None:
             return PeerError(f"{operation} failed for an unknown reason", operation=operation)
-        number, culprit, reporter, theirs, ours, sent, expected = state
+        number, at_fault, told_by, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
-        who = f"rank {culprit} (pid {self._native.pid(culprit)})"
+        culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
+        who = f"rank {culprit} (pid {self._native.pid(at_fault)})"
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
         kind: type[PeerError] = PeerLostError
         match trouble:
@@ -186,10 +232,22 @@ class Communicator:
                     f"rank {culprit} has {sent} bytes for rank {reporter}, which expects "
                     f"{expected}, in {interrupted}; pass lengths that agree"
                 )
+            case Trouble.CIRCLE:
+                kind = DeadlockError
+                ways = ("recv from", "send to")
+                members = [
+                    f"rank {self._global_ranks[rank]} is in {ways[sends]} rank "
+                    f"{self._global_ranks[peer]}, tag {tag}"
+                    for rank, sends, peer, tag in circle
+                ]
+                text = (
+                    f"ranks wait for each other and can never go on: {'; '.join(members)}; let one "
+                    "of them do the opposite first, or use isend and irecv"
+                )
             case Trouble.TIMEOUT:
                 kind = CollectiveTimeoutError
                 text = (
-                    f"{interrupted} waited {self._timeout_s:g} s for {who}; see what that rank is "
+                    f"{interrupted} waited {waited_s:g} s for {who}; see what that rank is "
                     "doing, or pass a longer timeout to init_process_group"
                 )
             case Trouble.INTERRUPTED:
@@ -207,12 +265,15 @@ class Communicator:
         if record is None:
             return "nothing yet"
         number, collective, op, dtype, root, count = record
+        if collective == _RECEIVE:
+            source = "any rank" if op < 0 else f"rank {self._global_ranks[op]}"
+            return f"recv #{number} ({count} x {DTYPES[dtype]} from {source}, tag {root})"
         name = self._names[collective] if collective < len(self._names) else "an operation"
         details = [f"{count} x {DTYPES[dtype]}"]
         if name == "all_reduce":
             details.append(ReduceOp(op).name)
         elif name == "send":
-            details.append(f"tag {root}")
+            details = [f"{details[0]} to rank {self._global_ranks[op]}", f"tag {root}"]
         elif name == "broadcast":
-            details.append(f"src {root}")
+            details.append(f"src {self._global_ranks[root]}")
         return f"{name} #{number} ({', '.join(details)})"

@@ -63,6 +63,11 @@ class Work:
         self._settle()
         return True
 
+    @property
+    def peer(self) -> int:
+        """Of a send or receive: the other rank; -1 while any may be."""
+        return self._native.peer()
+
     def exception(self) -> PeerError | None:
         """Once it is completed: what went wrong, or None."""
         return self._settle() if self._native.test() else None

@@ -32,7 +32,7 @@ from rallypoint.launch.signals import FORWARDED, Signals
 from rallypoint.launch.worker import Worker
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
 from rallypoint.rendezvous.reports import Finish, Outcome, Start, Stop
-from rallypoint.rendezvous.round import Round
+from rallypoint.rendezvous.round import Seat
 
 _PATIENCE_WHEN_STOPPED_S = 1.0
 # The guardian knows each worker of all rounds by one 32-bit number.
@@ -74,7 +74,7 @@ class Agent:
         )
         self._guardian: Guardian | None = None
         self._output: Output | None = None
-        self._round: Round | None = None
+        self._seat: Seat | None = None
         self._workers: dict[int, Worker] = {}  # by rank
         self._unkillable: list[int] = []
         self._oom_kills: int | None = None
@@ -191,38 +191,35 @@ class Agent:
 
     def _start_round(self, start: Start) -> None:
         failed, elsewhere = self._state.group, self._state.stopped_because
-        node_rank = start.round.node_rank_of(self._meeting.key)
-        if node_rank is None:
-            return  # there are enough without this node; it waits for another round
-        places = start.round.placements(node_rank)
-        first = places[0].rank
-        ranks = range(first, first + len(places))
-        decision = self._state.started(start.round.number, ranks, node_rank)
+        seat = start.seat
+        ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
+        decision = self._state.started(seat.number, ranks, seat.node_rank)
         if self._state.phase is not Phase.RUNNING:
             return
         self._perform(decision)
         self._let_workers_go()
-        self._round = start.round
-        self._face.round_began(start.round.number, node_rank, ranks, start.because)
-        self._spawn(start.round)
+        self._seat = seat
+        self._face.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._spawn(seat)
         self._meeting.settle()
         if start.because:
-            title = f"round {start.round.number - 1} failed"
+            title = f"round {seat.number - 1} failed"
             text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
-            self._face.round_failed(text)
+            if text:  # a newcomer has seen nothing of it
+                self._face.round_failed(text)
             self._oom_kills = count_oom_kills()
         self._face.round_runs()
 
-    def _spawn(self, of: Round) -> None:
+    def _spawn(self, seat: Seat) -> None:
         assert self._output is not None
         assert self._guardian is not None
-        self._output.start_round(of.number)
-        for place in of.placements(self._state.node_rank):
+        self._output.start_round(seat.number)
+        for place in seat.placements:
             worker = Worker(self._job, place, self._output.streams_of(place))
             self._workers[place.rank] = worker
-            number = of.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
+            number = seat.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
             try:
-                worker.start(self._guardian, number, of, self._state.node_rank)
+                worker.start(self._guardian, number, seat)
             except GuardianLostError:
                 return  # wait() finds out the same way
             self.selector.register(
@@ -283,10 +280,9 @@ class Agent:
 
     def _worker_of(self, number: int) -> Worker | None:
         round_number, local_rank = divmod(number, MAX_LOCAL_WORKERS)
-        if self._round is None or round_number != self._round.number % _ROUNDS:
+        if self._seat is None or round_number != self._seat.number % _ROUNDS:
             return None
-        first = self._round.placements(self._state.node_rank)[0].rank
-        return self._workers.get(first + local_rank)
+        return self._workers.get(self._seat.first_rank + local_rank)
 
     def _worker_ended(self, worker: Worker, report: Report) -> None:
         now = time.monotonic()
@@ -331,10 +327,9 @@ class Agent:
                     self._meeting.tell(report)
 
     def _signal(self, action: SignalWorkers) -> None:
-        if self._round is None:
+        if self._seat is None:
             return
-        first = self._round.placements(self._state.node_rank)[0].rank
-        base = self._round.number % _ROUNDS * MAX_LOCAL_WORKERS - first
+        base = self._seat.number % _ROUNDS * MAX_LOCAL_WORKERS - self._seat.first_rank
         for rank in action.ranks:
             self._to_guardian(
                 lambda guardian, rank=rank: guardian.signal(base + rank, action.signal)  # type: ignore[misc]

@@ -26,14 +26,13 @@ from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.messages import REPORTS, Message, decode, encode
-from rallypoint.rendezvous.patience import Patience, read_patience
+from rallypoint.rendezvous.patience import Patience, read_is_host, read_patience
 from rallypoint.rendezvous.reports import (
     Ended,
     Finish,
     Join,
     Leave,
     Notice,
-    Order,
     Outcome,
     Refuse,
     Report,
@@ -41,11 +40,12 @@ from rallypoint.rendezvous.reports import (
     Stop,
     StopAsked,
 )
-from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 
 _RETRY_S = 0.2
 _GOODBYE_S = 2.0
 _HANDSHAKE_S = 5.0
+_BINDING_S = 0.5
 
 
 def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
@@ -72,22 +72,28 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
         wish=rendezvous.node_rank,
         address=address,
     )
-    if is_here(endpoint.host):
-        listener = _listen(endpoint)
+    is_host = read_is_host(rendezvous.configuration)
+    if is_host or (is_host is None and is_here(endpoint.host)):
+        listener = _listen(endpoint, is_ours=bool(is_host))
         if listener is not None:
             return Host(job, rendezvous, patience, member, listener)
     return Guest(job, rendezvous, patience, member)
 
 
-def _listen(endpoint: Endpoint) -> socket.socket | None:
+def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
     """The endpoint's listener; None if another agent of this machine is there already."""
-    try:
-        return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
-    except HostError:
-        with socket.socket() as probe:  # is it one to talk to?
-            if probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
-                return None
-        raise
+    deadline = time.monotonic() + _BINDING_S
+    while True:
+        try:
+            return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
+        except HostError:
+            with socket.socket() as probe:  # is it one to talk to?
+                if not is_ours and probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
+                    return None
+            # One that began just now has the port for a moment before it listens there.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 class Host(Alone, Ear):
@@ -112,6 +118,7 @@ class Host(Alone, Ear):
         self._patience = patience
         self._listener = listener
         self._links: dict[Link, str] = {}  # key of the member there; empty before it joined
+        self._links_of: dict[str, Link] = {}  # by key
         self._is_over = False
         self._beat_at = 0.0
 
@@ -153,11 +160,16 @@ class Host(Alone, Ear):
     # Links.
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        self._links[Called(sock, self._selector, self, self._rendezvous.token or b"")] = ""
+        token = self._rendezvous.token or b""
+        while True:  # thousands may call at once
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                self._links[Called(sock, self._selector, self, token)] = ""
+            except OSError:  # gone already
+                sock.close()
 
     def opened(self, link: Link) -> None:
         """See Ear."""
@@ -180,6 +192,7 @@ class Host(Alone, Ear):
         """See Ear."""
         key = self._links.pop(link, "")
         if key:
+            self._links_of.pop(key, None)
             self._perform(self._coordinator.node_lost(key, why, time.monotonic()))
 
     def _join(self, link: Link, join: Join, now: float) -> None:
@@ -190,10 +203,11 @@ class Host(Alone, Ear):
         elif wanted != (ours.min_nodes, ours.max_nodes):
             here = f"{ours.min_nodes}:{ours.max_nodes}"
             wrong = f"--nnodes is {here} at the endpoint and {wanted[0]}:{wanted[1]} there"
-        if wrong or join.member.key in self._links.values():
+        if wrong or join.member.key in self._links_of:
             link.send(encode(Refuse(join.member.key, wrong or "that member is here already")))
             return
         self._links[link] = join.member.key
+        self._links_of[join.member.key] = link
         member = join.member.__replace__(address=link.peer, node_rank=-1)
         self._perform(self._coordinator.joined(member, now, join.last_round))
 
@@ -207,7 +221,15 @@ class Host(Alone, Ear):
         alarm = self._coordinator.wake_at
         self.wake_at = self._beat_at if alarm is None else min(alarm, self._beat_at)
 
-    def _give(self, order: Order) -> None:
+    def _begin(self, opened: Round, because: str) -> dict[str, Seat]:
+        """To each its own seat: all seats to all would be a gigabyte for 10,000 nodes."""
+        seats = super()._begin(opened, because)
+        for key, link in list(self._links_of.items()):
+            if key in seats:
+                link.send(encode(Start(seat=seats[key], because=because)))
+        return seats
+
+    def _give(self, order: Stop | Finish) -> None:
         super()._give(order)
         self._send_all(order)
 
@@ -216,16 +238,15 @@ class Host(Alone, Ear):
         self._send_all(Notice(text))
 
     def _refuse(self, refusal: Refuse) -> None:
-        for link, key in self._links.items():
-            if key == refusal.key:
-                link.send(encode(refusal))
+        link = self._links_of.get(refusal.key)
+        if link is not None:
+            link.send(encode(refusal))
 
     def _send_all(self, message: Message) -> None:
         self._is_over = self._is_over or isinstance(message, Finish)
         payload = encode(message)
-        for link, key in list(self._links.items()):
-            if key:
-                link.send(payload)
+        for link in list(self._links_of.values()):
+            link.send(payload)
 
     def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
         """On a fresh port in each round, for its members only."""
@@ -373,8 +394,7 @@ class Guest(Meeting, Ear):
             return self._give_up(f"{link.peer}: {error}")
         match message:
             case Start():
-                if message.round.node_rank_of(self.key) is not None:
-                    self._round = self._last_round = message.round.number
+                self._round = self._last_round = message.seat.number
                 self.orders.append(message)
             case Stop():
                 self.orders.append(message)

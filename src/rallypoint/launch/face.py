@@ -6,9 +6,11 @@ nothing but what went wrong.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.log_spec import NAMES
 from rallypoint.launch.terminal import STATUS, is_terminal, say
 from rallypoint.launch.worker_group import Exit, name_ranks, signal_name
 
@@ -38,7 +40,7 @@ class Face:
         self._round_size = 0
         self._began_text = ""
         is_hidden = job.logs.hides_output and job.talk is not Talk.QUIET
-        self.wake_at = now if is_hidden and is_terminal() else None
+        self.wake_at = now if is_hidden and is_terminal() and has_terminal(job) else None
         self._tells_events = job.talk is Talk.VERBOSE or (is_hidden and self.wake_at is None)
         if job.events_file or job.prints_events:
             from rallypoint.launch.journal import Journal
@@ -135,6 +137,15 @@ class Face:
     def _record(self, event: str, **fields: object) -> None:
         if self._journal is not None:
             self._journal.record(event, fields)
+
+
+def has_terminal(job: Job) -> bool:
+    """Whether the launcher alone writes to the terminal: else its last line cannot be kept."""
+    return all(
+        job.logs.passes_through(local_rank, stream) or not os.isatty(stream)
+        for local_rank in range(job.local_world_size)
+        for stream in NAMES
+    )
 
 
 def duration(seconds: float) -> str:

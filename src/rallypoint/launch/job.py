@@ -15,7 +15,7 @@ from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD
 from rallypoint.launch.log_spec import LogSpec
 from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.round import Endpoint, Member, Placement, Round
+from rallypoint.rendezvous.round import Endpoint, Member, Placement, Seat
 
 # Where the guardian puts a worker's end of the control socket.
 CONTROL_FD_NUMBER = 3
@@ -202,22 +202,22 @@ def _substitute(text: str, number: str) -> str:
 
 
 def worker_environ(
-    job: Job, *, place: Placement, of: Round, node_rank: int, error_file: str | None
+    job: Job, *, place: Placement, seat: Seat, error_file: str | None
 ) -> dict[str, str]:
     """All variables of one worker: the inherited ones, torchrun's, and the control socket's."""
     contract = WorkerEnv(
         rank=place.rank,
-        world_size=of.world_size,
+        world_size=seat.world_size,
         local_rank=place.local_rank,
         local_world_size=job.local_world_size,
-        group_rank=node_rank,
-        group_world_size=len(of.members),
+        group_rank=seat.node_rank,
+        group_world_size=seat.nodes,
         role_name=job.role,
         role_rank=place.role_rank,
-        role_world_size=of.role_world_size(job.role),
-        master_addr=of.store.host,
-        master_port=of.store.port,
-        restart_count=of.number,
+        role_world_size=seat.role_world_size,
+        master_addr=seat.store.host,
+        master_port=seat.store.port,
+        restart_count=seat.number,
         max_restarts=job.max_restarts,
         run_id=job.run_id,
         use_agent_store=True,

@@ -107,6 +107,10 @@ class LogSpec(Record, kw_only=True):
             return Way.DROPPED
         return Way.INHERITED if self.prefix is None else Way.PREFIXED
 
+    def passes_through(self, local_rank: int, stream: int) -> bool:
+        """Whether the launcher writes whatever of this stream its own stream shows."""
+        return self.way_of(local_rank, stream) is not Way.INHERITED
+
     def prefix_of(self, *, rank: int, local_rank: int, role: str, host: str) -> str:
         """What a line of this worker begins with."""
         template = self.tee_prefix if self.prefix is None else self.prefix

@@ -17,7 +17,7 @@ from rallypoint.launch.terminal import say
 from rallypoint.rendezvous.coordinator import Coordinator, Decision, OpenRound
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.reports import Finish, Notice, Order, Refuse, Report, Start, Stop
-from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 
 
 class Meeting(ABC):
@@ -107,7 +107,7 @@ class Alone(Meeting):
                 case OpenRound():
                     endpoint = self._open_store(action.members)
                     opened = Round(number=action.number, members=action.members, store=endpoint)
-                    self._give(Start(round=opened, because=action.because))
+                    self._begin(opened, action.because)
                 case Stop() | Finish():
                     self._give(action)
                 case Notice(text):
@@ -116,7 +116,14 @@ class Alone(Meeting):
                     self._refuse(action)
         self.wake_at = self._coordinator.wake_at
 
-    def _give(self, order: Order) -> None:
+    def _begin(self, opened: Round, because: str) -> dict[str, Seat]:
+        """Order all members to start; where each of them sits."""
+        seats = opened.seats()
+        if self.key in seats:
+            self.orders.append(Start(seat=seats[self.key], because=because))
+        return seats
+
+    def _give(self, order: Stop | Finish) -> None:
         self.orders.append(order)
 
     def _notice(self, text: str) -> None:

@@ -11,16 +11,17 @@ import selectors
 
 from rallypoint.launch.job import Job
 from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
-from rallypoint.launch.logs import LineReader, Outlet, open_outlets
 from rallypoint.launch.scratch import Scratch
-from rallypoint.launch.terminal import say
+from rallypoint.launch.terminal import STATUS, say
 from rallypoint.rendezvous.round import Placement
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.launch.logs import LineReader, Outlet
     from rallypoint.launch.tee import FilteredFile
 
 NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"
+FULL = "its file system is full, so that something may be missing"
 
 
 class Streams:
@@ -74,11 +75,12 @@ class Output:
         """How to find the logs of the current round, above all those of one worker."""
         if not self.scratch.is_kept:
             return NO_LOGS
-        for stream in (STDERR, STDOUT):
+        found = self.scratch.attempt
+        for stream in (STDOUT, STDERR):
             path = f"{self.scratch.attempt}/{local_rank}/{NAMES[stream]}.log"
             if local_rank is not None and os.path.exists(path):
-                return path
-        return self.scratch.attempt
+                found = path
+        return f"{found} ({FULL})" if is_full(self.scratch.path) else found
 
     def start_round(self, number: int) -> None:
         """Before the workers of a round."""
@@ -131,11 +133,14 @@ class Output:
                 fd = reader.worker_fd
         except OSError as error:
             self._failed(path, error)
+            STATUS.give_up()
             return stream
         streams.to_close.append(fd)
         return fd
 
     def _reader(self, place: Placement, stream: int, path: str) -> LineReader:
+        from rallypoint.launch.logs import LineReader, open_outlets
+
         if self._outlets is None:
             self._outlets = open_outlets(self._selector)
         outlet = self._outlets[stream - 1]
@@ -166,3 +171,11 @@ class Output:
                 f"cannot write {path}: {error.strerror}; the job goes on, and from here its output"
                 " may be missing in the log files."
             )
+
+
+def is_full(path: str) -> bool:
+    """Whether a file there cannot grow."""
+    try:
+        return os.statvfs(path).f_bavail == 0
+    except OSError:
+        return False

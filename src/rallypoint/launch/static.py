@@ -29,9 +29,9 @@ from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
 from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
-from rallypoint.rendezvous.messages import decode, encode
-from rallypoint.rendezvous.reports import Finish, Order, Outcome, Report, Start, Stop
-from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.messages import Opened, decode, encode
+from rallypoint.rendezvous.reports import Finish, Outcome, Report, Start, Stop
+from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch
@@ -101,11 +101,15 @@ class Host(Alone):
         except StoreError:
             return
 
-    def _give(self, order: Order) -> None:
+    def _begin(self, opened: Round, because: str) -> dict[str, Seat]:
+        self._send(Opened(round=opened, because=because))
+        return super()._begin(opened, because)
+
+    def _give(self, order: Stop | Finish) -> None:
         super()._give(order)
         self._send(order)
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: Opened | Stop | Finish) -> None:
         if self._control is None:
             return
         self._is_over = self._is_over or isinstance(order, Finish)
@@ -266,7 +270,10 @@ class Guest(Meeting):
             return
         self._taken = int(number) + 1
         message = decode(event.value)
-        if isinstance(message, Start | Stop | Finish):
+        if isinstance(message, Opened):
+            seat = message.round.seats()[self.key]
+            self.orders.append(Start(seat=seat, because=message.because))
+        elif isinstance(message, Stop | Finish):
             self.orders.append(message)
 
     def _give_up(self, why: str) -> None:

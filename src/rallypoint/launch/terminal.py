@@ -22,10 +22,11 @@ class StatusLine:
     def __init__(self) -> None:
         self.may_show = True
         self._is_shown = False
+        self._is_wanted = True
 
     def show(self, text: str) -> None:
         """Write the line, or write it anew."""
-        if not self.may_show:
+        if not (self._is_wanted and self.may_show):
             return
         try:
             columns = os.get_terminal_size(2).columns or 80  # 0: the terminal does not say
@@ -33,6 +34,11 @@ class StatusLine:
             columns = 80
         # One column less: in the last one some terminals would begin a new line.
         self._is_shown = _write(f"{_ERASE}{text[: columns - 1]}")
+
+    def give_up(self) -> None:
+        """Never show it again: someone else writes to the terminal."""
+        self.hide()
+        self._is_wanted = False
 
     def hide(self) -> None:
         """Make place for other output."""

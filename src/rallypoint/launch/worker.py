@@ -11,7 +11,7 @@ from rallypoint.launch.guardian import Guardian, Report, ReportKind
 from rallypoint.launch.job import Job, worker_environ
 from rallypoint.launch.output import Streams
 from rallypoint.launch.worker_group import Exit
-from rallypoint.rendezvous.round import Placement, Round
+from rallypoint.rendezvous.round import Placement, Seat
 
 _CLD_EXITED, _CLD_DUMPED = 1, 3
 _STAGES = {
@@ -34,16 +34,14 @@ class Worker:
         self._place = place
         self._streams = streams
 
-    def start(self, guardian: Guardian, number: int, of: Round, node_rank: int) -> None:
+    def start(self, guardian: Guardian, number: int, seat: Seat) -> None:
         """Ask the guardian for the process, which it is to know by `number`."""
         stdout, stderr = self._streams.descriptors
         error_file = self._streams.error_file
         guardian.spawn(
             number,
             self._job.worker_command(self.local_rank),
-            worker_environ(
-                self._job, place=self._place, of=of, node_rank=node_rank, error_file=error_file
-            ),
+            worker_environ(self._job, place=self._place, seat=seat, error_file=error_file),
             descriptors=(0, stdout, stderr, self.control.worker_fileno),
             cpus=self._job.cpus[self.local_rank] if self._job.cpus else frozenset(),
         )

@@ -1,40 +1,39 @@
-"""Forms and dissolves the default process group.
+"""Forms and dissolves the default process group, and any other.
 
-It meets the others at a store, shares memory with them, and agrees on what must be the same
-everywhere: rank 0's wishes count. Each group of a process has its own number, so that nothing of an
-earlier one can be taken for its own. Finding the store and waiting there is `store.init_method`.
+Each default group of a process has its own number, so that nothing of an earlier one can be taken
+for its own. Finding the store and waiting there is `store.init_method`; sharing memory `formation`.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
-from rallypoint._native import region_bytes
 from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
-from rallypoint.engine.communicator import Communicator
-from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
-from rallypoint.process_group.group import ProcessGroup, is_initialized, resolve, set_world
-from rallypoint.process_group.planning import COLLECTIVE_NAMES, planner
+from rallypoint.process_group.formation import form_communicator
+from rallypoint.process_group.groups import (
+    NON_GROUP_MEMBER,
+    Group,
+    ProcessGroup,
+    World,
+    is_initialized,
+    resolve,
+    set_default,
+)
+from rallypoint.process_group.planning import Wishes
 from rallypoint.schedule.choose import check_override
-from rallypoint.schedule.custom import load
-from rallypoint.schedule.links import parse_model, read_model_text
-from rallypoint.store.init_method import OpenStore, await_ranks, open_store
-from rallypoint.store.store import Store
+from rallypoint.schedule.links import read_model_text
+from rallypoint.store.init_method import OpenStore, open_store
+from rallypoint.store.store import Store, seconds_of
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 BACKENDS = ("rallypoint", "shm")
 
-# docs/decisions/003-waiting.md: with a core for each rank, a peer answers
-# within a short spin; without, the core must be given away at once.
-SPINS_WITH_CORES = 50
-YIELDS = 1000
-
-_groups_formed = 0
+_worlds_formed = 0
+_leaving_at_exit = weakref.WeakSet[ProcessGroup]()
 
 
 def init_process_group(
@@ -66,17 +65,13 @@ def init_process_group(
         StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
         HostError: ranks are not on one machine.
     """
+    global _worlds_formed  # noqa: PLW0603 - counts this process's worlds; see the module's rule
     if is_initialized():
         raise AlreadyInitializedError(
             "the default process group is already initialized; call destroy_process_group first"
         )
-    if (backend or "rallypoint").lower() not in BACKENDS:
-        raise InvalidArgumentError(
-            f"backend={backend!r} is not available; use one of {', '.join(BACKENDS)}"
-        )
-    wait = DEFAULT_TIMEOUT if timeout is None else timeout
-    if wait <= timedelta(0):
-        raise InvalidArgumentError(f"timeout={wait} must be positive")
+    name = check_backend(backend or "rallypoint")
+    wait = check_timeout(timeout, DEFAULT_TIMEOUT)
     if store is not None:
         _check_own_store(init_method, rank, world_size)
         place = OpenStore(store=store, rank=rank, world_size=world_size)
@@ -84,13 +79,131 @@ def init_process_group(
         place = open_store(
             init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
         )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"rallypoint/{attempt}/{_worlds_formed}/{group_name}"
+    _worlds_formed += 1
+    close = _nothing if store is not None else place.store.close
     try:
-        group = _form(place, wait, group_name)
+        formed = form_world(
+            place,
+            prefix,
+            timeout=wait,
+            backend=name,
+            wishes=_wishes() if place.rank == 0 else Wishes(),
+            on_destroy=close,
+        )
     except BaseException:
-        if store is None:
-            place.store.close()
+        close()
         raise
-    set_world(group if store is not None else _closing(group, place.store))
+    set_default(formed)
+
+
+def _wishes() -> Wishes:
+    override = os.environ.get("RALLYPOINT_ALGORITHM", "")
+    check_override(override)
+    links = os.environ.get("RALLYPOINT_LINKS", "")
+    return Wishes(override, read_model_text(links) if links else "")
+
+
+def form_world(
+    place: OpenStore,
+    prefix: str,
+    *,
+    timeout: timedelta,
+    backend: str,
+    wishes: Wishes,
+    on_destroy: Callable[[], None],
+) -> ProcessGroup:
+    """Form a group of all who share a store, with keys that begin with `prefix`."""
+    members = range(place.world_size)
+    communicator, agreed = form_communicator(
+        place.store,
+        prefix,
+        rank=place.rank,
+        members=members,
+        timeout=timeout,
+        wishes=wishes,
+    )
+    world = World(place.store, prefix, agreed, on_destroy)
+    world.group = ProcessGroup(
+        communicator,
+        world=world,
+        ranks=members,
+        group_name="",
+        group_desc="default_pg",
+        backend=backend,
+        timeout=timeout,
+    )
+    leave_at_exit(world.group)
+    return world.group
+
+
+def leave_at_exit(group: ProcessGroup) -> None:
+    """A rank that just ends must not look to the others like one that died."""
+    if not _leaving_at_exit:
+        atexit.register(_leave_all)
+    _leaving_at_exit.add(group)
+
+
+def _leave_all() -> None:
+    for group in _leaving_at_exit:
+        group.destroy()
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """Leave a group, or the default one and all others, and give the memory back.
+
+    Peers that still wait for this rank are told. After the default group's end a new one may be
+    formed by init_process_group.
+
+    Raises:
+        NotInitializedError: there is no default group.
+    """
+    if group == NON_GROUP_MEMBER:
+        return
+    chosen = resolve(group)
+    world = chosen.world
+    if not chosen.is_world:
+        chosen.destroy()
+        world.subgroups[:] = [other for other in world.subgroups if other is not chosen]
+        return
+    set_default(None)
+    world.destroy()
+
+
+def check_backend(backend: str) -> str:
+    """A backend's name in lower case.
+
+    Raises:
+        InvalidArgumentError: it is not there.
+    """
+    name = str(backend).lower().removeprefix("cpu:")
+    if name == "tcp":
+        raise InvalidArgumentError(
+            "backend='tcp', communication between machines, is not available yet; on one machine "
+            "use rallypoint"
+        )
+    if name not in BACKENDS:
+        raise InvalidArgumentError(
+            f"backend={backend!r} is not available; use one of {', '.join(BACKENDS)}"
+        )
+    return name
+
+
+def check_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
+    """A timeout, or the default for None.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: no timedelta, or not positive.
+    """
+    if timeout is None:
+        return default
+    seconds_of(timeout)
+    return timeout
+
+
+def _nothing() -> None:
+    """The store of the caller is the caller's to close."""
 
 
 def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:
@@ -101,91 +214,3 @@ def _check_own_store(init_method: str | None, rank: int, world_size: int) -> Non
             f"store= needs rank and world_size, with rank below world_size; they are {rank} and "
             f"{world_size}"
         )
-
-
-def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave the group and give its memory back; peers that still wait for this rank are told.
-
-    Raises:
-        NotInitializedError: there is no default group.
-    """
-    chosen = resolve(group)
-    chosen.on_destroy()
-    set_world(None)
-
-
-def _form(place: OpenStore, timeout: timedelta, group_name: str) -> ProcessGroup:
-    global _groups_formed  # noqa: PLW0603 - counts this process's groups; see the module's rule
-    rank, ranks = place.rank, place.world_size
-    deadline = time.monotonic() + timeout.total_seconds()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"rallypoint/{attempt}/{_groups_formed}/{group_name}"
-    _groups_formed += 1
-
-    owner: SegmentOwner | None = None
-    if rank == 0:
-        override = os.environ.get("RALLYPOINT_ALGORITHM", "")
-        check_override(override)
-        links = os.environ.get("RALLYPOINT_LINKS", "")
-        model_text = read_model_text(links) if links else ""
-        owner = SegmentOwner(region_bytes(ranks))
-        offer = owner.offer
-        place.store.set(
-            f"{prefix}/segment",
-            json.dumps([offer.address, offer.secret.hex(), override, model_text]),
-        )
-    try:
-        await_ranks(place.store, prefix, rank=rank, world_size=ranks, timeout=timeout)
-        address, secret, override, model_text = json.loads(place.store.get(f"{prefix}/segment"))
-        attach = _attacher(rank, ranks, timeout, override, model_text)
-        if owner is None:
-            offer = Offer(address, bytes.fromhex(secret))
-            communicator = join_segment(offer, rank, deadline, attach)
-        else:
-            communicator = attach(owner.fd)
-            owner.hand_out(ranks, deadline)
-    finally:
-        if owner is not None:
-            owner.close()
-    communicator.watch_peers()
-
-    def leave() -> None:
-        atexit.unregister(communicator.leave)
-        communicator.leave()
-
-    atexit.register(communicator.leave)  # a rank that just ends must not look like one that died
-    return ProcessGroup(communicator, leave)
-
-
-def _attacher(
-    rank: int, ranks: int, timeout: timedelta, override: str, model_text: str
-) -> Callable[[int], Communicator]:
-    """How this rank turns the shared region's descriptor into its communicator."""
-    plan = planner(
-        rank=rank,
-        ranks=ranks,
-        override=override,
-        custom=load(override) if ".py" in override else None,
-        model=parse_model(model_text) if model_text else None,
-    )
-    has_cores = ranks <= len(os.sched_getaffinity(0))
-    return lambda fd: Communicator(
-        fd,
-        rank=rank,
-        ranks=ranks,
-        plan=plan,
-        timeout_s=timeout.total_seconds(),
-        spins=SPINS_WITH_CORES if has_cores else 0,
-        yields=YIELDS,
-        names=COLLECTIVE_NAMES,
-    )
-
-
-def _closing(group: ProcessGroup, store: Store) -> ProcessGroup:
-    """A group whose end closes the store that was opened for it."""
-
-    def destroy() -> None:
-        group.on_destroy()
-        store.close()
-
-    return ProcessGroup(group.communicator, destroy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from rallypoint.schedule.catalogue import Team
@@ -13,9 +14,23 @@ from rallypoint.schedule.links import LinkModel
 from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
 
-# (collective, root, bytes, whether blocks differ in length) -> the encoded program of this rank, and
-# whether each of its reductions of several operands has the inputs of all ranks.
+# (collective, root, bytes, whether blocks differ in length) -> this rank's encoded program, and
+# whether reductions of several operands have the inputs of all ranks.
 Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How programs are to be chosen, unless as always; the same on all ranks of a group.
+
+    Attributes:
+        override: an algorithm's name, or the file of one's own.
+        model_text: a link model, as `schedule.links.parse_model` reads it.
+    """
+
+    override: str = ""
+    model_text: str = ""
+
 
 COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 

@@ -207,13 +207,11 @@ class Coordinator:
         if self.stage is Stage.DONE or member is None:
             return NOTHING
         self._awaited.discard(key)
-        host, name = member.host, self._name_of(key, member.host)
+        name = self._name_of(key, member.host)
         if self.stage is Stage.GATHERING:
             left = Decision((), f"{name} left before the start: {why}")
             return _both(left, self._open_if_complete(now, otherwise=NOTHING))
         if not self._is_in_round(key):
-            if host in self._came:
-                self._came.remove(host)
             return Decision((), f"{name}, which waited for the next round, left: {why}")
         end = self._ends.get(key)
         if end is not None and end.succeeded:  # it is only missed if there is another round

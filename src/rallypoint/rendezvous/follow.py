@@ -96,7 +96,7 @@ class Follower:
 
     def go(self, message: Go, now: float) -> list[Action]:
         """Start, unless the order is too old."""
-        if message.seat.round <= self.last_round:
+        if message.seat.number <= self.last_round:
             return []
         self.voters = message.voters
         if self.round >= 0:  # an end of the round before cannot be far
@@ -105,9 +105,9 @@ class Follower:
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it still holds, it comes again
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
-        self.round = self.last_round = message.seat.round
+        self.round = self.last_round = message.seat.number
         self._voter.decided_in(message.ballot, message.number)
-        self._drop(message.seat.round)
+        self._drop(message.seat.number)
         return [Begin(seat=message.seat, because=message.because)]
 
     def halt(self, message: Halt, now: float) -> list[Action]:

@@ -460,7 +460,7 @@ class Leader:
         voters = self._rules.voters(new)
         self._sent_round, self._sent_at = new.round, now
         self._sent = {
-            member.key: Go(
+            key: Go(
                 ballot=self._ballot,
                 sent_at=0.0,
                 lease_s=0.0,
@@ -469,7 +469,7 @@ class Leader:
                 because=new.because,
                 voters=voters,
             )
-            for member, seat in zip(new.members, opened.seats(), strict=True)
+            for key, seat in opened.seats().items()
         }
         self._unsent.clear()
         for key in self._sent:

@@ -21,7 +21,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 
-from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
+from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYLNK1\n"
 MAX_FRAME_BYTES = 4 << 20
@@ -304,11 +304,6 @@ class Caller(Link):
 
 
 TOKEN_REFUSED = "it has another token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
-
-
-def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """What shows a caller that the listener knows the token."""
-    return hmac.digest(token, b"server" + client_nonce + server_nonce, "sha256")
 
 
 def _plain(address: str) -> str:

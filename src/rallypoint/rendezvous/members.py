@@ -46,10 +46,10 @@ class Gathering:
         self.limits = limits
         self.here: dict[str, Member] = {}
         self.wake_at: float | None = None
+        self._wishes: dict[int, Member] = {}
         self._deadline = 0.0
         self._last_call: float | None = None
         self._expected: set[str] | None = None
-        self._wishes: dict[int, str] = {}  # keys
 
     def expect(self, keys: set[str]) -> None:
         """These were members before: when all who are left of them are here, it is complete."""
@@ -68,7 +68,7 @@ class Gathering:
             return refusal
         self.here[member.key] = member
         if member.wish is not None:
-            self._wishes[member.wish] = member.key
+            self._wishes[member.wish] = member
         if self._expected is not None:
             self._expected.discard(member.key)
         if self._last_call is None and self._are_enough():
@@ -129,8 +129,8 @@ class Gathering:
         wish = member.wish
         if wish is None:
             return ""
-        if wish in self._wishes:
-            other = self.here[self._wishes[wish]]
+        other = self._wishes.get(wish)
+        if other is not None:
             return (
                 f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
                 " give each node its own --node-rank"
@@ -159,15 +159,17 @@ def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member
             ranks[member.wish] = member
         else:
             rest.append(member)
-    for member in list(rest):
+    new = []
+    for member in rest:
         rank = before.get(member.key, len(members))
         if rank < len(members) and rank not in ranks:
             ranks[rank] = member
-            rest.remove(member)
+        else:
+            new.append(member)
     # Who stays goes before who is new, in the order of their old ranks.
-    rest.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
+    new.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
     free = [rank for rank in range(len(members)) if rank not in ranks]
-    ranks.update(zip(free, rest, strict=True))
+    ranks.update(zip(free, new, strict=True))
     return tuple(ranks[rank].__replace__(node_rank=rank) for rank in range(len(members)))
 
 

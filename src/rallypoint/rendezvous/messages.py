@@ -6,6 +6,7 @@ Whatever is not exactly a message of this version is refused: an agent must not 
 from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.record import Record
 from rallypoint.rendezvous.reports import (
     Broken,
     Ended,
@@ -21,13 +22,20 @@ from rallypoint.rendezvous.reports import (
     Stop,
     StopAsked,
 )
-from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 from rallypoint.rendezvous.verdict import Cause
 
-VERSION = 1
+VERSION = 2
 
 
-Message = Report | Order | Member | Join | Notice | Refuse
+class Opened(Record, kw_only=True):
+    """A round begins, told to all members in the same words: each looks for its own seat."""
+
+    round: Round
+    because: str
+
+
+Message = Report | Order | Opened | Member | Join | Notice | Refuse
 
 # Per record: its fields and their types; a list of one type is a tuple of such records.
 _FIELDS: dict[type, dict[str, object]] = {
@@ -74,13 +82,27 @@ _FIELDS: dict[type, dict[str, object]] = {
     },
     Endpoint: {"host": str, "port": int},
     Round: {"number": int, "members": [Member], "store": Endpoint},
-    Start: {"round": Round, "because": str},
+    Seat: {
+        "number": int,
+        "store": Endpoint,
+        "node_rank": int,
+        "nodes": int,
+        "local_world_size": int,
+        "first_rank": int,
+        "world_size": int,
+        "first_role_rank": int,
+        "role_world_size": int,
+    },
+    Opened: {"round": Round, "because": str},
+    Start: {"seat": Seat, "because": str},
     Stop: {"round": int, "because": str, "at_once": bool},
     Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
 }
 REPORTS = (Broken, Ended, StopAsked, Leave)
 ORDERS = (Start, Stop, Finish)
-_MESSAGES = {kind.__name__: kind for kind in (*REPORTS, *ORDERS, Member, Join, Notice, Refuse)}
+_MESSAGES = {
+    kind.__name__: kind for kind in (*REPORTS, *ORDERS, Opened, Member, Join, Notice, Refuse)
+}
 
 
 def encode(message: Message) -> bytes:

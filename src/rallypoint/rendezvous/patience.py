@@ -1,4 +1,4 @@
-"""How long a dynamic rendezvous waits for what: --rdzv-conf, by torch's names.
+"""--rdzv-conf, by torch's names: how long a dynamic rendezvous waits, and who is its host.
 
 The defaults, and why they are not torch's:
     join_timeout            600 s   as torch's
@@ -24,7 +24,9 @@ _NAMES = {
     "keep_alive_max_attempt": "missed_beats",
 }
 # They mean something to torch's handlers only.
-_IGNORED = ("read_timeout", "store_type", "is_host", "use_libuv")
+_IGNORED = ("read_timeout", "store_type", "use_libuv")
+_IS_HOST = "is_host"
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class Patience(Record, kw_only=True):
@@ -50,11 +52,11 @@ def read_patience(configuration: Mapping[str, str]) -> Patience:
     """
     found = {}
     for name, text in configuration.items():
-        if name in _IGNORED:
+        if name in _IGNORED or name == _IS_HOST:
             continue
         if name not in _NAMES:
             raise InvalidArgumentError(
-                f"--rdzv-conf: unknown {name!r}; there are {', '.join(_NAMES)}."
+                f"--rdzv-conf: unknown {name!r}; there are {', '.join((*_NAMES, _IS_HOST))}."
             )
         try:
             value = float(text)
@@ -66,3 +68,17 @@ def read_patience(configuration: Mapping[str, str]) -> Patience:
             )
         found[_NAMES[name]] = value
     return Patience(**found)
+
+
+def read_is_host(configuration: Mapping[str, str]) -> bool | None:
+    """Whether this agent is to be at the endpoint, as in is_host=1; None: it finds out itself.
+
+    Raises:
+        InvalidArgumentError: neither yes nor no.
+    """
+    text = configuration.get(_IS_HOST)
+    if text is None:
+        return None
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise InvalidArgumentError(f"--rdzv-conf: is_host is {text!r}; give true or false.")
+    return text.lower() in _TRUE

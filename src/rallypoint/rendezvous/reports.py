@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.round import Member, Round
+from rallypoint.rendezvous.round import Member, Seat
 from rallypoint.rendezvous.verdict import Cause
 
 # What agents report.
@@ -83,9 +83,9 @@ class Outcome(Enum):
 
 
 class Start(Record, kw_only=True):
-    """Start the workers of this round; `because` says why there is a new one."""
+    """Start the workers of this seat in a round; `because` says why there is a new round."""
 
-    round: Round
+    seat: Seat
     because: str = ""
 
 

@@ -1,12 +1,10 @@
 """A round, as frozen data: who takes part, where their store is, and which ranks follow from that.
 
-This is all that a rendezvous hands to an agent. A round's number only grows; workers know it as
+A `Seat` is all that a rendezvous hands to an agent. A round's number only grows; workers know it as
 TORCHELASTIC_RESTART_COUNT. Pure.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
@@ -51,33 +49,29 @@ class Placement(Record, kw_only=True):
 
 
 class Seat(Record, kw_only=True):
-    """One node's part of a round, which does not grow with the number of nodes.
+    """What one node's agent needs of a round: of the same size however many nodes there are.
 
     Attributes:
-        round: the round's number.
-        first_rank, first_role_rank: of this node's first worker, in the world and in its role.
-        store: the worker store, empty at the start of the round.
+        nodes: how many there are.
+        first_rank, first_role_rank: of this node's workers; the others' follow.
     """
 
-    round: int
+    number: int
+    store: Endpoint
     node_rank: int
-    node_count: int
+    nodes: int
     local_world_size: int
     first_rank: int
     world_size: int
     first_role_rank: int
     role_world_size: int
-    store: Endpoint
 
+    @property
     def placements(self) -> tuple[Placement, ...]:
-        """The places of this node's workers."""
+        """The places of this node's workers: ranks count through the nodes in order."""
         return tuple(
-            [
-                Placement(
-                    rank=self.first_rank + i, local_rank=i, role_rank=self.first_role_rank + i
-                )
-                for i in range(self.local_world_size)
-            ]
+            Placement(rank=self.first_rank + i, local_rank=i, role_rank=self.first_role_rank + i)
+            for i in range(self.local_world_size)
         )
 
 
@@ -100,47 +94,27 @@ class Round(Record, kw_only=True):
                 f"a round's node ranks must be 0, 1, ...; they are {ranks}: look at --node-rank."
             )
 
-    @property
-    def world_size(self) -> int:
-        """All workers of all nodes."""
-        return sum(member.local_world_size for member in self.members)
-
-    def node_rank_of(self, key: str) -> int | None:
-        """The rank of a member, if it is one."""
-        return next((each.node_rank for each in self.members if each.key == key), None)
-
-    def role_world_size(self, role: str) -> int:
-        """All workers of one role."""
-        return sum(each.local_world_size for each in self.members if each.role == role)
-
-    def placements(self, node_rank: int) -> tuple[Placement, ...]:
-        """The places of one node's workers: ranks count through the nodes in order."""
-        mine, before = self.members[node_rank], self.members[:node_rank]
-        first = sum(member.local_world_size for member in before)
-        first_of_role = sum(each.local_world_size for each in before if each.role == mine.role)
-        return tuple(
-            Placement(rank=first + i, local_rank=i, role_rank=first_of_role + i)
-            for i in range(mine.local_world_size)
-        )
-
-    def seats(self) -> Iterator[Seat]:
-        """All nodes' parts, by rank, in a time that grows with the number of nodes only."""
-        sizes: dict[str, int] = {}
+    def seats(self) -> dict[str, Seat]:
+        """Each member's seat, by its key."""
+        role_sizes: dict[str, int] = {}
         for member in self.members:
-            sizes[member.role] = sizes.get(member.role, 0) + member.local_world_size
-        world_size, first = sum(sizes.values()), 0
-        first_of_role = dict.fromkeys(sizes, 0)
+            size = role_sizes.get(member.role, 0) + member.local_world_size
+            role_sizes[member.role] = size
+        world_size = sum(role_sizes.values())
+        first, firsts_of_roles = 0, dict.fromkeys(role_sizes, 0)
+        seats = {}
         for member in self.members:
-            yield Seat(
-                round=self.number,
+            seats[member.key] = Seat(
+                number=self.number,
+                store=self.store,
                 node_rank=member.node_rank,
-                node_count=len(self.members),
+                nodes=len(self.members),
                 local_world_size=member.local_world_size,
                 first_rank=first,
                 world_size=world_size,
-                first_role_rank=first_of_role[member.role],
-                role_world_size=sizes[member.role],
-                store=self.store,
+                first_role_rank=firsts_of_roles[member.role],
+                role_world_size=role_sizes[member.role],
             )
             first += member.local_world_size
-            first_of_role[member.role] += member.local_world_size
+            firsts_of_roles[member.role] += member.local_world_size
+        return seats

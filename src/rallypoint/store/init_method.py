@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -78,11 +78,12 @@ def await_ranks(
     timeout: timedelta,
     report: Callable[[str], None] | None = None,
     report_every: timedelta = _REPORT_EVERY,
+    global_ranks: Sequence[int] | None = None,
 ) -> None:
     """Wait until all ranks have called this with the same `name`, which serves once.
 
     While it waits, the lowest rank that is there says every 10 s whom it waits for; `report` gets
-    the line, by default standard error does.
+    the line, by default standard error does. It names rank `r` as ``global_ranks[r]``.
 
     Raises:
         StoreTimeoutError: some ranks did not come; the message names them.
@@ -98,7 +99,8 @@ def await_ranks(
             store.wait([done], max(min(left, report_every), timedelta(milliseconds=1)))
         except StoreTimeoutError as error:
             there = [r for r in range(world_size) if store.check([f"{name}/{r}"])]
-            line = _waiting_line(there, world_size, time.monotonic() - started)
+            names = range(world_size) if global_ranks is None else global_ranks
+            line = _waiting_line(there, names, time.monotonic() - started)
             if left <= report_every:
                 raise StoreTimeoutError(
                     f"{line}; look for their first error",
@@ -112,12 +114,12 @@ def await_ranks(
             return
 
 
-def _waiting_line(there: list[int], world_size: int, waited_s: float) -> str:
-    missing = sorted(set(range(world_size)) - set(there))
-    names = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+def _waiting_line(there: list[int], names: Sequence[int], waited_s: float) -> str:
+    missing = [name for rank, name in enumerate(names) if rank not in there]
+    listed = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
     return (
-        f"waited {waited_s:.0f} s for {len(missing)} of {world_size} ranks; "
-        f"missing: {names or 'none, the last one has just come'}"
+        f"waited {waited_s:.0f} s for {len(missing)} of {len(names)} ranks; "
+        f"missing: {listed or 'none, the last one has just come'}"
     )
 
 

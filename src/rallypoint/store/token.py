@@ -28,10 +28,14 @@ def client_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> byte
     return hmac.digest(token, b"client" + client_nonce + server_nonce, "sha256")
 
 
+def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """Return what shows the client that the server knows the token."""
+    return hmac.digest(token, b"server" + client_nonce + server_nonce, "sha256")
+
+
 def is_server_proof(proof: bytes, token: bytes, client_nonce: bytes, server_nonce: bytes) -> bool:
     """Tell whether the server knows the token."""
-    expected = hmac.digest(token, b"server" + client_nonce + server_nonce, "sha256")
-    return hmac.compare_digest(proof, expected)
+    return hmac.compare_digest(proof, server_proof(token, client_nonce, server_nonce))
 
 
 def read_token(path: str) -> bytes:

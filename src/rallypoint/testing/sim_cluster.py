@@ -143,9 +143,9 @@ class SimAgent(Process):
         if seat is None or self._stopping or not self.is_alive:
             return
         self._stopping = True
-        self._cluster.failures.add(seat.round)
+        self._cluster.failures.add(seat.number)
         self._cluster.tell(f"{self.name}: a worker fails")
-        self.report(Broken(node_rank=seat.node_rank, round=seat.round, text="rank failed"))
+        self.report(Broken(node_rank=seat.node_rank, round=seat.number, text="rank failed"))
         cause = Cause(
             rank=seat.first_rank,
             node_rank=seat.node_rank,
@@ -171,7 +171,7 @@ class SimAgent(Process):
 
     def _stop(self, stop: Stop) -> None:
         seat = self.seat
-        if seat is None or seat.round != stop.round:
+        if seat is None or seat.number != stop.round:
             return
         if stop.at_once:  # at most what an agent is allowed
             kill_s = self._cluster.kill_s * self._cluster.random.uniform(0.1, 0.95)
@@ -188,7 +188,7 @@ class SimAgent(Process):
             return
         self.seat = None
         self._cluster.ended(self, seat, succeeded=succeeded)
-        end = Ended(node_rank=seat.node_rank, round=seat.round, succeeded=succeeded, causes=causes)
+        end = Ended(node_rank=seat.node_rank, round=seat.number, succeeded=succeeded, causes=causes)
         self.report(end)
 
     def _end_by(self, delay_s: float) -> None:
@@ -378,7 +378,7 @@ class SimCluster:
     def begun(self, agent: SimAgent, seat: Seat) -> None:
         """Workers run."""
         agent.job = agent.core.job
-        this = (agent.job, seat.round)
+        this = (agent.job, seat.number)
         self._running[this] += 1
         others = [
             number
@@ -386,16 +386,16 @@ class SimCluster:
             if count and (job, number) != this and (job == agent.job or not self.may_fork)
         ]
         self.tell(
-            f"{agent.name}: round {seat.round} begins, node {seat.node_rank} of {seat.node_count}"
+            f"{agent.name}: round {seat.number} begins, node {seat.node_rank} of {seat.nodes}"
         )
         if others:
             raise ViolationError(
-                self.story(f"round {seat.round} begins while round {others[0]} still runs")
+                self.story(f"round {seat.number} begins while round {others[0]} still runs")
             )
-        places = self._rounds.setdefault(this, {-1: str(seat.node_count)})
+        places = self._rounds.setdefault(this, {-1: str(seat.nodes)})
         known = places.setdefault(seat.node_rank, agent.key)
-        if known != agent.key or places[-1] != str(seat.node_count):
-            raise ViolationError(self.story(f"round {seat.round} is not the same for all"))
+        if known != agent.key or places[-1] != str(seat.nodes):
+            raise ViolationError(self.story(f"round {seat.number} is not the same for all"))
         if self.works_for_s is not None:
             self.loop.after(self.works_for_s, lambda: self._worked(agent, seat))
 
@@ -405,9 +405,9 @@ class SimCluster:
 
     def ended(self, agent: SimAgent, seat: Seat, *, succeeded: bool) -> None:
         """They run no more."""
-        self._running[agent.job, seat.round] -= 1
+        self._running[agent.job, seat.number] -= 1
         how = "succeeded" if succeeded else "ended"
-        self.tell(f"{agent.name}: round {seat.round} {how}")
+        self.tell(f"{agent.name}: round {seat.number} {how}")
 
     def exited(self, agent: SimAgent) -> None:
         """An agent's process ends by itself."""
@@ -420,7 +420,7 @@ class SimCluster:
         agent.is_alive = False
         self._held.pop(agent.key, None)
         if agent.seat is not None:
-            self._running[agent.job, agent.seat.round] -= 1
+            self._running[agent.job, agent.seat.number] -= 1
             agent.seat = None
         self.network.died(agent)
 
@@ -474,7 +474,7 @@ class SimCluster:
 
     def running(self) -> dict[str, int]:
         """Which node runs which round."""
-        return {name: each.seat.round for name, each in self.agents.items() if each.seat}
+        return {name: each.seat.number for name, each in self.agents.items() if each.seat}
 
     def alive(self) -> list[SimAgent]:
         """The agents that have not ended."""
@@ -511,7 +511,7 @@ class SimCluster:
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
         count = len(alive) if is_found else len(members)
         if count >= limits.min_nodes and members:
-            places = {agent.seat.node_count for agent in alive if agent.seat}
+            places = {agent.seat.nodes for agent in alive if agent.seat}
             wanted = min(limits.max_nodes, count)
             if len(running) < min(wanted, limits.min_nodes) or places != {len(running)}:
                 raise ViolationError(

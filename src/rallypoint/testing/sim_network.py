@@ -47,7 +47,7 @@ class SimNetwork:
         self._random = random
         self._by_key: dict[str, Process] = {}
         self._by_place: dict[Endpoint, Process] = {}
-        self._links: dict[str, set[str]] = {}
+        self._links: dict[str, dict[str, None]] = {}  # sets in a fixed order
         self._arrival: dict[tuple[str, str], float] = {}
         self._cuts: set[tuple[str, str]] = set()  # hosts, in the direction of the message
         self._held: list[tuple[Process, Process, Message | None]] = []
@@ -56,7 +56,7 @@ class SimNetwork:
         """A process listens."""
         self._by_key[process.key] = process
         self._by_place[process.at] = process
-        self._links[process.key] = set()
+        self._links[process.key] = {}
 
     def send(self, sender: Process, to: str, at: Endpoint | None, message: Message) -> None:
         """Over a connection, or by making one."""
@@ -86,7 +86,7 @@ class SimNetwork:
         for key in self._links.pop(process.key):
             other = self._by_key[key]
             if key in self._links:
-                self._links[key].discard(process.key)
+                self._links[key].pop(process.key, None)
             self._deliver(process, other, None)
         if self._by_place.get(process.at) is process:
             del self._by_place[process.at]
@@ -113,8 +113,8 @@ class SimNetwork:
         if target.key not in self._links[sender.key]:
             if self._is_cut(sender, target):
                 return  # no connection can be made
-            self._links[sender.key].add(target.key)
-            self._links[target.key].add(sender.key)
+            self._links[sender.key][target.key] = None
+            self._links[target.key][sender.key] = None
         if self.loss and self._random.random() < self.loss:
             return
         self._deliver(sender, target, message)

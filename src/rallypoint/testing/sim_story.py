@@ -65,7 +65,9 @@ def story(
     return cluster
 
 
-def _befall(cluster: SimCluster, random: Random) -> None:
+def _befall(  # noqa: PLR0912 - one case for each event
+    cluster: SimCluster, random: Random
+) -> None:
     """One thing happens."""
     names = list(cluster.names)
     name = random.choice(names)

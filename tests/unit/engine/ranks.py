@@ -30,6 +30,13 @@ def planner(
     return plan
 
 
+def move(communicator: Communicator, source: int, target: int, tag: int, array: Any) -> int:
+    """Send or receive, whichever this rank is to do: 0, or a code that is not."""
+    if communicator.rank == source:
+        return communicator.send(target, tag, array)
+    return communicator.receive(source, tag, array) - source
+
+
 def run_ranks(
     ranks: int,
     main: Callable[[Communicator], Any],
@@ -37,6 +44,7 @@ def run_ranks(
     override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
     timeout_s: float = 30,
+    synchronous_send: bool = False,
 ) -> Sequence[Any]:
     """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
     fd = os.memfd_create("test")
@@ -51,6 +59,8 @@ def run_ranks(
             spins=0,
             yields=100,
             names=NAMES,
+            is_alone=lambda: True,
+            synchronous_send=synchronous_send,
         )
         for rank in range(ranks)
     ]

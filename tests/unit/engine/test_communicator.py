@@ -26,7 +26,7 @@ from rallypoint.schedule.program import (
     Send,
     receive,
 )
-from tests.unit.engine.ranks import NAMES, planner, run_ranks
+from tests.unit.engine.ranks import NAMES, move, planner, run_ranks
 
 # Inline, one slot, several chunks of uneven length, several pieces, the ring of slots wrapping.
 COUNTS = (0, 1, 2, 7, 12, 13, 100, 5_000, 70_001, 400_003)
@@ -134,7 +134,7 @@ def test_random_sequences_of_operations(data: st.DataObject) -> None:
                 assert communicator.run(Collective.BARRIER, 0, 0, mine[:0], mine[:0]) == 0
             elif ranks > 1 and me in (root, (root + 1) % ranks):
                 to = (root + 1) % ranks
-                assert communicator.run_pair(Collective.SEND, root, to, choice, mine) == 0
+                assert move(communicator, root, to, choice, mine) == 0
                 np.testing.assert_array_equal(mine, inputs[root])
 
     run_ranks(ranks, main, override=override)
@@ -251,18 +251,6 @@ def test_different_operations_raise_on_every_rank(one: Any, other: Any) -> None:
         assert "different operations" in str(error)
 
 
-def test_wrong_tag_is_a_mismatch() -> None:
-    def main(communicator: Communicator) -> None:
-        values = np.ones(2)
-        code = communicator.run_pair(Collective.SEND, 0, 1, 5 + communicator.rank, values)
-        if communicator.rank == 1:
-            assert code != 0
-            assert "tag 5" in str(communicator.error("recv"))
-            assert "tag 6" in str(communicator.error("recv"))
-
-    run_ranks(2, main)
-
-
 def test_peer_that_left_is_named() -> None:
     def main(communicator: Communicator) -> None:
         values = np.ones(3)
@@ -281,7 +269,7 @@ def test_peer_that_left_is_named() -> None:
 def test_last_message_of_a_peer_that_left_still_arrives() -> None:
     def main(communicator: Communicator) -> None:
         values = np.full(3, float(communicator.rank))
-        assert communicator.run_pair(Collective.SEND, 0, 1, 0, values) == 0
+        assert move(communicator, 0, 1, 0, values) == 0
         if communicator.rank == 0:
             communicator.leave()
         assert (values == 0).all()

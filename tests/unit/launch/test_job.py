@@ -26,8 +26,9 @@ def make_job(*command: str, workers: int = 2, environ: Mapping[str, str] | None 
 
 def environ_of(job: Job, error_file: str | None = "/e", local_rank: int = 1) -> dict[str, str]:
     alone = Round(number=0, members=(job.member.__replace__(node_rank=0),), store=STORE)
-    place = alone.placements(0)[local_rank]
-    return worker_environ(job, place=place, of=alone, node_rank=0, error_file=error_file)
+    seat = alone.seats()[job.member.key]
+    place = seat.placements[local_rank]
+    return worker_environ(job, place=place, seat=seat, error_file=error_file)
 
 
 def test_all_variables() -> None:
@@ -74,7 +75,7 @@ def test_one_worker_may_use_all_cores() -> None:
 def test_ranks_count_through_nodes_and_within_roles() -> None:
     nodes = [("trainer", 2), ("reader", 1), ("trainer", 3)]
     members = tuple(
-        Member(node_rank=i, host="h", local_world_size=size, role=role)
+        Member(key=str(i), node_rank=i, host="h", local_world_size=size, role=role)
         for i, (role, size) in enumerate(nodes)
     )
     third = Round(number=2, members=members, store=STORE)
@@ -88,15 +89,14 @@ def test_ranks_count_through_nodes_and_within_roles() -> None:
         environ={},
         nodes=Nodes(count=3, node_rank=2, master_port=1),
     )
-    places = third.placements(2)
+    seat = third.seats()[members[2].key]
+    places = seat.placements
     assert [(place.rank, place.local_rank, place.role_rank) for place in places] == [
         (3, 0, 2),
         (4, 1, 3),
         (5, 2, 4),
     ]
-    environ = worker_environ(
-        job, place=places[1], of=third, node_rank=job.nodes.node_rank, error_file=None
-    )
+    environ = worker_environ(job, place=places[1], seat=seat, error_file=None)
     expected = {
         "RANK": "4",
         "WORLD_SIZE": "6",

@@ -195,6 +195,15 @@ ELASTIC = {
         ended 1 -> running: nothing
         ended 2 -> done: succeeded
     """,
+    "a node that comes and leaves again before the round has ended is no failure": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        join 2 -> stopping: stop round 0
+        leave 2 -> stopping: nothing
+        ended 0 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 1
+    """,
     "a lost node makes a new round, free of charge, also with its echoes": """
         join 0 -> gathering: nothing
         join 1 -> gathering: nothing

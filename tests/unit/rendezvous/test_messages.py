@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.rendezvous.messages import Message, decode, encode
+from rallypoint.rendezvous.messages import Message, Opened, decode, encode
 from rallypoint.rendezvous.reports import Broken, Ended, Finish, Outcome, Start, Stop, StopAsked
 from rallypoint.rendezvous.round import Endpoint, Member, Round
 from rallypoint.rendezvous.verdict import Cause
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
+ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))
 CAUSE = Cause(rank=1, node_rank=0, text="t", time_s=0.5, is_echo=True)
 MESSAGES: list[Message] = [
     Broken(node_rank=1, round=2, text="x"),
@@ -22,7 +23,8 @@ MESSAGES: list[Message] = [
     Ended(node_rank=1, round=2, succeeded=True),
     StopAsked(node_rank=1, text="\u00e9\n"),
     MEMBER,
-    Start(round=Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1)), because=""),
+    Opened(round=ROUND, because=""),
+    Start(seat=ROUND.seats()[MEMBER.key], because=""),
     Stop(round=1, because="b"),
     Finish(outcome=Outcome.GIVEN_UP, because="b", culprit=3, what="w"),
     Finish(outcome=Outcome.SUCCEEDED, because="b"),
@@ -36,7 +38,7 @@ def test_there_and_back(message: Message) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "Cause"}, {"v": 2}, {"round": "1"}, {"round": True}, {"more": 1}, {"round": None}],
+    [{"kind": "Cause"}, {"v": 1}, {"round": "1"}, {"round": True}, {"more": 1}, {"round": None}],
 )
 def test_what_is_not_exactly_a_message_is_refused(change: dict[str, object]) -> None:
     fields = json.loads(encode(MESSAGES[0])) | change

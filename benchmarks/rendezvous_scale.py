@@ -1,0 +1,226 @@
+"""Can one coordinator gather thousands of nodes? It runs without workers of its own in this
+process; the others are links of a few client processes, over real sockets with a job token. From
+the first call until each has its own seat, and from one's death until all others know.
+
+    python benchmarks/rendezvous_scale.py --nodes 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import time
+
+from table import print_table, save
+
+from rallypoint.launch.dynamic import Host
+from rallypoint.launch.job import Job, Rendezvous
+from rallypoint.rendezvous.link import Caller, Ear, Link
+from rallypoint.rendezvous.messages import decode, encode
+from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.reports import Finish, Join, Start, Stop
+from rallypoint.rendezvous.round import Endpoint, Member
+
+JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5
+TOKEN = b"secret"
+RUN_ID = "scale"
+FEW_CALLS = 256  # under way at once in each client process
+
+
+class Clients(Ear):
+    """The links of one client process; each is a node that joins and obeys."""
+
+    def __init__(self, port: int, nodes: int, first: int, count: int) -> None:
+        self._port, self._nodes, self._first, self._count = port, nodes, first, count
+        self._selector = selectors.DefaultSelector()
+        self._numbers: dict[Link, int] = {}
+        self._seats: dict[int, tuple[int, str, int]] = {}
+        self._under_way = 0
+        self._stopped = 0
+        self._is_over = False
+
+    def run(self) -> None:
+        """Join; say so; then wait for the word to die, and for the news of a death."""
+        links = []
+        begin = time.time()
+        while len(self._seats) < self._count:
+            while len(links) < self._count and self._under_way < FEW_CALLS:
+                link = Caller(("127.0.0.1", self._port), self._selector, self, TOKEN)
+                self._numbers[link] = self._first + len(links)
+                self._under_way += 1
+                links.append(link)
+            self._turn()
+        self._tell({"begin": begin, "end": time.time(), "seats": list(self._seats.values())})
+        expected, died = self._count, None
+        if sys.stdin.readline().strip() == "die":
+            died = time.time()
+            links[0].close()
+            expected -= 1
+        while self._stopped < expected and not self._is_over:
+            self._turn()
+        self._tell({"died": died, "told": time.time(), "stopped": self._stopped})
+        sys.stdin.readline()
+
+    def opened(self, link: Link) -> None:
+        """See Ear."""
+        self._under_way -= 1
+        number = self._numbers[link]
+        member = Member(key=f"m{number}", host=f"node{number}", local_world_size=8)
+        join = Join(
+            run_id=RUN_ID,
+            last_round=-1,
+            min_nodes=self._nodes,
+            max_nodes=self._nodes,
+            member=member,
+        )
+        link.send(encode(join))
+
+    def received(self, link: Link, payload: bytes) -> None:
+        """See Ear."""
+        match decode(payload):
+            case Start(seat=seat):
+                self._seats[self._numbers[link]] = (seat.node_rank, seat.store.host, seat.nodes)
+            case Stop():
+                self._stopped += 1
+            case Finish():
+                self._is_over = True
+
+    def closed(self, link: Link, why: str) -> None:
+        """See Ear."""
+        raise SystemExit(f"node {self._numbers[link]} lost the coordinator: {why}")
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(1):
+            key.data()
+
+    def _tell(self, what: dict[str, object]) -> None:
+        print(json.dumps(what), flush=True)
+
+
+def coordinator(nodes: int) -> tuple[Host, int]:
+    """The agent's part that gathers, for this many nodes and itself."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    port = listener.getsockname()[1]
+    job = Job(command=("true",), local_world_size=8, run_id=RUN_ID, host="node0", environ={})
+    rendezvous = Rendezvous(
+        backend="c10d",
+        endpoints=(Endpoint(host="127.0.0.1", port=port),),
+        run_id=RUN_ID,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        token=TOKEN,
+    )
+    member = Member(key="m0", host="node0", local_world_size=8, address="127.0.0.1")
+    return Host(job, rendezvous, Patience(), member, listener), port
+
+
+def measure(nodes: int, processes: int) -> dict[str, float]:
+    """One rendezvous of this many nodes, and one death."""
+    host, port = coordinator(nodes)
+    selector = selectors.DefaultSelector()
+    host.open(selector)
+    share = (nodes - 1) // processes
+    clients = []
+    for i in range(processes):
+        count = share if i < processes - 1 else nodes - 1 - share * (processes - 1)
+        numbers = map(str, (port, nodes, 1 + share * i, count))
+        command = [sys.executable, __file__, "--client", *numbers]
+        clients.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+    try:
+        cpu = time.process_time()
+        joined = answers(host, selector, clients)
+        cpu = time.process_time() - cpu
+        seats = [seat for each in joined for seat in each["seats"]]
+        check(seats, nodes)
+        for i, client in enumerate(clients):
+            say(client, "die" if i == 0 else "wait")
+        told = answers(host, selector, clients)
+        if sum(each["stopped"] for each in told) != nodes - 2:
+            raise SystemExit("not all nodes were told of the death")
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+        host.close()
+    return {
+        "nodes": nodes,
+        "join_s": max(each["end"] for each in joined) - min(each["begin"] for each in joined),
+        "coordinator_cpu_s": cpu,
+        "death_s": max(each["told"] for each in told) - told[0]["died"],
+    }
+
+
+def check(seats: list[list[object]], nodes: int) -> None:
+    """Each has a rank of its own, and all know as many nodes and an address."""
+    if sorted(rank for rank, _, _ in seats) != list(range(1, nodes)):  # type: ignore[type-var]
+        raise SystemExit("the ranks are not 1, 2, ...")
+    if {(host, count) for _, host, count in seats} != {("127.0.0.1", nodes)}:
+        raise SystemExit("not all nodes know the same store, or number of nodes")
+
+
+def answers(
+    host: Host, selector: selectors.BaseSelector, clients: list[subprocess.Popen[str]]
+) -> list[dict[str, object]]:
+    """One line of each client; the coordinator works meanwhile, as in an agent's loop."""
+    lines: dict[int, str] = {}
+
+    def read(i: int) -> None:
+        stdout = clients[i].stdout
+        assert stdout is not None
+        lines[i] = stdout.readline()
+        selector.unregister(stdout)
+
+    for i, client in enumerate(clients):
+        selector.register(client.stdout, selectors.EVENT_READ, lambda i=i: read(i))
+    while len(lines) < len(clients):
+        wake_at = host.wake_at
+        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        for key, _ in selector.select(timeout):
+            key.data()
+        if host.wake_at is not None and time.monotonic() >= host.wake_at:
+            host.tick()
+        host.orders.clear()
+    return [json.loads(lines[i]) for i in range(len(clients))]
+
+
+def say(client: subprocess.Popen[str], word: str) -> None:
+    assert client.stdin is not None
+    client.stdin.write(word + "\n")
+    client.stdin.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000, 10000])
+    parser.add_argument("--processes", type=int, default=2, help="in which the nodes are")
+    parser.add_argument("--no-results", action="store_true", help="write no file")
+    parser.add_argument("--client", type=int, nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if options.client:
+        return Clients(*options.client).run()
+    rows = [measure(nodes, options.processes) for nodes in options.nodes]
+    print(f"rendezvous of real sockets with a token, {os.cpu_count()} cores for all\n")
+    columns = ("nodes", "join_s", "coordinator_cpu_s", "death_s")
+    cells = [[f"{row['nodes']}", *(f"{row[name]:.3f}" for name in columns[1:])] for row in rows]
+    print_table([name.replace("_", " ") for name in columns], cells)
+    last = rows[-1]
+    for name, target in (("join_s", JOIN_TARGET_S), ("death_s", DEATH_TARGET_S)):
+        verdict = "met" if last[name] <= target else "MISSED"
+        print(f"{name} of {last['nodes']} nodes: {last[name]:.3f} (target: {target:g}): {verdict}")
+    if not options.no_results:
+        save("rendezvous_scale", rows)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""One call of a collective: arguments to memory, memory to the engine, results to the arguments.
+
+The common call, of one contiguous array, does not come here: it goes straight to the engine and
+comes here only if the engine cannot take its buffers. What a collective does with its blocks is
+`schedule.collective`; here they are only laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TypeAlias
+
+import numpy as np
+
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
+from rallypoint.process_group.accounts import Site
+from rallypoint.process_group.arrays import Array, address, describe, dtype_name
+from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.operators import Operator, code_and_factor
+from rallypoint.process_group.work import Called, OneWork, Work
+from rallypoint.schedule.collective import Collective
+from rallypoint.store.store import seconds_of
+
+# An array of all blocks, one after the other; or an array for each; or None: no block.
+Blocks: TypeAlias = Array | Sequence[Array] | None
+
+_SMALL_BYTES = 32 << 10
+
+
+def run(
+    group: ProcessGroup,
+    collective: Collective,
+    operation: str,
+    inputs: Blocks,
+    outputs: Blocks,
+    *,
+    op: Operator | None = None,
+    root: int = 0,
+    uneven: bool = False,
+    async_op: bool = False,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Run a collective, or begin it.
+
+    Args:
+        operation: the public function, for messages.
+        inputs, outputs: arrays of one dtype, contiguous or not.
+        root: a rank in the group.
+        uneven: blocks may differ in length, here or elsewhere.
+
+    Raises as `collectives.all_reduce`.
+    """
+    given_in, given_out = _listed(inputs), _listed(outputs)
+    arrays = [*given_in, *given_out]
+    code, factor = code_and_factor(op)
+    whole = given_in if len(given_in) >= len(given_out) else given_out
+    called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root)
+    is_even = not uneven and len({array.size for array in whole}) == 1
+    if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):
+        source, target = _joined(given_in), _room_for(given_out)
+        pair = ([source], [target]) if source is not None and target is not None else ([], [])
+        if source is not None and not _can_share(group, collective, *pair, root):
+            source = source.copy()
+        result = group.run(collective, code, root, source, target)
+        if result == 0:
+            if target is not None:
+                _spread(target, given_out)
+            return None
+        if result > 0:
+            raise called.error(group, result)
+    staged = [(array, room_of(array)) for array in given_out]
+    targets = [room for _, room in staged]
+    sources = [packed(array) for array in given_in]
+    if not _can_share(group, collective, sources, targets, root):
+        sources = [array.copy() for array in sources]
+    copied = [(array, room) for array, room in staged if room is not array]
+
+    def finish() -> None:
+        for array, room in copied:
+            array[...] = room
+
+    submitted = group.communicator.submit(
+        collective,
+        code,
+        root,
+        _as_given(inputs, sources),
+        _as_given(outputs, targets),
+        dtype=DTYPES.index(dtype_name(arrays[0])),
+        factor=1.0 if factor is None else factor,
+        uneven=uneven,
+        timeout_s=-1.0 if timeout is None else seconds_of(timeout),
+        finish=finish if copied else None,
+    )
+    if submitted == BAD_OPERATOR:
+        name = op.name if isinstance(op, ReduceOp) else op
+        raise InvalidTypeError(f"{operation}: {name} does not apply to {describe(called.what)}")
+    if isinstance(submitted, int):
+        raise InvalidArgumentError(
+            f"{operation} cannot take {describe(called.what)}: the sizes do not fit"
+        )
+    if async_op:
+        called = replace(called, site=Site.of_caller())
+    work = OneWork(submitted, group, called, given_out)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _is_simple(arrays: Sequence[Array]) -> bool:
+    """Whether arrays say themselves what they hold, and are few, or small enough to be joined."""
+    if dtype_name(arrays[0]) == "bfloat16":
+        return False
+    return len(arrays) <= 2 or sum(array.nbytes for array in arrays) <= _SMALL_BYTES
+
+
+def _joined(arrays: Sequence[Array]) -> Array | None:
+    """The items of all arrays one after the other; a single contiguous array itself."""
+    if len(arrays) == 1:
+        return packed(arrays[0])
+    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else None
+
+
+def _room_for(arrays: Sequence[Array]) -> Array | None:
+    if len(arrays) == 1:
+        return room_of(arrays[0])
+    return np.empty(sum(array.size for array in arrays), arrays[0].dtype) if arrays else None
+
+
+def _spread(target: Array, arrays: Sequence[Array]) -> None:
+    """Put what is in `_room_for(arrays)` into the arrays."""
+    if len(arrays) == 1 and target is arrays[0]:
+        return
+    start = 0
+    for array in arrays:
+        array[...] = target.reshape(-1)[start : start + array.size].reshape(array.shape)
+        start += array.size
+
+
+def _listed(blocks: Blocks) -> Sequence[Array]:
+    return () if blocks is None else [blocks] if isinstance(blocks, np.ndarray) else blocks
+
+
+def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None:
+    return None if blocks is None else arrays[0] if isinstance(blocks, np.ndarray) else arrays
+
+
+def packed(array: Array) -> Array:
+    """The same items in contiguous memory: the array itself if it is that."""
+    return array if array.flags.c_contiguous else np.array(array, order="C")
+
+
+def room_of(array: Array) -> Array:
+    """Contiguous memory for an array's items: the array itself if it is that."""
+    return array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+
+
+def _can_share(
+    group: ProcessGroup,
+    collective: Collective,
+    sources: Sequence[Array],
+    targets: Sequence[Array],
+    root: int,
+) -> bool:
+    """Whether the engine can take this memory: apart, or one block in place of another."""
+    if not sources or not targets or not _overlap(sources, targets):
+        return True
+    is_root = group.own_rank == root
+    alias = collective.alias(group.own_rank, is_root=is_root)
+    if alias is None:
+        return False
+    source = _block(sources, alias[0], collective.input_blocks(group.size(), is_root=is_root))
+    target = _block(targets, alias[1], collective.output_blocks(group.size(), is_root=is_root))
+    if source != target:
+        return False
+    apart_in = [array for array in sources if len(sources) == 1 or address(array) != source]
+    apart_out = [array for array in targets if len(targets) == 1 or address(array) != target]
+    if len(sources) == len(targets) == 1:
+        return True
+    return not _overlap(
+        apart_in if len(sources) > 1 else sources, apart_out if len(targets) > 1 else targets
+    )
+
+
+def _overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(one, other) for one in sources for other in targets)
+
+
+def _block(arrays: Sequence[Array], place: int, blocks: int) -> int:
+    """Where a block begins."""
+    if len(arrays) == blocks:
+        return address(arrays[place])
+    return address(arrays[0]) + place * (arrays[0].nbytes // blocks)

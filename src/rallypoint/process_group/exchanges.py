@@ -1,0 +1,388 @@
+"""Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter, all_to_all.
+
+Names, arguments and semantics are torch.distributed's. Where it takes a list of arrays, blocks may
+differ in length if every rank knows how (all_gather, reduce_scatter) or says (all_to_all). Forms
+that take one large array hold the ranks' blocks one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.arrays import (
+    Array,
+    as_array,
+    as_arrays,
+    check_alike,
+    describe,
+)
+from rallypoint.process_group.calls import run
+from rallypoint.process_group.groups import Group, joined, peer
+from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.work import Work
+from rallypoint.schedule.collective import Collective
+
+_SUM = ReduceOp.SUM
+
+
+def all_gather(
+    tensor_list: list[Array],
+    tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Collect the arrays of all ranks on every rank.
+
+    Args:
+        tensor_list: one array per rank, of as many items as that rank's `tensor`; filled in.
+        tensor: this rank's array; the same dtype on every rank.
+
+    Raises as all_reduce.
+    """
+    chosen = joined(group, "all_gather")
+    if chosen is None:
+        return None
+    source = as_array(tensor, "all_gather")
+    targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
+    check_alike(targets, source, "all_gather", "tensor_list")
+    place = chosen.own_rank
+    _check_size(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
+    return run(
+        chosen,
+        Collective.ALL_GATHER,
+        "all_gather",
+        source,
+        targets,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Collect the arrays of all ranks on every rank, one after the other in one array.
+
+    Args:
+        output_tensor: as many times as large as `input_tensor` as there are ranks, of any shape.
+        input_tensor: the same size and dtype on every rank; may be this rank's part of the output.
+
+    Raises as all_reduce.
+    """
+    name = "all_gather_into_tensor"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
+    check_alike([target], source, name, "output_tensor")
+    _check_size(target, source.size * chosen.size(), name, "output_tensor")
+    return run(
+        chosen,
+        Collective.ALL_GATHER,
+        name,
+        source,
+        target,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def gather(
+    tensor: Array,
+    gather_list: list[Array] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Collect the arrays of all ranks on rank `dst` (0 unless given).
+
+    Args:
+        tensor: the same size and dtype on every rank.
+        gather_list: on `dst` one array per rank, filled in; elsewhere None.
+
+    Raises as all_reduce.
+    """
+    chosen = joined(group, "gather")
+    if chosen is None:
+        return None
+    root = peer(chosen, dst, group_dst, "dst", 0)
+    source = as_array(tensor, "gather")
+    targets: list[Array] = []
+    if root == chosen.own_rank:
+        targets = as_arrays(gather_list, "gather", "gather_list", count=chosen.size(), writes=True)
+        check_alike(targets, source, "gather", "gather_list")
+        for index, target in enumerate(targets):
+            _check_size(target, source.size, "gather", f"gather_list[{index}]")
+    elif gather_list:
+        _refuse_list("gather", "gather_list", "dst", chosen.ranks[root])
+    return run(
+        chosen,
+        Collective.GATHER,
+        "gather",
+        source,
+        targets or None,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def scatter(
+    tensor: Array,
+    scatter_list: list[Array] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Hand each rank its array of a list that rank `src` (0 unless given) has.
+
+    Args:
+        tensor: filled in; the same size and dtype on every rank.
+        scatter_list: on `src` one array per rank; elsewhere None.
+
+    Raises as all_reduce.
+    """
+    chosen = joined(group, "scatter")
+    if chosen is None:
+        return None
+    root = peer(chosen, src, group_src, "src", 0)
+    target = as_array(tensor, "scatter", writes=True)
+    sources: list[Array] = []
+    if root == chosen.own_rank:
+        sources = as_arrays(scatter_list, "scatter", "scatter_list", count=chosen.size())
+        check_alike(sources, target, "scatter", "scatter_list")
+        for index, source in enumerate(sources):
+            _check_size(source, target.size, "scatter", f"scatter_list[{index}]")
+    elif scatter_list:
+        _refuse_list("scatter", "scatter_list", "src", chosen.ranks[root])
+    return run(
+        chosen,
+        Collective.SCATTER,
+        "scatter",
+        sources or None,
+        target,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def reduce_scatter(
+    output: Array,
+    input_list: list[Array],
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Combine the ranks' lists item by item, and hand each rank its array of the result.
+
+    Args:
+        output: filled in with the combination of all ranks' ``input_list[own rank]``.
+        input_list: one array per rank, of as many items as that rank's `output`.
+
+    Raises as all_reduce.
+    """
+    name = "reduce_scatter"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    target = as_array(output, name, writes=True)
+    operator = check_operator(op, name)
+    sources = as_arrays(input_list, name, "input_list", count=chosen.size())
+    check_alike(sources, target, name, "input_list")
+    _check_size(target, sources[chosen.own_rank].size, name, "output")
+    return run(
+        chosen,
+        Collective.REDUCE_SCATTER,
+        name,
+        sources,
+        target,
+        op=operator,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Combine the ranks' arrays item by item, and hand each rank its part of the result.
+
+    Args:
+        output: filled in; may be this rank's part of `input`.
+        input: as many times as large as `output` as there are ranks, of any shape.
+
+    Raises as all_reduce.
+    """
+    name = "reduce_scatter_tensor"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    source, target = as_array(input, name), as_array(output, name, writes=True)
+    operator = check_operator(op, name)
+    check_alike([source], target, name, "input")
+    _check_size(source, target.size * chosen.size(), name, "input")
+    return run(
+        chosen,
+        Collective.REDUCE_SCATTER,
+        name,
+        source,
+        target,
+        op=operator,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def all_to_all(
+    output_tensor_list: list[Array],
+    input_tensor_list: list[Array],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Send an array to each rank and receive one from each.
+
+    Args:
+        output_tensor_list: by sender, as large as what that rank sends here; filled in.
+        input_tensor_list: by receiver.
+
+    Raises as all_reduce; MismatchError if a rank expects another size than is sent to it.
+    """
+    chosen = joined(group, "all_to_all")
+    if chosen is None:
+        return None
+    count = chosen.size()
+    sources = as_arrays(input_tensor_list, "all_to_all", "input_tensor_list", count=count)
+    targets = as_arrays(
+        output_tensor_list, "all_to_all", "output_tensor_list", count=count, writes=True
+    )
+    check_alike([*sources, *targets], sources[0], "all_to_all", "its lists")
+    return run(
+        chosen,
+        Collective.ALL_TO_ALL,
+        "all_to_all",
+        sources,
+        targets,
+        uneven=True,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def all_to_all_single(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Send a part of `input` to each rank, and receive a part of `output` from each.
+
+    Args:
+        output, input: cut along their first dimension, evenly unless sizes are given.
+        output_split_sizes: how much of the first dimension comes from each rank.
+        input_split_sizes: how much of the first dimension goes to each rank. If one rank gives
+            sizes of either kind, all must.
+
+    Raises as all_to_all.
+    """
+    name = "all_to_all_single"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    source, target = as_array(input, name), as_array(output, name, writes=True)
+    check_alike([target], source, name, "output")
+    if not output_split_sizes and not input_split_sizes:
+        _check_divides(source, chosen.size(), name, "input")
+        _check_size(target, source.size, name, "output")
+        return run(
+            chosen,
+            Collective.ALL_TO_ALL,
+            name,
+            source,
+            target,
+            async_op=async_op,
+            timeout=timeout,
+        )
+    sources = _parts(source, input_split_sizes, chosen.size(), name, "input")
+    targets = _parts(target, output_split_sizes, chosen.size(), name, "output")
+    return run(
+        chosen,
+        Collective.ALL_TO_ALL,
+        name,
+        sources,
+        targets,
+        uneven=True,
+        async_op=async_op,
+        timeout=timeout,
+    )
+
+
+def _parts(
+    array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
+) -> list[Array]:
+    """The parts of an array along its first dimension, of the given sizes or evenly."""
+    length = array.shape[0] if array.ndim else 1
+    if not sizes:
+        _check_divides(array, ranks, operation, name)
+        sizes = [length // ranks] * ranks
+    if len(sizes) != ranks or sum(sizes) != length or min(sizes) < 0:
+        raise InvalidArgumentError(
+            f"{operation}: {name}_split_sizes={list(sizes)} must be {ranks} sizes, one for each "
+            f"rank, that add up to {length}, the first dimension of {name}"
+        )
+    return np.split(array, np.cumsum(sizes)[:-1]) if array.ndim else [array]
+
+
+def _check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
+    length = array.shape[0] if array.ndim else 1
+    if length % ranks:
+        raise InvalidArgumentError(
+            f"{operation}: the first dimension of {name}, {describe(array)}, does not divide among "
+            f"{ranks} ranks; give {name}_split_sizes"
+        )
+
+
+def _check_size(array: Array, items: int, operation: str, name: str) -> None:
+    if array.size != items:
+        raise InvalidArgumentError(
+            f"{operation}: {name} is {describe(array)} and holds {array.size} items, but {items} "
+            "are needed"
+        )
+
+
+def _refuse_list(operation: str, name: str, root: str, rank: int) -> None:
+    raise InvalidArgumentError(
+        f"{operation}: {name} is for {root}={rank} only; pass None on the other ranks"
+    )

@@ -1,0 +1,51 @@
+"""How reductions combine items: ReduceOp, and a sum of inputs that are multiplied first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.engine.communicator import ReduceOp
+
+
+@dataclass(frozen=True, slots=True)
+class PremulSum:
+    """ReduceOp.PREMUL_SUM with this rank's factor; torch's _make_nccl_premul_sum(factor)."""
+
+    factor: float
+
+    def __str__(self) -> str:
+        return f"PREMUL_SUM by {self.factor:g}"
+
+
+Operator = ReduceOp | PremulSum
+
+
+def premul_sum(factor: float) -> PremulSum:
+    """An operator that sums the inputs, each multiplied by its rank's `factor` first."""
+    return PremulSum(float(factor))
+
+
+def check_operator(op: object, operation: str) -> Operator:
+    """An operator as the caller gave it.
+
+    Raises:
+        InvalidArgumentError: it is none, or lacks its factor.
+    """
+    if op is ReduceOp.PREMUL_SUM:
+        raise InvalidArgumentError(
+            f"{operation}: ReduceOp.PREMUL_SUM needs a factor; pass premul_sum(factor)"
+        )
+    if isinstance(op, ReduceOp | PremulSum):
+        return op
+    raise InvalidArgumentError(
+        f"{operation}: op must be one of ReduceOp.{', ReduceOp.'.join(ReduceOp.__members__)}, "
+        f"not {op!r}"
+    )
+
+
+def code_and_factor(op: Operator | None) -> tuple[int, float | None]:
+    """What the engine calls an operator; without one, SUM."""
+    if isinstance(op, PremulSum):
+        return ReduceOp.PREMUL_SUM, op.factor
+    return (0 if op is None else op), None

@@ -1,0 +1,307 @@
+"""A thin client of an etcd v3 cluster, over its JSON gateway: what a rendezvous needs, no more.
+
+A try is short and then goes to the next endpoint, because a request that is in flight when etcd's
+leader dies hangs for seconds. So a write may have been committed though its answer was lost: a
+retried transaction that fails its conditions counts as done if its first key holds its own value,
+which is why the first value that a transaction puts must be unique to it.
+What the keys mean is left to the callers. One client belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreError
+
+TRY_TIMEOUT_S = 0.5
+TIMEOUT_S = 10.0
+# gRPC: deadline exceeded and unavailable. Another endpoint, or the same a moment later, may answer.
+_PASSING_CODES = {4, 14}
+_PAUSE_S = 0.02
+_LEASE_NOT_FOUND = 5
+
+
+class Pair(NamedTuple):
+    """A key with its value, and the revision of the cluster at which it was last written."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class Snapshot(NamedTuple):
+    """The pairs under a prefix, as they were at one revision of the cluster."""
+
+    pairs: tuple[Pair, ...]
+    revision: int
+
+
+class Event(NamedTuple):
+    """A key that was written, or deleted where `value` is None."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class EtcdClient:
+    """Calls whichever of a cluster's endpoints answers."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        *,
+        try_timeout_s: float = TRY_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if not endpoints:
+            raise InvalidArgumentError("etcd needs at least one endpoint; give HOST:PORT")
+        self._endpoints = tuple(endpoints)
+        self._try_timeout_s = try_timeout_s
+        self._timeout_s = timeout_s
+        self._current = 0
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __enter__(self) -> EtcdClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def read(self, prefix: str) -> Snapshot:
+        """Return all pairs whose keys start with `prefix`, as the cluster's majority has them."""
+        answer, _ = self._call("read", "kv/range", _under(prefix), prefix)
+        return Snapshot(tuple(map(_pair, answer.get("kvs", ()))), _revision(answer))
+
+    def transact(
+        self,
+        *,
+        revisions: Mapping[str, int],
+        puts: Mapping[str, bytes],
+        deletes: Sequence[str] = (),
+        lease: int = 0,
+    ) -> int | None:
+        """Write all of `puts` and `deletes`, if each key still has its revision in `revisions`.
+
+        Revision 0 says that the key must not exist. Return the cluster's revision after the write,
+        None if a condition did not hold.
+        """
+        first = next(iter(puts.items()), None)
+        if first is None:
+            raise InvalidArgumentError("a transaction must put at least one key")
+        request = {
+            "compare": [
+                {"key": _b64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(number)}
+                for key, number in revisions.items()
+            ],
+            "success": [
+                {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
+                for key, value in puts.items()
+            ]
+            + [{"request_delete_range": {"key": _b64(key)}} for key in deletes],
+            "failure": [{"request_range": {"key": _b64(first[0])}}],
+        }
+        answer, retried = self._call("transact", "kv/txn", request, first[0])
+        if answer.get("succeeded"):
+            return _revision(answer)
+        found = answer["responses"][0]["response_range"].get("kvs", ())
+        if retried and found and _pair(found[0]).value == first[1]:
+            return _pair(found[0]).revision
+        return None
+
+    def grant(self, ttl_s: int) -> int:
+        """Return a new lease, which ends with its keys `ttl_s` after it was last kept alive."""
+        # A grant whose answer was lost leaves a lease that nobody keeps: it ends by itself.
+        answer, _ = self._call("grant", "lease/grant", {"TTL": str(ttl_s)})
+        return int(answer["ID"])
+
+    def keep_alive(self, lease: int) -> bool:
+        """Start the lease's time anew; False if it has ended."""
+        answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": str(lease)})
+        return int(answer.get("result", {}).get("TTL", 0)) > 0
+
+    def revoke(self, lease: int) -> None:
+        """End the lease and delete its keys now; a lease that has ended is no error."""
+        self._call("revoke", "lease/revoke", {"ID": str(lease)}, missing_is_fine=True)
+
+    def watch(self, prefix: str, after: int) -> Watch:
+        """Open a stream of what is written under `prefix` after revision `after`."""
+        request = {**_under(prefix), "start_revision": str(after + 1)}
+        for _ in self._endpoints:
+            try:
+                return Watch(self._endpoint, request, self._try_timeout_s)
+            except OSError:
+                self._rotate()
+        raise self._unreachable("watch", prefix)
+
+    @property
+    def _endpoint(self) -> tuple[str, int]:
+        return self._endpoints[self._current]
+
+    def _rotate(self) -> None:
+        self.close()
+        self._current = (self._current + 1) % len(self._endpoints)
+
+    def _unreachable(self, operation: str, key: str | None) -> StoreConnectionError:
+        names = ", ".join(endpoint_of(*endpoint) for endpoint in self._endpoints)
+        return StoreConnectionError(
+            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s; "
+            "check the endpoints and that most of the cluster's members run",
+            endpoint=names,
+            operation=operation,
+            key=key,
+        )
+
+    def _call(
+        self,
+        operation: str,
+        path: str,
+        request: dict[str, Any],
+        key: str | None = None,
+        *,
+        missing_is_fine: bool = False,
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the answer, and whether an earlier try may have been carried out as well."""
+        end = time.monotonic() + self._timeout_s
+        retried = False
+        while time.monotonic() < end:
+            try:
+                answer = self._try(path, json.dumps(request))
+            except (OSError, http.client.HTTPException, ValueError):
+                answer = {"code": 14}
+            code = answer.get("code", 0)
+            if not code or (missing_is_fine and code == _LEASE_NOT_FOUND):
+                return answer, retried
+            if code not in _PASSING_CODES:
+                raise StoreError(
+                    f"etcd at {endpoint_of(*self._endpoint)} refused {operation}: "
+                    f"{answer.get('message') or answer.get('error')}",
+                    endpoint=endpoint_of(*self._endpoint),
+                    operation=operation,
+                    key=key,
+                )
+            retried = True
+            self._rotate()
+            time.sleep(_PAUSE_S)
+        raise self._unreachable(operation, key)
+
+    def _try(self, path: str, body: str) -> dict[str, Any]:
+        if self._connection is None:
+            host, port = self._endpoint
+            self._connection = http.client.HTTPConnection(host, port, timeout=self._try_timeout_s)
+        self._connection.request("POST", f"/v3/{path}", body, {"Content-Type": "application/json"})
+        answer = json.loads(self._connection.getresponse().read())
+        if not isinstance(answer, dict):
+            raise ValueError("not an object")
+        return answer
+
+
+class Watch:
+    """A stream of events; its `fileno()` is readable when `events()` has something to do."""
+
+    def __init__(
+        self, endpoint: tuple[str, int], request: dict[str, Any], timeout_s: float
+    ) -> None:
+        self._name = endpoint_of(*endpoint)
+        self._rest = b""
+        self._in_body = False
+        body = json.dumps({"create_request": request}).encode()
+        self._socket = socket.create_connection(endpoint, timeout_s)
+        # HTTP/1.0 has no chunks, so that what follows the header is plain lines.
+        self._socket.sendall(
+            f"POST /v3/watch HTTP/1.0\r\nHost: {self._name}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """End the stream."""
+        self._socket.close()
+
+    def events(self) -> list[Event]:
+        """Return what has arrived, without waiting.
+
+        Raises:
+            StoreConnectionError: the stream ended; read anew, then watch from that revision.
+        """
+        try:
+            received = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            received = b""
+        if not received:
+            raise self._ended("its connection closed")
+        self._rest += received
+        if not self._in_body:
+            _, separator, body = self._rest.partition(b"\r\n\r\n")
+            if not separator:
+                return []
+            self._in_body, self._rest = True, body
+        *lines, self._rest = self._rest.split(b"\n")
+        return [event for line in lines if line.strip() for event in self._decode(line)]
+
+    def _decode(self, line: bytes) -> list[Event]:
+        message = json.loads(line)
+        result = message.get("result")
+        # Cancelled: the start has been compacted away, or the member that served us left.
+        if result is None or result.get("canceled"):
+            raise self._ended(str(message.get("error") or "the member cancelled it"))
+        return [_event(each) for each in result.get("events", ())]
+
+    def _ended(self, why: str) -> StoreConnectionError:
+        return StoreConnectionError(
+            f"the watch at etcd's {self._name} ended ({why}); read again and watch from there",
+            endpoint=self._name,
+            operation="watch",
+        )
+
+
+def _b64(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+def _under(prefix: str) -> dict[str, Any]:
+    # The end is the first key after all that start with the prefix; "/" as the last byte never
+    # overflows, which is why a prefix must end so.
+    if not prefix.endswith("/"):
+        raise InvalidArgumentError(f"a prefix of etcd keys must end in '/', not {prefix!r}")
+    return {"key": _b64(prefix), "range_end": _b64(prefix[:-1] + "0")}
+
+
+def _pair(kv: dict[str, Any]) -> Pair:
+    return Pair(
+        base64.b64decode(kv["key"]).decode(),
+        base64.b64decode(kv.get("value", "")),
+        int(kv["mod_revision"]),
+    )
+
+
+def _event(event: dict[str, Any]) -> Event:
+    key, value, revision = _pair(event["kv"])
+    return Event(key, None if event.get("type") == "DELETE" else value, revision)
+
+
+def _revision(answer: dict[str, Any]) -> int:
+    return int(answer["header"]["revision"])

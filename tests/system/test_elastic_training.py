@@ -1,0 +1,122 @@
+"""The elastic example ends with the same network, whatever happens to its agents on the way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.system
+pytest.importorskip("sklearn")
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits_elastic.py"
+SLOTS = 4
+EVENTS = 8
+
+
+class Cluster:
+    """Agents of one job on this machine; that of slot 0 is at the endpoint."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.directory = directory
+        flags = ["--nnodes", f"1:{SLOTS}", "--rdzv-backend", "c10d"]
+        flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "digits"]
+        worker = [str(SCRIPT), "--checkpoint", str(directory / "elastic.npz"), "--pause", "0.02"]
+        self._command = [sys.executable, "-m", "rallypoint", "run", *flags]
+        self._worker = worker
+        self._out = (directory / "output").open("ab")
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, slot: int) -> None:
+        is_host = f"last_call_timeout=0.2,is_host={slot == 0}"
+        self.agents[slot] = subprocess.Popen(
+            [*self._command, "--rdzv-conf", is_host, *self._worker],
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(self.directory)},
+        )
+
+    def end(self, slot: int, how: signal.Signals) -> None:
+        """Of an agent: kill -9, or what preemption sends."""
+        agent = self.agents.pop(slot)
+        agent.send_signal(how)
+        agent.wait(30)
+
+    def await_progress(self) -> None:
+        """Until there is another checkpoint, or the agent at the endpoint has ended."""
+        before, deadline = self._written_at(), time.monotonic() + 30
+        while self._written_at() == before and self.agents[0].poll() is None:
+            assert time.monotonic() < deadline, self.told()
+            time.sleep(0.01)
+
+    def _written_at(self) -> int:
+        path = self.directory / "elastic.npz"
+        return path.stat().st_mtime_ns if path.exists() else 0
+
+    def told(self) -> str:
+        return (self.directory / "output").read_text()
+
+    def close(self) -> None:
+        for slot in list(self.agents):
+            self.end(slot, signal.SIGKILL)
+        self._out.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, free_port: int) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, free_port)
+    yield cluster
+    cluster.close()
+
+
+def disturb(cluster: Cluster, chance: random.Random) -> str:
+    """Do something to an agent; what."""
+    slot = chance.randrange(SLOTS)
+    if slot not in cluster.agents:
+        cluster.start(slot)
+        return f"start {slot}"
+    if slot == 0:  # the others look for it for a while
+        cluster.end(0, signal.SIGKILL)
+        cluster.start(0)
+        return "kill 0, start 0"
+    how = chance.choice((signal.SIGKILL, signal.SIGTERM))
+    cluster.end(slot, how)
+    return f"{how.name} {slot}"
+
+
+def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    plain = [sys.executable, "-m", "rallypoint", "run", "--standalone", str(SCRIPT)]
+    subprocess.run([*plain, "--checkpoint", str(tmp_path / "plain.npz")], check=True, timeout=60)
+
+    for slot in (0, 1):
+        cluster.start(slot)
+    done: list[str] = []
+    while len(done) < EVENTS and cluster.agents[0].poll() is None:
+        if chance.random() < 0.6:
+            cluster.await_progress()
+        time.sleep(chance.uniform(0.0, 0.5))  # also while others still start
+        done.append(disturb(cluster, chance))
+    story = f"seed {seed}, {done}\n"
+    for slot in sorted(cluster.agents):
+        assert cluster.agents[slot].wait(90) == 0, story + cluster.told()
+
+    told = cluster.told()
+    assert "test accuracy" in told, story + told
+    assert told.count("workers continue after step") > 1, story + told
+    with np.load(tmp_path / "plain.npz") as plain_end, np.load(tmp_path / "elastic.npz") as end:
+        assert end["steps"] == plain_end["steps"]
+        np.testing.assert_allclose(end["parameters"], plain_end["parameters"], rtol=1e-9, atol=1e-9)
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("rallypoint_"))
+    assert left == [], story + told

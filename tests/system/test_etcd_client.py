@@ -1,0 +1,182 @@
+"""The etcd client against real clusters, of one member and of three that die."""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import REQUIRE_ALL
+
+from rallypoint.base.errors import StoreConnectionError, StoreError
+from rallypoint.rendezvous.etcd_client import EtcdClient, Event, Watch
+
+
+class Cluster:
+    def __init__(self, directory: Path, size: int) -> None:
+        holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * size)]
+        ports = [holder.getsockname()[1] for holder in holders]
+        for holder in holders:
+            holder.close()
+        self.endpoints = [("127.0.0.1", port) for port in ports[:size]]
+        peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        everyone = ",".join(f"m{i}={peer}" for i, peer in enumerate(peers))
+        self.members = []
+        for i, peer in enumerate(peers):
+            client = f"http://127.0.0.1:{ports[i]}"
+            words = ["etcd", "--name", f"m{i}", "--data-dir", str(directory / f"m{i}")]
+            words += ["--listen-client-urls", client, "--advertise-client-urls", client]
+            words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+            words += ["--initial-cluster", everyone, "--logger", "zap", "--log-level", "error"]
+            words += ["--heartbeat-interval", "50", "--election-timeout", "500"]
+            self.members.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
+
+    def client(self, *, timeout_s: float = 20.0) -> EtcdClient:
+        return EtcdClient(self.endpoints, timeout_s=timeout_s)
+
+    def leader(self) -> int:
+        for i, (host, port) in enumerate(self.endpoints):
+            url = f"http://{host}:{port}/v3/maintenance/status"
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(urllib.request.Request(url, b"{}"), timeout=5) as answer:
+                status = json.load(answer)
+            if status.get("leader") == status["header"]["member_id"]:
+                return i
+        raise AssertionError("no member leads")
+
+    def kill(self, i: int) -> None:
+        self.members[i].kill()
+        self.members[i].wait()
+
+
+@pytest.fixture(params=[1, 3])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    if shutil.which("etcd") is None:
+        if REQUIRE_ALL:
+            pytest.fail("etcd is not installed")
+        pytest.skip("etcd is not installed")
+    cluster = Cluster(tmp_path, request.param)
+    try:
+        yield cluster
+    finally:
+        for i in range(len(cluster.members)):
+            cluster.kill(i)
+
+
+def wait_for_events(watch: Watch, count: int) -> list[Event]:
+    events: list[Event] = []
+    while len(events) < count:
+        assert select.select([watch], [], [], 10)[0], f"only {events} arrived"
+        events += watch.events()
+    return events
+
+
+def test_writes_are_conditional_and_told_by_watch(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        start = client.read("job/")
+        assert start.pairs == ()
+        watch = client.watch("job/", start.revision)
+        first = client.transact(revisions={"job/a": 0}, puts={"job/a": b"1"})
+        assert first is not None
+        assert client.transact(revisions={"job/a": 0}, puts={"job/a": b"other"}) is None
+        client.transact(revisions={}, puts={"jobs": b"beside the prefix"})
+        second = client.transact(
+            revisions={"job/a": first}, puts={"job/b": b"\x00\xff"}, deletes=["job/a"]
+        )
+        assert second is not None
+        assert [tuple(pair) for pair in client.read("job/").pairs] == [
+            ("job/b", b"\x00\xff", second)
+        ]
+        assert sorted(wait_for_events(watch, 3), key=lambda event: (event.revision, event.key)) == [
+            Event("job/a", b"1", first),
+            Event("job/a", None, second),
+            Event("job/b", b"\x00\xff", second),
+        ]
+        watch.close()
+
+
+def test_keys_end_with_their_lease(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        kept, left = client.grant(60), client.grant(1)
+        client.transact(revisions={}, puts={"job/kept": b"k"}, lease=kept)
+        written = client.transact(revisions={}, puts={"job/left": b"l"}, lease=left)
+        assert written is not None
+        watch = client.watch("job/", written)
+        (event,) = wait_for_events(watch, 1)
+        assert (event.key, event.value) == ("job/left", None)
+        watch.close()
+        assert client.keep_alive(kept)
+        assert not client.keep_alive(left)
+        client.revoke(kept)
+        client.revoke(kept)
+        assert client.read("job/").pairs == ()
+
+
+def test_an_error_of_the_cluster_is_told_at_once(cluster: Cluster) -> None:
+    with cluster.client() as client, pytest.raises(StoreError, match="lease not found"):
+        client.transact(revisions={}, puts={"job/a": b"1"}, lease=12345)
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_writes_go_on_when_the_leader_dies(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        revision = client.transact(revisions={"job/n": 0}, puts={"job/n": b"0"})
+        dead = cluster.leader()
+        cluster.kill(dead)
+        start = time.monotonic()
+        for i in range(1, 20):
+            assert revision is not None, f"write {i} was taken for another's"
+            revision = client.transact(revisions={"job/n": revision}, puts={"job/n": b"%d" % i})
+        assert time.monotonic() - start < 15
+        assert client.read("job/").pairs[0].value == b"19"
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_without_a_majority_the_error_names_the_endpoints(cluster: Cluster) -> None:
+    with cluster.client() as ready:
+        ready.read("job/")
+    cluster.kill(0)
+    cluster.kill(1)
+    host, port = cluster.endpoints[2]
+    with (
+        cluster.client(timeout_s=1.5) as client,
+        pytest.raises(StoreConnectionError, match=f"{host}:{port} answered transact"),
+    ):
+        client.transact(revisions={}, puts={"job/a": b"1"})
+
+
+def test_the_watch_says_when_its_member_dies(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        watch = client.watch("job/", client.read("job/").revision)
+        for i in range(len(cluster.members)):
+            cluster.kill(i)
+        with pytest.raises(StoreConnectionError, match="read again"):
+            while select.select([watch], [], [], 10)[0]:
+                watch.events()
+        watch.close()
+
+
+def test_a_lost_answer_is_not_taken_for_a_refusal(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster.client() as client:
+        client.read("job/")
+        carry_out = client._try
+        lose = [True]
+
+        def answer_lost(path: str, body: str) -> dict[str, object]:
+            answer = carry_out(path, body)
+            if lose.pop() if lose else False:
+                raise TimeoutError("lost")
+            return answer
+
+        monkeypatch.setattr(client, "_try", answer_lost)
+        written = client.transact(revisions={"job/a": 0}, puts={"job/a": b"mine"})
+        assert client.read("job/").pairs[0].revision == written

@@ -1,0 +1,51 @@
+"""Ranks as threads of one process, each with its own member of a process group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.init import form_world
+from rallypoint.process_group.planning import Wishes
+from rallypoint.store.hash import HashStore
+from rallypoint.store.init_method import OpenStore
+
+
+def run_ranks(
+    ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 30, override: str = ""
+) -> list[Any]:
+    """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
+    store = HashStore(timeout=timedelta(seconds=timeout_s))
+    results: list[Any] = [None] * ranks
+    errors: list[BaseException | None] = [None] * ranks
+
+    def run(rank: int) -> None:
+        group: ProcessGroup | None = None
+        try:
+            group = form_world(
+                OpenStore(store=store, rank=rank, world_size=ranks),
+                "test",
+                timeout=timedelta(seconds=timeout_s),
+                backend="shm",
+                wishes=Wishes(override),
+                on_destroy=lambda: None,
+            )
+            results[rank] = main(group)
+        except BaseException as error:
+            errors[rank] = error
+        finally:
+            if group is not None:
+                group.world.destroy()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
