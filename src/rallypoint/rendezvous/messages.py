@@ -69,7 +69,7 @@ def decode(data: bytes) -> Message:
         if isinstance(error, ControlMessageError):
             raise
         raise ControlMessageError(f"an agent sent what is no message: {data[:80]!r}.") from None
-    return message  # type: ignore[return-value] - by its kind
+    return message  # type: ignore[return-value]
 
 
 # One pair of functions for each kind of value: to what JSON knows, and back.
