@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from random import SystemRandom
 
-from rallypoint.base.address import is_loopback
+from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import ControlMessageError, HostError
 from rallypoint.cluster.network import check_reachable, is_here, own_address
 from rallypoint.launch.job import Job, Rendezvous, Talk
@@ -35,7 +35,7 @@ from rallypoint.rendezvous.protocol import (
     Send,
     Setup,
 )
-from rallypoint.rendezvous.reports import Finish, Notice, Outcome, Report, Start, Stop
+from rallypoint.rendezvous.reports import Finish, Join, Notice, Outcome, Refuse, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.rendezvous.switchboard import Receiver, Switchboard
 
@@ -196,6 +196,10 @@ class Dynamic(Meeting, Receiver):
             message = decode(payload)
         except ControlMessageError as error:
             say(str(error))
+            return
+        if isinstance(message, Join) and numeric_family(message.member.address) is None:
+            wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
+            self._board.send(key, None, encode(Refuse(key, wrong)))
             return
         self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
 
