@@ -26,6 +26,7 @@ from rallypoint.rendezvous.messages import decode, encode
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.protocol import (
     Accepted,
+    Ack,
     Ballot,
     Beat,
     Go,
@@ -120,6 +121,8 @@ class Clients(Ear):
             case Led(ballot=ballot, stamp=stamp):
                 node.ballot, node.stamp = ballot, stamp
                 self._beat(link, node)
+            case Ack(stamp=stamp):
+                node.stamp = stamp
             case Propose(ballot=ballot, stamp=stamp, agreement=new):
                 accepted = Accepted(ballot=ballot, voter=node.key, stamp=stamp, number=new.number)
                 link.send(encode(accepted))

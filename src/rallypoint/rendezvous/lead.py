@@ -451,9 +451,8 @@ class Leader:
                 case Refuse():
                     self._send(action.key, action)
                     self.peers.pop(action.key, None)
-        self._done = tuple(
-            [key for key in self.job.succeeded() if key == self._key or key not in self.job.here]
-        )
+        is_done = self._key in self.job.succeeded
+        self._done = self.job.left_succeeded + (self._key,) * is_done
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         opened = Round(number=new.round, members=new.members, store=store)
@@ -486,8 +485,9 @@ class Leader:
 
     def _halt(self, stop: Stop, now: float) -> None:
         if stop.round in (self._sent_round, self._old_round):
+            halt = Halt(ballot=self._ballot, round=stop.round, because=stop.because)
             for key in self.peers:
-                self._send(key, Halt(ballot=self._ballot, round=stop.round, because=stop.because))
+                self._send(key, halt)
             return
         assert self.job is not None
         self.job.revoke()
