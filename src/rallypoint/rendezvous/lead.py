@@ -113,6 +113,7 @@ class Leader:
         self._out: list[Action] = []
         self._notes: list[str] = []
         self._quorum_heard: float | None = None  # cached
+        self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
         if bound is not None:
@@ -165,7 +166,8 @@ class Leader:
             peer.has_beaten, peer.since = True, now
         peer.confirms(beat.stamp, now, self._setup.fence_s)
         peer.round, peer.sent_at = beat.round, beat.sent_at
-        self._quorum_heard = None
+        if beat.key in self._voters:
+            self._quorum_heard = None
         if self.job is not None and self._over_at is None:
             if beat.key not in self.job.here and beat.key not in self._gone:
                 self._perform(self.job.joined(peer.member, now), now)
@@ -377,6 +379,7 @@ class Leader:
     def _hold(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
         self.agreement = new
+        self._voters = frozenset({voter.key for voter in self._rules.voters(new)})
         self._quorum_heard = None
         if new.finish is not None:
             self._over_at = now + self._setup.fence_s
@@ -517,9 +520,7 @@ class Leader:
             self._send(
                 key, Halt(ballot=self._ballot, round=beat.round, because="that round is over")
             )
-        if beat.number < self.agreement.number and any(
-            voter.key == key for voter in self._rules.voters(self.agreement)
-        ):
+        if beat.number < self.agreement.number and key in self._voters:
             held = self.agreement
             again = Propose(ballot=self._ballot, stamp=now, agreement=held, decided=held)
             self._send(key, again)
