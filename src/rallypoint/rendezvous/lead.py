@@ -575,17 +575,23 @@ class Leader:
         held = self.agreement
         if held.number == BEFORE_ALL:
             return now
-        heard: set[str] = set()
         words = [(now, self._key)]
         for voter in self._rules.voters(held):
             peer = self.peers.get(voter.key)
             if peer is not None and voter.key != self._key:
                 words.append((peer.heard_at, voter.key))
-        for at, key in sorted(words, reverse=True):
-            heard.add(key)
-            if self._rules.is_quorum(held, heard):
-                return at
-        return _NEVER
+        words.sort(reverse=True)
+        keys = [key for _, key in words]
+        if not self._rules.is_quorum(held, keys):
+            return _NEVER
+        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
+        while fewest + 1 < enough:
+            middle = (fewest + enough) // 2
+            if self._rules.is_quorum(held, keys[:middle]):
+                enough = middle
+            else:
+                fewest = middle
+        return words[enough - 1][0]
 
     def _look_who_is_left(self, now: float) -> None:
         """Once the job is over: end when all others have, or have been told for long enough."""
