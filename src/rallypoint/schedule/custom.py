@@ -42,16 +42,15 @@ class Custom:
     proof: str = ""
     _known: dict[Team, Program] = field(default_factory=dict)
 
-    def build(self, team: Team, *, prove: bool = True) -> Program:
-        """The program for a team, proved unless another rank does that.
+    def build(self, team: Team) -> Program:
+        """The program for a team, proved once.
 
         Raises:
             ProgramError: it is wrong; with the rank, lane, step and chunk at fault.
         """
         if team not in self._known:
             program = self._call(team)
-            if prove:
-                self._prove(program, team)
+            self._prove(program, team)
             self._known[team] = program
         return self._known[team]
 
@@ -80,6 +79,11 @@ class Custom:
                 f"not {program!r}"
             )
         return replace(program, name=self.name)
+
+
+def is_file(spec: str) -> bool:
+    """Whether an algorithm's name is that of a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
+    return spec.partition(":")[0].endswith(".py")
 
 
 def load(spec: str) -> Custom:
