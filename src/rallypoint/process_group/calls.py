@@ -59,7 +59,7 @@ def run(
     arrays = [*given_in, *given_out]
     code, factor = code_and_factor(op)
     whole = given_in if len(given_in) >= len(given_out) else given_out
-    variant = 0 if algorithm is None else group.algorithms[algorithm]
+    variant = group.algorithms.variant(algorithm)
     called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root, variant)
     is_even = not uneven and len({array.size for array in whole}) == 1
     if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):

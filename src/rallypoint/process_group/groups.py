@@ -37,7 +37,7 @@ class ProcessGroup:
         group_desc: what the caller said it is for.
         backend: "rallypoint" or "shm".
         timeout: how long an operation may wait for a peer.
-        algorithms: what its calls may be served by; see planning.
+        algorithms, variants: what its calls may be served by; see planning.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class ProcessGroup:
         self.backend = backend
         self.timeout = timeout
         self.algorithms = algorithms
+        self.variants = algorithms.variants
         self.run = communicator.run
         self.send = communicator.send
         self.receive = communicator.receive

@@ -42,26 +42,32 @@ class Wishes:
     model_text: str = ""
 
 
-class Algorithms(dict[str, int]):
+class Algorithms:
     """What a rank's calls may be served by: the group's wishes, and what calls ask for.
 
-    It maps the algorithms that calls have asked for to variants, numbers that are added to a
-    collective's so that the engine remembers other programs for it. To ask again for the same costs
-    a look-up. Variants are this rank's own: what ranks compare are the programs.
+    Attributes:
+        wishes: the group's.
+        variants: what calls have asked for -> a number that is added to a collective's, so that
+            the engine remembers other programs for it. A plain dict, as the call path looks there.
+            The numbers are this rank's own: what ranks compare are the programs.
     """
 
     def __init__(self, wishes: Wishes) -> None:
-        super().__init__()
         self.wishes = wishes
+        self.variants: dict[str, int] = {}
         self._model = parse_model(wishes.model_text) if wishes.model_text else None
         self._asked: list[str | Custom] = [_found(wishes.override)]
 
-    def __missing__(self, name: str) -> int:
-        """Number an algorithm that is asked for the first time.
+    def variant(self, name: str | None) -> int:
+        """The variant of an algorithm, read now if it is asked for the first time; None has 0.
 
         Raises:
             InvalidTypeError, InvalidArgumentError: there is none of this name, or no such file.
         """
+        if name is None:
+            return 0
+        if name in self.variants:
+            return self.variants[name]
         if not isinstance(name, str):
             raise InvalidTypeError(f"algorithm must be a name or a file's, not {name!r}")
         if not name:
@@ -69,8 +75,8 @@ class Algorithms(dict[str, int]):
         if len(self._asked) == _MOST_VARIANTS:
             raise InvalidArgumentError(f"a group can use at most {_MOST_VARIANTS} algorithms")
         self._asked.append(_found(name))
-        self[name] = variant = (len(self._asked) - 1) * VARIANT
-        return variant
+        self.variants[name] = (len(self._asked) - 1) * VARIANT
+        return self.variants[name]
 
     def in_words(self, variant: int) -> str:
         """What a call asked for, to be told beside what others did; empty for nothing special."""
