@@ -5,8 +5,9 @@
 float32, SUM, in place. Each row is the median over repeats of the mean time of a batch of calls on
 rank 0, the order alternating. Gloo is measured with its defaults. Without PyTorch, only ours is.
 
-A second table shows what it costs to ask for an algorithm: 8 bytes by the same program, chosen by us,
-the same with another keyword (which Python does not pass for nothing), by its name, and from a file.
+A second table shows what it costs to ask for an algorithm: 8 bytes by the same program, chosen by
+us, the same with another keyword (which Python does not pass for nothing), by its name, and from a
+file.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def calls_for(call: Callable[[], Any], batch_s: float = BATCH_S) -> int:
 
 
 def asked_for() -> dict[str, list[float]]:
-    """Microseconds of a call of 8 bytes, by who says which algorithm, in the same order of rounds."""
+    """Microseconds of a call of 8 bytes, by who says which algorithm; round by round."""
     array = np.zeros(2, np.float32)
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "own.py")
@@ -146,7 +147,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 
 def report_asked(times: dict[str, list[float]], ranks: int) -> None:
-    """The ratio is the median of those within a round, which other work on the machine hits alike."""
+    """The ratio is the median of those within a round, which other work hits alike."""
     table, rows = [], []
     for name, values in times.items():
         ratios = sorted(a / b for a, b in zip(values, times["chosen"], strict=True))
