@@ -1,6 +1,6 @@
 """One rank of a calibration: times all_reduce with each algorithm and size, rank 0 writes the rows.
 
-rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT ring 8,64
+rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT ring 8,64 40
 
 Every algorithm and size is measured for a moment, and so again in each of many rounds: other work
 on the machine, which comes and goes, then hits all alike and can be told from their own pace.
@@ -19,19 +19,20 @@ import rallypoint as dist
 
 BATCH_S = 0.003
 FEWEST_CALLS, MOST_CALLS = 2, 5_000
-ROUNDS = 40
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
-def main(out: str, algorithms: list[str], sizes: list[int]) -> None:
+def main(out: str, algorithms: list[str], sizes: list[int], rounds: int) -> None:
     """Measure; every rank runs the same."""
     dist.init_process_group()
-    arrays = {nbytes: np.zeros(nbytes // 4, np.float32) for nbytes in sizes}
+    # The same memory for all sizes: where an array lies can cost more than its size.
+    whole = np.zeros(max(sizes) // 4, np.float32)
+    arrays = {nbytes: whole[: nbytes // 4] for nbytes in sizes}
     cells = [(name, nbytes) for nbytes in sizes for name in algorithms]
     calls = {(name, nbytes): calls_for(arrays[nbytes], name) for name, nbytes in cells}
     times_us: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, nbytes in cells:
             time_us = batch_us(arrays[nbytes], name, calls[name, nbytes])
             times_us[name, nbytes].append(time_us)
@@ -69,4 +70,5 @@ def batch_us(array: Floats, algorithm: str, calls: int) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2].split(","), [int(size) for size in sys.argv[3].split(",")])
+    _, out, algorithms, sizes, rounds = sys.argv
+    main(out, algorithms.split(","), [int(size) for size in sizes.split(",")], int(rounds))

@@ -62,15 +62,14 @@ class Simulation:
         self._load: Load | None = None
         self._steps: int | None = None
         self._counted: Census | None = None
-        if twin is not None:
-            self._operations = twin._operations
-        else:
-            with without_collector():
-                rank_operations = sum(len(lane) for lane in program.lanes(program.root))
-            self._operations = rank_operations * (self._period or program.ranks)
-        if self._operations > MOST_OPERATIONS:
+        with without_collector():
+            self._rank_operations: int = (
+                twin._rank_operations if twin else sum(map(len, program.lanes(program.root)))
+            )
+        operations = self._rank_operations * (self._period or program.ranks)
+        if operations > MOST_OPERATIONS:
             raise InvalidArgumentError(
-                f"{program.name} of {program.ranks} ranks has about {self._operations:.0e} "
+                f"{program.name} of {program.ranks} ranks has about {operations:.0e} "
                 "operations, too many to simulate; take fewer ranks or another algorithm"
             )
 

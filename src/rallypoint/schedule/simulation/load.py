@@ -67,7 +67,7 @@ Census: TypeAlias = list[list[tuple[Operation, int]]]
 
 
 def census(program: Program) -> Census:
-    """What the ranks of a period do, whatever the links; ranks further on do it with peers there."""
+    """What the ranks of a period do, whatever the links; ranks further on do it further on."""
     ranks: Census = []
     for rank in range(program.period or program.ranks):
         alike: dict[tuple[object, ...], list[Operation]] = {}
