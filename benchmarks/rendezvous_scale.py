@@ -19,12 +19,12 @@ import time
 
 from table import print_table, save
 
-from rallypoint.launch.decide import Finish, Start, Stop
 from rallypoint.launch.dynamic import Host
 from rallypoint.launch.job import Job, Rendezvous
-from rallypoint.launch.messages import Join, decode, encode
 from rallypoint.rendezvous.link import Caller, Ear, Link
+from rallypoint.rendezvous.messages import decode, encode
 from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.reports import Finish, Join, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member
 
 JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5

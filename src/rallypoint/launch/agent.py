@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.launch.decide import Finish, Outcome, Start, Stop
 from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
@@ -32,6 +31,7 @@ from rallypoint.launch.output import Output
 from rallypoint.launch.signals import FORWARDED, Signals
 from rallypoint.launch.worker import Worker
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
+from rallypoint.rendezvous.reports import Finish, Outcome, Start, Stop
 from rallypoint.rendezvous.round import Seat
 
 _PATIENCE_WHEN_STOPPED_S = 1.0

@@ -18,10 +18,19 @@ import time
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import ControlMessageError, HostError
 from rallypoint.cluster.network import addresses_of, check_reachable, is_here, own_address
-from rallypoint.launch.decide import (
-    NOTICE_EVERY_S,
+from rallypoint.launch.job import Job, Rendezvous
+from rallypoint.launch.meeting import Alone, Meeting
+from rallypoint.launch.store_host import ANY, StoreHost, listen
+from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.messages import REPORTS, Message, decode, encode
+from rallypoint.rendezvous.patience import Patience, read_is_host, read_patience
+from rallypoint.rendezvous.reports import (
     Ended,
     Finish,
+    Join,
     Leave,
     Notice,
     Outcome,
@@ -31,14 +40,6 @@ from rallypoint.launch.decide import (
     Stop,
     StopAsked,
 )
-from rallypoint.launch.job import Job, Rendezvous
-from rallypoint.launch.meeting import Alone, Meeting
-from rallypoint.launch.messages import REPORTS, Join, Message, decode, encode
-from rallypoint.launch.store_host import ANY, StoreHost, listen
-from rallypoint.launch.terminal import say
-from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.patience import Patience, read_is_host, read_patience
 from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 
 _RETRY_S = 0.2

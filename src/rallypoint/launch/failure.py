@@ -1,6 +1,6 @@
 """What went wrong, told once: from failures to the lines that the user reads.
 
-Pure text; who failed first is worker_group.py's verdict, what comes next decide.py's.
+Pure text; who failed first is worker_group.py's verdict, what comes next coordinator.py's.
 """
 
 from __future__ import annotations

@@ -11,22 +11,12 @@ import selectors
 import time
 from abc import ABC, abstractmethod
 
-from rallypoint.launch.decide import (
-    Coordinator,
-    Decision,
-    Finish,
-    Notice,
-    OpenRound,
-    Order,
-    Refuse,
-    Report,
-    Start,
-    Stop,
-)
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.store_host import StoreHost
 from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.coordinator import Coordinator, Decision, OpenRound
 from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.reports import Finish, Notice, Order, Refuse, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 
 

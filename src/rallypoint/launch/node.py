@@ -3,7 +3,7 @@ happened and `now` go in, actions and their reason come out. No clock, process o
 
     WAITING --Start--> RUNNING --failure--> (HOLDING) --> STOPPING --> ENDING --> WAITING, DONE
 
-WAITING: for a round, or for what comes after one (decide.py's verdict). HOLDING: a failure that
+WAITING: for a round, or for what comes after one (the coordinator says). HOLDING: a failure that
 only reports another rank's death (an *echo*) gives that one time to show, and an exception gives
 the same one of other ranks time, so that it can be told once. STOPPING: workers were asked to end.
 ENDING: whatever is left, grandchildren included, is killed.
@@ -15,9 +15,9 @@ from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
-from rallypoint.launch.decide import Broken, Ended, Finish, Outcome, Report, StopAsked
-from rallypoint.launch.verdict import Cause
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
+from rallypoint.rendezvous.reports import Broken, Ended, Finish, Outcome, Report, StopAsked
+from rallypoint.rendezvous.verdict import Cause
 
 SIGINT, SIGTERM, SIGCONT = 2, 15, 18
 ECHO_GRACE_S = 0.3

@@ -24,12 +24,13 @@ from rallypoint.base.errors import (
     StoreConnectionError,
     StoreError,
 )
-from rallypoint.launch.decide import NOTICE_EVERY_S, Finish, Outcome, Report, Start, Stop
 from rallypoint.launch.job import Job
 from rallypoint.launch.meeting import Alone, Meeting
-from rallypoint.launch.messages import Opened, decode, encode
 from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.messages import Opened, decode, encode
+from rallypoint.rendezvous.reports import Finish, Outcome, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer

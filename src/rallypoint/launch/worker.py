@@ -49,7 +49,7 @@ class Worker:
         self._streams.started()
 
     def exit(self, report: Report) -> Exit:
-        """The guardian's word on this worker's end, as decide.py takes it."""
+        """The guardian's word on this worker's end, as coordinator.py takes it."""
         ended_by_itself = report.code == _CLD_EXITED
         if report.kind is ReportKind.SPAWN_FAILED:
             program = self._job.command[0]

@@ -49,6 +49,11 @@ class Gathering:
         self._wishes: dict[int, Member] = {}
         self._deadline = 0.0
         self._last_call: float | None = None
+        self._expected: set[str] | None = None
+
+    def expect(self, keys: set[str]) -> None:
+        """These were members before: when all who are left of them are here, it is complete."""
+        self._expected = keys
 
     def open(self, now: float) -> None:
         """Wait for members from now on. Who is here already needs no last call: all know it."""
@@ -64,6 +69,8 @@ class Gathering:
         self.here[member.key] = member
         if member.wish is not None:
             self._wishes[member.wish] = member
+        if self._expected is not None:
+            self._expected.discard(member.key)
         if self._last_call is None and self._are_enough():
             self._last_call = now + self.limits.last_call_s
         self._set_alarm()
@@ -74,6 +81,8 @@ class Gathering:
         member = self.here.pop(key, None)
         if member is not None and member.wish is not None:
             del self._wishes[member.wish]
+        if self._expected is not None:
+            self._expected.discard(key)
         if not self._are_enough():
             self._last_call = None
         self._set_alarm()
@@ -82,6 +91,8 @@ class Gathering:
     def is_complete(self, now: float) -> bool:
         """Whether a round can be formed."""
         if len(self.here) >= self.limits.max_nodes:
+            return True
+        if self._expected == set() and self._are_enough():
             return True
         return self._last_call is not None and now >= self._last_call
 
@@ -110,7 +121,7 @@ class Gathering:
 
     def form(self, before: Sequence[Member]) -> tuple[Member, ...]:
         """The members of the next round, by rank."""
-        ranks = {member.key: member.node_rank for member in before}
+        ranks = {member.key: member.node_rank for member in before if member.node_rank >= 0}
         order = sorted(self.here.values(), key=lambda member: member.key not in ranks)
         return assign(order[: self.limits.max_nodes], ranks)
 

@@ -16,6 +16,9 @@ class Endpoint(Record, kw_only=True):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Member(Record, kw_only=True):
     """One node's agent, and how many workers of which role it brings.
@@ -24,7 +27,7 @@ class Member(Record, kw_only=True):
         key: what no other agent has, not even the same node's next one.
         node_rank: in the round; -1 before there is one.
         wish: the rank that it asks for, if any.
-        address: how others reach it; empty: this machine.
+        address, port: how others reach it; empty: this machine; 0: it does not listen.
     """
 
     key: str = ""
@@ -34,6 +37,7 @@ class Member(Record, kw_only=True):
     role: str = "default"
     wish: int | None = None
     address: str = ""
+    port: int = 0
 
 
 class Placement(Record, kw_only=True):

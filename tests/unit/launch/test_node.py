@@ -16,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch import decide
-from rallypoint.launch.decide import Coordinator, Finish, OpenRound, Outcome, Stop
 from rallypoint.launch.node import (
     Decision,
     EndEverything,
@@ -27,7 +25,10 @@ from rallypoint.launch.node import (
     Tell,
 )
 from rallypoint.launch.worker_group import Exit
+from rallypoint.rendezvous import coordinator
+from rallypoint.rendezvous.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.reports import Finish, Outcome, Stop
 from rallypoint.rendezvous.round import Member
 
 STORIES = {
@@ -283,7 +284,7 @@ class Alone:
                 case Tell(report):
                     self.answer(self.job.reported("0", report, self._now))
 
-    def answer(self, decision: decide.Decision) -> None:
+    def answer(self, decision: coordinator.Decision) -> None:
         for action in decision.actions:
             match action:
                 case OpenRound(number=number):

@@ -12,25 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.launch.decide import (
-    Action,
+from rallypoint.rendezvous.coordinator import Action, Coordinator, Decision, OpenRound, Stage
+from rallypoint.rendezvous.members import Limits
+from rallypoint.rendezvous.reports import (
     Broken,
-    Coordinator,
-    Decision,
     Ended,
     Finish,
     Leave,
     Notice,
-    OpenRound,
     Outcome,
     Refuse,
-    Stage,
     Stop,
     StopAsked,
 )
-from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
-from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.round import Member
+from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 
 FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
 ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)
@@ -245,7 +241,8 @@ ELASTIC = {
         join 3 -> running: nothing
         leave 1 -> stopping: stop round 0
         ended 0 stopped -> stopping: nothing
-        ended 2 stopped -> running: open round 1 of 0 3 2
+        ended 2 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 3 2
     """,
     "failures are charged": """
         join 0 -> gathering: nothing

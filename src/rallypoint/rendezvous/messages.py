@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
-from rallypoint.launch.decide import (
+from rallypoint.rendezvous.reports import (
     Broken,
     Ended,
     Finish,
+    Join,
     Leave,
     Notice,
     Order,
@@ -21,24 +22,10 @@ from rallypoint.launch.decide import (
     Stop,
     StopAsked,
 )
-from rallypoint.launch.verdict import Cause
 from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
+from rallypoint.rendezvous.verdict import Cause
 
 VERSION = 2
-
-
-class Join(Record, kw_only=True):
-    """An agent asks to take part in a job of that name, with as many nodes.
-
-    Attributes:
-        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
-    """
-
-    run_id: str
-    last_round: int
-    min_nodes: int
-    max_nodes: int
-    member: Member
 
 
 class Opened(Record, kw_only=True):
@@ -67,12 +54,22 @@ _FIELDS: dict[type, dict[str, object]] = {
         "succeeded": bool,
         "causes": [Cause],
         "unkillable": int,
+        "was_cut_off": bool,
     },
     StopAsked: {"node_rank": int, "text": str},
     Leave: {"text": str},
     Notice: {"text": str},
     Refuse: {"key": str, "why": str},
-    Join: {"run_id": str, "last_round": int, "min_nodes": int, "max_nodes": int, "member": Member},
+    Join: {
+        "run_id": str,
+        "last_round": int,
+        "min_nodes": int,
+        "max_nodes": int,
+        "member": Member,
+        "attempt": int,
+        "job": str,
+        "running": int,
+    },
     Member: {
         "key": str,
         "node_rank": int,
@@ -81,6 +78,7 @@ _FIELDS: dict[type, dict[str, object]] = {
         "role": str,
         "wish": (int, None),
         "address": str,
+        "port": int,
     },
     Endpoint: {"host": str, "port": int},
     Round: {"number": int, "members": [Member], "store": Endpoint},
@@ -97,7 +95,7 @@ _FIELDS: dict[type, dict[str, object]] = {
     },
     Opened: {"round": Round, "because": str},
     Start: {"seat": Seat, "because": str},
-    Stop: {"round": int, "because": str},
+    Stop: {"round": int, "because": str, "at_once": bool},
     Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
 }
 REPORTS = (Broken, Ended, StopAsked, Leave)

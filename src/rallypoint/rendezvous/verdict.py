@@ -42,6 +42,7 @@ class RoundEnd(Record, kw_only=True):
     nodes_left: int = 1
     nodes_lost: tuple[str, ...] = ()
     nodes_came: tuple[str, ...] = ()
+    interrupted: str = ""
     min_nodes: int = 1
     is_fixed: bool = True
     unkillable: int = 0
@@ -75,6 +76,8 @@ def judge(end: RoundEnd) -> Verdict:  # noqa: PLR0911 - one line for each rule
             return Verdict(Next.RESIZE, f"{lost}; the others go on")
         needed = f"{lost}, {end.nodes_left} left, {end.min_nodes} needed"
         return Verdict(Next.GIVE_UP if end.is_fixed else Next.RESIZE, needed)
+    if end.interrupted:  # as if a node had been lost, but it is back
+        return Verdict(Next.RESIZE, end.interrupted)
     if end.nodes_came and root is None:
         return Verdict(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
     if root is None:

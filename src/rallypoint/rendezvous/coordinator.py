@@ -5,7 +5,7 @@
         \\--restart, resize-------------------------------------------/
 
 What agents report and `now` go in; orders to all agents and their reason come out. One agent runs
-this for all; a job of one machine runs it too. Who takes part is rendezvous/members.py's, and what
+this for all; a job of one machine runs it too. Who takes part is members.py's, and what
 comes after a round verdict.py's. No socket, clock or process here.
 """
 
@@ -14,85 +14,26 @@ from __future__ import annotations
 from enum import Enum
 
 from rallypoint.base.record import Record
-from rallypoint.launch.verdict import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.members import Gathering, Limits
-from rallypoint.rendezvous.round import Member, Seat
+from rallypoint.rendezvous.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Notice,
+    Outcome,
+    Refuse,
+    Report,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.round import Member
+from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 
 NOTICE_EVERY_S = 10.0
 
 
-# What agents report.
-
-
-class Broken(Record, kw_only=True):
-    """A worker of this node failed: the round cannot succeed any more."""
-
-    node_rank: int
-    round: int
-    text: str
-
-
-class Ended(Record, kw_only=True):
-    """Nothing of the round is left running on this node, but for what cannot be killed."""
-
-    node_rank: int
-    round: int
-    succeeded: bool
-    causes: tuple[Cause, ...] = ()
-    unkillable: int = 0
-
-
-class StopAsked(Record, kw_only=True):
-    """A signal asked this node's agent to stop the job."""
-
-    node_rank: int
-    text: str
-
-
-class Leave(Record, kw_only=True):
-    """This node's agent takes part no more, and its workers with it; the job goes on."""
-
-    text: str
-
-
-Report = Broken | Ended | StopAsked | Leave
-
-
-# What they are told.
-
-
-class Outcome(Enum):
-    """How a job ends."""
-
-    SUCCEEDED = "succeeded"
-    STOPPED = "stopped"
-    GIVEN_UP = "given up"
-
-
-class Start(Record, kw_only=True):
-    """Start the workers of this seat in a round; `because` says why there is a new round."""
-
-    seat: Seat
-    because: str = ""
-
-
-class Stop(Record, kw_only=True):
-    """End the workers of this round."""
-
-    round: int
-    because: str
-
-
-class Finish(Record, kw_only=True):
-    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any."""
-
-    outcome: Outcome
-    because: str
-    culprit: int | None = None
-    what: str = ""
-
-
-Order = Start | Stop | Finish
+# What it asks for.
 
 
 class OpenRound(Record, kw_only=True):
@@ -101,19 +42,6 @@ class OpenRound(Record, kw_only=True):
     number: int
     members: tuple[Member, ...]
     because: str
-
-
-class Notice(Record):
-    """Tell the user why nothing happens."""
-
-    text: str
-
-
-class Refuse(Record):
-    """Tell an agent that it cannot take part."""
-
-    key: str
-    why: str
 
 
 Action = OpenRound | Stop | Finish | Notice | Refuse
@@ -162,15 +90,50 @@ class Coordinator:
         self.restarts = 0
         self.wake_at: float | None = None
         self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
-        self._ranks: dict[str, int] = {}  # theirs, by key
-        self._running: set[str] = set()  # who is here and has not reported the round's end
+        self._ranks: tuple[Member, ...] = ()  # of the newest round that began
+        self._ranks_before: tuple[Member, ...] = ()
+        self._by_key: dict[str, Member] = {}  # the same
+        self._awaited: set[str] = set()  # whose end is still to be reported
+        self.because_stopped = ""
+        self._is_taken_over = False  # this round was begun by another coordinator
+        self._interrupted = ""  # why the round ended, if nobody is to blame
         self._gathering = Gathering(limits)
         self._ends: dict[str, Ended] = {}  # of the round, by key
         self._lost: list[str] = []  # hosts, since the round began
         self._came: list[str] = []
+        self._leaving: dict[str, str] = {}  # why, by key
         self._stop_asked = ""
         self._because = ""  # why there is to be a new round
         self._notice_at = 0.0
+
+    @classmethod
+    def resumed(
+        cls,
+        limits: Limits,
+        max_restarts: int,
+        *,
+        members: tuple[Member, ...],
+        round_number: int,
+        runs: bool,
+        restarts: int,
+        now: float,
+    ) -> Coordinator:
+        """Go on where another one was lost: with its last list of members, and that round if it
+        runs. Members who are not there are lost later, as ever; if nothing runs, they join again.
+        """
+        self = cls(limits, max_restarts)
+        self.round, self.restarts = round_number, restarts
+        self._begin(members)
+        self._is_taken_over = runs
+        self.opened(now)
+        if runs:
+            for member in members:
+                self._gathering.join(member, now)
+            self._move(Stage.RUNNING)
+            self.wake_at = None
+        elif round_number >= 0:
+            self._gathering.expect({member.key for member in members})
+        return self
 
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""
@@ -196,18 +159,24 @@ class Coordinator:
         match self.stage:
             case Stage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
-            case Stage.RUNNING if self._has_room():
+            case Stage.RUNNING if self._has_room() and not self._has_results():
                 self._came.append(member.host)
                 return self._stop(came)
         return Decision((), f"{came}, and waits for the next round")
 
-    def reported(self, key: str, report: Report, now: float) -> Decision:
+    def reported(  # noqa: PLR0911 - one line for each report
+        self, key: str, report: Report, now: float
+    ) -> Decision:
         """A member's agent reports."""
         match report:
             case Broken(round=self.round):
                 return self._stop(report.text)
             case Leave(text=text):
-                return self.node_lost(key, text, now)
+                if not self._expects(key) or key in self._ends:
+                    return self.node_lost(key, text, now)
+                # A last checkpoint, say, must be written before others go on from it.
+                self._leaving[key] = text
+                return self._stop(f"{self._name_of(key)} leaves: {text}")
             case StopAsked():
                 self._stop_asked = self._stop_asked or report.text
                 if self.stage is Stage.GATHERING:
@@ -215,20 +184,33 @@ class Coordinator:
                 return self._stop(report.text)
             case Ended(round=self.round) if self._expects(key):
                 self._ends[key] = report
-                self._running.discard(key)
+                if key in self._leaving and not report.succeeded:
+                    return self.node_lost(key, self._leaving[key], now)
+                self._awaited.discard(key)
+                if report.was_cut_off:
+                    self._interrupted = f"{self._name_of(key)} had lost the coordinator"
                 stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
 
+    def node_silent(self, key: str, why: str) -> Decision:
+        """A member is not heard: end the round, while it may still come back or be lost."""
+        if not self._expects(key) or key in self._ends:
+            return NOTHING
+        self._interrupted = f"{self._name_of(key)} was silent"
+        return self._stop(f"{self._name_of(key)} is silent: {why}")
+
     def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
         member = self._gathering.leave(key)
-        self._running.discard(key)
+        self._leaving.pop(key, None)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
-        name = self._name(member)
+        self._awaited.discard(key)
+        name = self._name_of(key, member.host)
         if self.stage is Stage.GATHERING:
-            return Decision((), f"{name} left before the start: {why}")
+            left = Decision((), f"{name} left before the start: {why}")
+            return _both(left, self._open_if_complete(now, otherwise=NOTHING))
         if not self._is_in_round(key):
             return Decision((), f"{name}, which waited for the next round, left: {why}")
         end = self._ends.get(key)
@@ -256,6 +238,53 @@ class Coordinator:
         self._set_alarm()
         return notice
 
+    @property
+    def here(self) -> dict[str, Member]:
+        """Who is here now, by key, in the round or not."""
+        return self._gathering.here
+
+    def revoke(self) -> None:
+        """The newest round did not begin anywhere: nobody's rank comes from it."""
+        self._ranks = self._ranks_before
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether members have, or may have, something running, or the job is over."""
+        return self.stage is not Stage.GATHERING
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a round is being ended."""
+        return self.stage is Stage.STOPPING
+
+    def is_running(self, round_number: int) -> bool:
+        """Whether that round is to be started, or has been, and not to be ended."""
+        return self.stage is Stage.RUNNING and self.round == round_number
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next round while one runs."""
+        if self.stage is Stage.GATHERING:
+            return 0
+        return len(self.here.keys() - self._by_key.keys())
+
+    def expects(self, key: str) -> bool:
+        """Whether the end of that member's workers is still to be reported."""
+        return self._expects(key) and key in self._awaited
+
+    def succeeded(self) -> tuple[str, ...]:
+        """The members of the round whose workers have all succeeded."""
+        return tuple([key for key, end in self._ends.items() if end.succeeded])
+
+    def _has_results(self) -> bool:
+        """A new round would throw away what some have finished; who comes has to wait."""
+        return any(end.succeeded for end in self._ends.values())
+
+    def _name_of(self, key: str, otherwise: str = "") -> str:
+        """``"node 1 (host7)"``; without the rank if it has none."""
+        member = self._by_key.get(key)
+        return f"node {member.node_rank} ({member.host})" if member else otherwise
+
     def _set_alarm(self) -> None:
         alarm = self._gathering.wake_at
         self.wake_at = self._notice_at if alarm is None else min(alarm, self._notice_at)
@@ -264,18 +293,20 @@ class Coordinator:
         return len(self.members) - len(self._lost) < self._gathering.limits.max_nodes
 
     def _is_in_round(self, key: str) -> bool:
-        return key in self._ranks
+        return key in self._by_key
 
     def _expects(self, key: str) -> bool:
         return self.stage in (Stage.RUNNING, Stage.STOPPING) and self._is_in_round(key)
 
     def _judge_if_all_ended(self, now: float) -> Decision:
-        if self._running:
+        if self._awaited:
             return NOTHING
         here = self._gathering.here
         ends = list(self._ends.values())
-        gone = [m for m in self.members if m.key not in here and m.key in self._ends]
-        names = [self._name(member) for member in gone]
+        names = [self._name_of(key) for key in self._ends if key not in here]
+        if self._is_taken_over and not any(end.causes for end in ends):
+            # The one before had its reasons to end the round, and took them along.
+            self._interrupted = self._interrupted or "the coordinator changed"
         facts = RoundEnd(
             succeeded=not self._lost and all(end.succeeded for end in ends),
             causes=tuple(cause for end in ends for cause in end.causes),
@@ -285,6 +316,7 @@ class Coordinator:
             nodes_left=len(here),
             nodes_lost=(*self._lost, *names),
             nodes_came=tuple(self._came),
+            interrupted=self._interrupted,
             min_nodes=self._gathering.limits.min_nodes,
             is_fixed=self._gathering.limits.is_fixed,
             unkillable=sum(end.unkillable for end in ends),
@@ -302,8 +334,8 @@ class Coordinator:
         self._move(Stage.GATHERING)
         self._because = verdict.reason
         self.opened(now)
-        notice = Notice(f"{verdict.reason}: {self._gathering.text()}")
-        return self._open_if_complete(now, otherwise=Decision((notice,), verdict.reason))
+        notices = [Notice(f"{verdict.reason}: {self._gathering.text()}")] if here else []
+        return self._open_if_complete(now, otherwise=Decision(tuple(notices), verdict.reason))
 
     def _open_if_complete(self, now: float, *, otherwise: Decision) -> Decision:
         if not self._gathering.is_complete(now):
@@ -313,17 +345,24 @@ class Coordinator:
         self._move(Stage.RUNNING)
         self.wake_at = None
         self.round += 1
-        self.members = self._gathering.form(self.members)
-        self._ranks = {member.key: member.node_rank for member in self.members}
-        self._running = set(self._ranks)
-        self._ends, self._lost, self._came = {}, [], []
+        self._begin(self._gathering.form(self._ranks))
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")
+
+    def _begin(self, members: tuple[Member, ...]) -> None:
+        self.members = members
+        self._ranks_before, self._ranks = self._ranks, members
+        self._by_key = {member.key: member for member in members}
+        self._awaited = set(self._by_key)
+        self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
+        self._interrupted = ""
+        self._is_taken_over = False
 
     def _stop(self, because: str) -> Decision:
         if self.stage is not Stage.RUNNING:
             return NOTHING
         self._move(Stage.STOPPING)
+        self.because_stopped = because
         return Decision((Stop(round=self.round, because=because),), because)
 
     def _finish(self, outcome: Outcome, because: str, root: Cause | None = None) -> Decision:
@@ -333,11 +372,6 @@ class Coordinator:
         what = root.text if root else ""
         finish = Finish(outcome=outcome, because=because, culprit=culprit, what=what)
         return Decision((finish,), because)
-
-    def _name(self, member: Member) -> str:
-        """``"node 1 (host7)"``; without the rank if it has none."""
-        rank = self._ranks.get(member.key)
-        return member.host if rank is None else f"node {rank} ({member.host})"
 
     def _move(self, to: Stage) -> None:
         if to not in _MOVES[self.stage]:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.launch.decide import Broken, Ended, Finish, Outcome, Start, Stop, StopAsked
-from rallypoint.launch.messages import Message, Opened, decode, encode
-from rallypoint.launch.verdict import Cause
+from rallypoint.rendezvous.messages import Message, Opened, decode, encode
+from rallypoint.rendezvous.reports import Broken, Ended, Finish, Outcome, Start, Stop, StopAsked
 from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.verdict import Cause
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
 ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))

@@ -1,0 +1,613 @@
+"""One agent's part in a job that no single agent can lose: facts and `now` in, actions out.
+
+    SEEKING ---an endpoint answers---------> FOLLOWING ---its coordinator is lost--> CAMPAIGNING
+       |  ^                                      ^   (only voters; others: SEEKING)     |   |
+       |  +--nobody to follow, no vote-----------+----------another one won-------------+   |
+       +--at the endpoint---> CAMPAIGNING        LEADING <---a quorum promised--------------+
+    any of them ---the job is over, or this agent left---> DONE
+
+What a voter may promise is voter.py's, what anyone may do at all rules.py's, the coordinator's part
+lead.py's, and the job itself coordinator.py's. No socket, clock or process here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from random import Random
+
+from rallypoint.rendezvous.campaign import Campaign
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.follow import Follower
+from rallypoint.rendezvous.lead import Leader
+from rallypoint.rendezvous.protocol import (
+    Accepted,
+    Ack,
+    Action,
+    Agreement,
+    Ballot,
+    Beat,
+    Call,
+    Decision,
+    Go,
+    Halt,
+    Led,
+    Message,
+    OpenStore,
+    Over,
+    Prepare,
+    Promise,
+    Propose,
+    Refused,
+    Send,
+    Setup,
+    Unknown,
+)
+from rallypoint.rendezvous.reports import (
+    Finish,
+    Join,
+    Notice,
+    Outcome,
+    Refuse,
+    Report,
+)
+from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.voter import Voter
+
+_STAGGER_S = 0.05  # between candidates, in the order of the members
+_RETRY_S = 0.2  # doubled up to a beat
+_SEEK_S = 0.5
+
+
+class Part(Enum):
+    """What the agent does for the agreement."""
+
+    SEEKING = "seeking"
+    FOLLOWING = "following"
+    CAMPAIGNING = "campaigning"
+    LEADING = "leading"
+    DONE = "done"
+
+
+_MOVES: dict[Part, tuple[Part, ...]] = {
+    Part.SEEKING: (Part.FOLLOWING, Part.CAMPAIGNING, Part.DONE),
+    Part.FOLLOWING: (Part.SEEKING, Part.CAMPAIGNING, Part.DONE),
+    Part.CAMPAIGNING: (Part.SEEKING, Part.FOLLOWING, Part.LEADING, Part.DONE),
+    Part.LEADING: (Part.SEEKING, Part.FOLLOWING, Part.CAMPAIGNING, Part.DONE),
+    Part.DONE: (),
+}
+
+
+class Participant:
+    """One agent. Each method takes one event and gives one `Decision`.
+
+    Attributes:
+        part: what it does now.
+        wake_at: when to call `tick` at the latest; None: only events matter.
+    """
+
+    def __init__(self, setup: Setup, random: Random, rules: type[Rules] = Rules) -> None:
+        self.part = Part.SEEKING
+        self.wake_at: float | None = None
+        self.setup = self._setup = setup
+        self._key = setup.me.key
+        self._random = random
+        self._rules = rules(setup)
+        self._voter = Voter(setup, self._rules)
+        self._follower = Follower(setup, self._rules, self._voter)
+        self._leader: Leader | None = None
+        self._campaign: Campaign | None = None
+        self._gone: set[str] = set()  # agents that have ended; their keys never come back
+        self._term = 0  # the highest one seen
+        self._tries = 0
+        self._act_at: float | None = None  # when to seek or campaign again
+        self._alone_since = 0.0  # since when there is no coordinator
+        self._notice_at = 0.0
+        self._why = "nobody has answered yet"
+        self._store: tuple[int, Endpoint | None] = (-1, None)
+        self._asked: tuple[Propose, ...] = ()  # waiting for the store
+        self._actions: list[Action] = []
+        self._reasons: list[str] = []
+        self._inbox: deque[Message] = deque()  # what this agent says to itself
+
+    @property
+    def waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return self._follower.waiting
+
+    @property
+    def round(self) -> int:
+        """The round whose workers run here; -1: none."""
+        return self._follower.round
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The newest one that this agent knows to be decided."""
+        return self._voter.decided if self._leader is None else self._leader.agreement
+
+    @property
+    def accepted(self) -> Agreement | None:
+        """What this agent accepted and does not know to be decided."""
+        return self._voter.accepted
+
+    @property
+    def job(self) -> str:
+        """The key of the agent that began the job that this one takes part in, or knows of."""
+        decided = self._voter.decided
+        return self._follower.job if decided is None else decided.host or self._follower.job
+
+    # Events.
+
+    def started(self, now: float) -> Decision:
+        """The driver listens: look for the others."""
+        self._alone_since, self._notice_at = now, now + NOTICE_EVERY_S
+        if self._voter.has_vote():
+            self._move(Part.CAMPAIGNING)
+            slot = self._setup.slot or 0
+            self._act_at = now + slot * 2 * self._setup.patience.beat_s
+            if slot:
+                self._seek(now)
+        else:
+            self._act_at = now
+        return self._decide(now)
+
+    def received(self, sender: str, message: Message, now: float) -> Decision:
+        """The agent with that key says this; drivers have checked its key and the job's token."""
+        self._take(sender, message, now)
+        return self._decide(now)
+
+    def closed(self, key: str, why: str, now: float) -> Decision:
+        """That agent has ended: its connection closed, or another one answers at its address.
+
+        Not to be told of a connection that could not be made, or that only fell silent.
+        """
+        self._gone.add(key)
+        self._voter.lost(key)
+        if self._leader is not None:
+            self._leader.closed(key, why, now)
+        elif key == self._follower.ballot.candidate and self.part is Part.FOLLOWING:
+            self._lose(f"the coordinator was lost: {why}", now)
+        return self._decide(now)
+
+    def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
+        """A `Call` found nobody."""
+        self._why = f"{at}: {why}"
+        return self._decide(now)
+
+    def reported(self, report: Report, now: float) -> Decision:
+        """This node's workers, or a signal: StopAsked ends the job, Leave only this node's part."""
+        self._follower.reported(report, now)
+        return self._decide(now)
+
+    def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision:
+        """What `OpenStore` asked for is there."""
+        if round_number == self._store[0]:
+            self._store = (round_number, store)
+            asked, self._asked = self._asked, ()
+            for propose in asked:
+                self._answer(propose, now)
+        return self._decide(now)
+
+    def tick(self, now: float) -> Decision:
+        """Time has passed."""
+        return self._decide(now)
+
+    # What comes of them.
+
+    def _decide(self, now: float) -> Decision:
+        """Do what is due, talk to oneself until there is nothing left to say, and hand it out."""
+        if self.part is not Part.DONE:
+            self._run(now)
+        while self._inbox and self.part is not Part.DONE:
+            self._take(self._key, self._inbox.popleft(), now)
+            self._run(now)
+        self._inbox.clear()
+        actions, self._actions = tuple(self._actions), []
+        reason, self._reasons = "; ".join(self._reasons), []
+        self._set_alarm()
+        return Decision(actions, reason)
+
+    def _run(self, now: float) -> None:
+        follower = self._follower
+        self._do(follower.tick(now))
+        leader = self._leader
+        if leader is not None:
+            if now >= leader.wake_at:
+                leader.tick(now)
+            self._pass_on(leader)
+            self._voter.learn(leader.agreement)
+            if leader.finish is not None:
+                return self._finish(leader.finish)
+            if leader.deposed:
+                self._lose(f"coordinates no more: {leader.deposed}", now)
+        elif self.part is Part.FOLLOWING and now >= follower.heard_at + self._setup.fence_s:
+            self._lose(f"the coordinator was silent for {self._setup.fence_s:g} s", now)
+        has_leader = self.part in (Part.FOLLOWING, Part.LEADING)
+        if has_leader and now >= follower.beat_at:
+            self._say(follower.ballot.candidate, follower.beat(now))
+        if not has_leader:
+            self._be_alone(now)
+        return None
+
+    def _set_alarm(self) -> None:
+        alarms: list[float] = []
+        if self.part is not Part.DONE:
+            if self._follower.fence_at is not None:
+                alarms.append(self._follower.fence_at)
+            if self.part in (Part.FOLLOWING, Part.LEADING):
+                alarms.append(self._follower.beat_at)
+            else:
+                alarms.append(self._notice_at)
+                alarms.append(self._alone_since + self._setup.patience.join_timeout_s)
+                if self._act_at is not None:
+                    alarms.append(self._act_at)
+            if self.part is Part.FOLLOWING:
+                alarms.append(self._follower.heard_at + self._setup.fence_s)
+            if self._leader is not None:
+                alarms.append(self._leader.wake_at)
+        self.wake_at = min(alarms, default=None)
+
+    # Messages.
+
+    def _take(  # noqa: PLR0912 - one case for each message
+        self, sender: str, message: Message, now: float
+    ) -> None:
+        if self.part is Part.DONE:
+            return
+        match message:
+            case Join() | Beat():
+                self._heard_peer(sender, message, now)
+            case Accepted():
+                if self._leader is not None:
+                    self._leader.accepted(message, now)
+            case Prepare():
+                if not message.is_trial:
+                    self._term = max(self._term, message.ballot.term)
+                answer = self._voter.prepare(message, now)
+                if isinstance(answer, Refused) and self._has_leader():
+                    answer = answer.__replace__(leader=self._leading_member())
+                self._say(sender, answer)
+            case Promise():
+                self._promised(message, now)
+            case Refused():
+                self._refused(message, now)
+            case Propose():
+                self._proposed(sender, message, now)
+            case Led():
+                self._led(sender, message, now)
+            case Ack() | Go() | Halt():
+                self._ordered(sender, message, now)
+            case Over(finish=finish):
+                if self._leader is None or self._leader.agreement.finish is None:
+                    self._finish(finish)
+            case Unknown():
+                if message.ballot == self._follower.ballot:
+                    self._do(self._follower.cut_off("the coordinator does not know this node"))
+                    if self._follower.round < 0:
+                        self._say(sender, self._join())
+            case Refuse(why=why):
+                self._finish(Finish(outcome=Outcome.GIVEN_UP, because=f"not let in: {why}"))
+            case Notice():
+                self._actions.append(message)
+
+    def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
+        if self._leader is not None:
+            if isinstance(message, Join):
+                self._leader.joined(message, now)
+            elif message.ballot == self._follower.ballot:
+                self._leader.beat(message, now)
+            elif message.ballot.term < self._follower.ballot.term:
+                self._say(sender, self._leader.led(now))
+        elif self.part is Part.FOLLOWING and self._leading_member() is not None:
+            leader = self._leading_member()
+            assert leader is not None
+            if leader.key != sender:
+                led = Led(
+                    ballot=self._follower.ballot,
+                    leader=leader,
+                    host=self.job,
+                    number=self._voter.number,
+                    round=self._follower.last_round,
+                )
+                self._say(sender, led)
+
+    def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
+        """A coordinator's word: ours, if no higher ballot is known here."""
+        follower = self._follower
+        if message.ballot.candidate != sender:
+            return
+        if message.ballot < self._voter.promised:
+            return self._refuse(sender, message.ballot)
+        self._follow(message.ballot, None, now)
+        if isinstance(message, Ack):
+            follower.acknowledged(message)
+        elif isinstance(message, Go):
+            self._do(follower.go(message, now))
+        else:
+            self._do(follower.halt(message, now))
+        return None
+
+    def _led(self, sender: str, message: Led, now: float) -> None:
+        if message.leader.key == self._key or message.leader.key in self._gone:
+            return
+        if self._is_other_job(message) and not self._give_way(sender, message, now):
+            return
+        if message.ballot < self._voter.promised:
+            if sender == message.leader.key and message.stamp is not None:
+                self._refuse(sender, message.ballot)
+            return
+        if sender == message.leader.key and message.stamp is not None:
+            self._follow(message.ballot, message.leader, now)
+            self._follower.led(message, now)
+        elif self.part in (Part.SEEKING, Part.CAMPAIGNING) or (
+            self._follower.ballot < message.ballot
+        ):
+            at = Endpoint(host=message.leader.address, port=message.leader.port)
+            self._actions.append(Send(to=message.leader.key, at=at, message=self._join()))
+
+    def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
+        """A coordinator that is ours has spoken."""
+        self._term = max(self._term, ballot.term)
+        self._follower.follow(ballot, leader, now)
+        if ballot.candidate == self._key:
+            return
+        if self.part is not Part.FOLLOWING:
+            if self._leader is not None:
+                self._reasons.append(f"coordinates no more: term {ballot.term} does")
+            self._leader = self._campaign = None
+            self._move(Part.FOLLOWING)
+
+    def _refuse(self, sender: str, ballot: Ballot) -> None:
+        self._say(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
+
+    # Votes.
+
+    def _proposed(self, sender: str, message: Propose, now: float) -> None:
+        self._term = max(self._term, message.ballot.term)
+        if message.ballot.candidate != sender:
+            return
+        new = message.agreement
+        needs_store = new.runs and new.members[0].key == self._key
+        if needs_store and new.number > self._voter.number and self._store[0] != new.round:
+            self._store = (new.round, None)
+            self._actions.append(OpenStore(round=new.round, members=new.members))
+        self._answer(message, now)
+        if needs_store and self._store == (new.round, None):
+            self._asked = (message,)
+
+    def _answer(self, message: Propose, now: float) -> None:
+        answer = self._voter.propose(message, now)
+        sender, new = message.ballot.candidate, message.agreement
+        if isinstance(answer, Accepted):
+            self._follow(message.ballot, None, now)
+            if self._store[0] == new.round and new.runs:
+                answer = answer.__replace__(store=self._store[1])
+        self._say(sender, answer)
+
+    def _promised(self, message: Promise, now: float) -> None:
+        campaign = self._campaign
+        if campaign is None:
+            return
+        campaign.promised(message, now)
+        if campaign.won_at is None:
+            return
+        if campaign.is_trial:
+            self._term = max(self._term, campaign.ballot.term)
+            self._do(campaign.in_earnest())
+            return
+        if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
+            # Those who begin a job together are its first voters: better more of them.
+            self._act_at = campaign.won_at + self._setup.patience.beat_s
+            return
+        self._win(campaign, now)
+
+    def _win(self, campaign: Campaign, now: float) -> None:
+        self._campaign = None
+        self._move(Part.LEADING)
+        self._tries = 0
+        self._reasons.append(f"coordinates from now on, in term {campaign.ballot.term}")
+        self._leader = Leader(
+            self._setup,
+            self._rules,
+            campaign.ballot,
+            campaign.decided,
+            bound=campaign.bound(),
+            slots=campaign.slots(),
+            gone=self._gone,
+            done=self._follower.done,
+            was_lost=campaign.was_lost,
+            now=now,
+        )
+        self._follow(campaign.ballot, self._setup.me, now)
+        self._pass_on(self._leader)
+
+    def _refused(self, message: Refused, now: float) -> None:
+        self._term = max(self._term, message.promised.term)
+        if message.decided is not None:
+            self._voter.learn(message.decided)
+        if self._leader is not None:
+            self._leader.refused(message)
+        leader, decided, campaign = message.leader, message.decided, self._campaign
+        if leader and not self._has_leader() and leader.key not in (self._key, *self._gone):
+            at = Endpoint(host=leader.address, port=leader.port)
+            self._actions.append(Send(to=leader.key, at=at, message=self._join()))
+        if campaign and decided and decided.number > campaign.decided.number:
+            self._campaign = None  # it asked those who decide no more
+            self._act_at = now + self._random.uniform(0, _RETRY_S)
+            if not self._voter.has_vote():
+                self._move(Part.SEEKING)
+
+    # Alone.
+
+    def _lose(self, why: str, now: float) -> None:
+        """There is no coordinator any more."""
+        self._why = why
+        was_leading = self._leader is not None
+        if self._leader is not None:
+            self._pass_on(self._leader)
+        self._leader = self._campaign = None
+        self._alone_since, self._notice_at = now, now + NOTICE_EVERY_S
+        self._tries = 0
+        is_lost = self._follower.ballot.candidate in self._gone
+        if self._setup.quorum == "host" and is_lost and not was_leading:
+            because = f"{why}; with quorum=host the job does not outlive it"
+            return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
+        self._reasons.append(why)
+        if self._voter.has_vote():
+            self._move(Part.CAMPAIGNING)
+            self._act_at = now + self._turn_s() + (_RETRY_S if was_leading else 0.0)
+            return None
+        self._move(Part.SEEKING)
+        self._act_at = now
+        return None
+
+    def _turn_s(self) -> float:
+        """How long to leave it to others to campaign: those before us in the list go first."""
+        assert self._voter.decided is not None
+        keys = [voter.key for voter in self._rules.voters(self._voter.decided)]
+        before = keys[: keys.index(self._key)] if self._key in keys else []
+        count = sum(key not in self._gone for key in before)
+        patience_s = 0.0
+        if not self._voter.was_lost:  # nobody may promise before that time is over
+            patience_s = self._setup.fence_s * self._setup.drift
+        return patience_s + count * _STAGGER_S + self._random.uniform(0, _STAGGER_S / 5)
+
+    def _be_alone(self, now: float) -> None:
+        """Seek, or campaign; say so; give up in the end."""
+        if self._follower.is_leaving and self._follower.round < 0:
+            because = self._follower.is_leaving
+            return self._finish(Finish(outcome=Outcome.STOPPED, because=because))
+        waited_s = now - self._alone_since
+        if waited_s >= self._setup.patience.join_timeout_s:
+            because = f"{self._alone_text()}, after {waited_s:.0f} s"
+            return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
+        if now >= self._notice_at:
+            self._notice_at = now + NOTICE_EVERY_S
+            text = f"waiting for {waited_s:.0f} s so far: {self._alone_text()}"
+            self._actions.append(Notice(text))
+        if self._act_at is not None and now >= self._act_at:
+            if self.part is Part.SEEKING:
+                self._act_at = now + _SEEK_S
+                self._seek(now)
+            else:
+                self._run_for_it(now)
+        return None
+
+    def _alone_text(self) -> str:
+        if self.part is Part.CAMPAIGNING and self._campaign is not None:
+            return self._campaign.text()
+        return f"no coordinator found; {self._why}"
+
+    def _seek(self, now: float) -> None:
+        """Ask whoever may know."""
+        join = self._join()
+        for slot, endpoint in enumerate(self._setup.endpoints):
+            if slot != self._setup.slot:
+                self._actions.append(Call(at=endpoint, message=join))
+        for voter in self._follower.voters:
+            if voter.key not in self._gone and voter.key != self._key:
+                at = Endpoint(host=voter.address, port=voter.port)
+                self._actions.append(Send(to=voter.key, at=at, message=join))
+
+    def _run_for_it(self, now: float) -> None:
+        campaign = self._campaign
+        if campaign is not None and campaign.won_at is not None:
+            return self._win(campaign, now)
+        if not self._voter.has_vote():
+            self._move(Part.SEEKING)
+            return None
+        assert self._voter.decided is not None
+        self._tries += 1
+        term = max(self._term, self._voter.promised.term) + 1
+        ballot = Ballot(term, self._key)
+        self._campaign = Campaign(self._setup, self._rules, ballot, self._voter.decided, now)
+        wait_s = min(_RETRY_S * 2**self._tries, self._setup.patience.beat_s)
+        self._act_at = now + wait_s * self._random.uniform(1, 2)
+        self._do(self._campaign.ask())
+        if self._tries > 3:  # perhaps there is another job, or one that goes on without us
+            self._seek(now)
+        return None
+
+    # Other jobs.
+
+    def _is_other_job(self, message: Led) -> bool:
+        return self.job not in ("", message.host)
+
+    def _give_way(self, sender: str, message: Led, now: float) -> bool:
+        """Two jobs of one name: the one that got further goes on. Whether we give way to it."""
+        mine = self._follower.last_round if self._leader is None else self._leader.round
+        is_told = sender == self._follower.ballot.candidate or (
+            self._follower.round < 0 and not self._has_leader()
+        )
+        if not is_told and (message.round, message.host) <= (mine, self.job):
+            return False
+        self._reasons.append(f"gives way to the job that {message.leader.host} coordinates")
+        if self._leader is not None:
+            for key in self._leader.peers:
+                self._say(key, message)
+        self._do(self._follower.cut_off("another job of that name got further"))
+        self._leader = self._campaign = None
+        left = self._voter.left | {self.job}
+        self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
+        self._follower.change_voter(self._voter)
+        self._alone_since, self._act_at = now, now
+        self._move(Part.SEEKING)
+        return True
+
+    # Words.
+
+    def _join(self) -> Join:
+        limits = self._setup.limits
+        return Join(
+            run_id=self._setup.run_id,
+            attempt=self._setup.attempt,
+            last_round=self._follower.last_round,
+            min_nodes=limits.min_nodes,
+            max_nodes=limits.max_nodes,
+            member=self._setup.me,
+            job=self.job,
+            running=self._follower.round,
+        )
+
+    def _has_leader(self) -> bool:
+        return self.part in (Part.FOLLOWING, Part.LEADING)
+
+    def _leading_member(self) -> Member | None:
+        return self._setup.me if self._leader is not None else self._follower.leader
+
+    def _say(self, key: str, message: Message) -> None:
+        if key == self._key:
+            self._inbox.append(message)
+        else:
+            leader = self._follower.leader
+            is_known = leader is not None and leader.key == key
+            at = Endpoint(host=leader.address, port=leader.port) if leader and is_known else None
+            self._actions.append(Send(to=key, at=at, message=message))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send) and action.to == self._key:
+                self._inbox.append(action.message)
+            else:
+                self._actions.append(action)
+
+    def _pass_on(self, leader: Leader) -> None:
+        actions, reason = leader.take()
+        self._do(actions)
+        if reason:
+            self._reasons.append(reason)
+
+    def _finish(self, finish: Finish) -> None:
+        self._move(Part.DONE)
+        if self._leader is not None:
+            self._pass_on(self._leader)
+        self._actions.append(finish)
+        self._reasons.append(finish.because)
+
+    def _move(self, to: Part) -> None:
+        if to is self.part:
+            return
+        if to not in _MOVES[self.part]:
+            raise RuntimeError(f"an agent cannot go from {self.part.value} to {to.value}")
+        self.part = to

@@ -1,0 +1,141 @@
+"""A simulated network of agents: connections in order, delays, losses, cut cables, dead processes.
+
+What is sent into a cut waits there, as in a TCP socket's buffer, and comes late when the cable is
+mended. The death of a process closes its connections, and the others are told, unless a cut is
+between. Harsher than TCP on purpose: single messages get lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from random import Random
+
+from rallypoint.rendezvous.protocol import Message
+from rallypoint.rendezvous.round import Endpoint
+from rallypoint.testing.sim_clock import SimLoop
+
+
+class Process(ABC):
+    """What the network needs of an agent's process."""
+
+    key: str
+    host: str
+    at: Endpoint
+    is_alive: bool
+
+    @abstractmethod
+    def hear(self, sender: str, message: Message) -> None:
+        """A message came."""
+
+    @abstractmethod
+    def hear_closed(self, key: str) -> None:
+        """A connection closed."""
+
+    @abstractmethod
+    def hear_unreachable(self, at: Endpoint) -> None:
+        """Nobody answers there."""
+
+
+class SimNetwork:
+    """Who reaches whom, and when."""
+
+    def __init__(self, loop: SimLoop, random: Random) -> None:
+        self.loss = 0.0
+        self.min_delay_s = 0.0002
+        self.max_delay_s = 0.002
+        self._loop = loop
+        self._random = random
+        self._by_key: dict[str, Process] = {}
+        self._by_place: dict[Endpoint, Process] = {}
+        self._links: dict[str, dict[str, None]] = {}  # sets in a fixed order
+        self._arrival: dict[tuple[str, str], float] = {}
+        self._cuts: set[tuple[str, str]] = set()  # hosts, in the direction of the message
+        self._held: list[tuple[Process, Process, Message | None]] = []
+
+    def attach(self, process: Process) -> None:
+        """A process listens."""
+        self._by_key[process.key] = process
+        self._by_place[process.at] = process
+        self._links[process.key] = {}
+
+    def send(self, sender: Process, to: str, at: Endpoint | None, message: Message) -> None:
+        """Over a connection, or by making one."""
+        target = self._by_key.get(to)
+        if target is None:
+            return
+        if to not in self._links[sender.key]:
+            answers = None if at is None else self._by_place.get(at)
+            if answers is None:
+                return
+            if answers.key != to:
+                if answers.is_alive and not self._is_cut(sender, answers):
+                    self._loop.after(self._delay_s(), lambda: sender.hear_closed(to))
+                return
+        self._carry(sender, target, message)
+
+    def call(self, sender: Process, at: Endpoint, message: Message) -> None:
+        """Whoever is there."""
+        target = self._by_place.get(at)
+        if target is None or not target.is_alive:
+            self._loop.after(self._delay_s(), lambda: sender.hear_unreachable(at))
+        elif target is not sender:
+            self._carry(sender, target, message)
+
+    def died(self, process: Process) -> None:
+        """Its connections close."""
+        for key in self._links.pop(process.key):
+            other = self._by_key[key]
+            if key in self._links:
+                self._links[key].pop(process.key, None)
+            self._deliver(process, other, None)
+        if self._by_place.get(process.at) is process:
+            del self._by_place[process.at]
+
+    def cut(self, senders: set[str], receivers: set[str]) -> None:
+        """From these hosts nothing reaches those."""
+        self._cuts.update((a, b) for a in senders for b in receivers if a != b)
+
+    def mend(self) -> None:
+        """All cables are whole again, and what waited comes."""
+        self._cuts.clear()
+        held, self._held = self._held, []
+        for sender, target, message in held:
+            self._deliver(sender, target, message)
+
+    def _is_cut(self, a: Process, b: Process) -> bool:
+        return bool(self._cuts) and (
+            (a.host, b.host) in self._cuts or (b.host, a.host) in self._cuts
+        )
+
+    def _carry(self, sender: Process, target: Process, message: Message) -> None:
+        if not target.is_alive:
+            return
+        if target.key not in self._links[sender.key]:
+            if self._is_cut(sender, target):
+                return  # no connection can be made
+            self._links[sender.key][target.key] = None
+            self._links[target.key][sender.key] = None
+        if self.loss and self._random.random() < self.loss:
+            return
+        self._deliver(sender, target, message)
+
+    def _deliver(self, sender: Process, target: Process, message: Message | None) -> None:
+        if self._cuts and (sender.host, target.host) in self._cuts:
+            self._held.append((sender, target, message))
+            return
+        way = (sender.key, target.key)
+        arrival = max(self._loop.now + self._delay_s(), self._arrival.get(way, 0.0))
+        self._arrival[way] = arrival
+
+        def arrive() -> None:
+            if not target.is_alive:
+                return
+            if message is None:
+                target.hear_closed(sender.key)
+            else:
+                target.hear(sender.key, message)
+
+        self._loop.at(arrival, arrive)
+
+    def _delay_s(self) -> float:
+        return self._random.uniform(self.min_delay_s, self.max_delay_s)

@@ -1,0 +1,119 @@
+"""Random stories of simulated clusters: what a seed says happens to whom, and when.
+
+    a few seconds to gather -> faults of all kinds -> everything whole, and time to recover -> check
+
+One seed is one story, whatever rules the agents follow up to the first difference between them.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.rules import Rules
+from rallypoint.testing.sim_cluster import SimCluster
+
+PATIENCE = Patience(join_timeout_s=600.0, last_call_s=0.5, beat_s=0.5, missed_beats=6)
+_FAULTS_S = 30.0
+_CALM_S = 25.0
+
+
+def story(
+    seed: int,
+    *,
+    max_size: int = 200,
+    rules: type[Rules] = Rules,
+    steady_keys: bool = False,
+    faults_s: float = _FAULTS_S,
+) -> SimCluster:
+    """Play one story to its end.
+
+    Raises:
+        ViolationError: something happened that must never happen; it tells the story.
+    """
+    random = Random(f"story {seed}")
+    nodes = int(2 * (max_size / 2) ** (random.random() ** 2))
+    max_nodes = nodes if random.random() < 0.7 else max(1, nodes - random.randint(1, nodes))
+    cluster = SimCluster(
+        seed=seed,
+        nodes=nodes,
+        min_nodes=random.choice([1, max(1, max_nodes // 2), max_nodes]),
+        max_nodes=max_nodes,
+        endpoints=1 if random.random() < 0.6 else min(3, nodes),
+        max_restarts=random.choice([0, 3, 1000]),
+        rules=rules,
+        patience=PATIENCE,
+        wishes=tuple(range(nodes)) if random.random() < 0.2 and nodes == max_nodes else (),
+    )
+    cluster.steady_keys = steady_keys
+    cluster.network.loss = random.choice([0.0, 0.0, 0.01, 0.1])
+    cluster.network.max_delay_s = random.choice([0.002, 0.02, 0.3])
+    cluster.start_all(spread_s=random.choice([0.0, 2.0]))
+    cluster.run(random.uniform(0.0, 4.0))
+    end = cluster.loop.now + faults_s
+    while cluster.loop.now < end:
+        _befall(cluster, random)
+        cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 5.0]) * random.uniform(0.5, 1.5))
+        cluster.check_running()
+    cluster.mend()
+    cluster.network.loss = 0.0
+    for name in cluster.names:  # a scheduler would do so
+        if random.random() < 0.5 and not cluster.is_alive(name):
+            cluster.start(name)
+    cluster.run(_CALM_S)
+    cluster.check_progress()
+    return cluster
+
+
+def _befall(  # noqa: PLR0912 - one case for each event
+    cluster: SimCluster, random: Random
+) -> None:
+    """One thing happens."""
+    names = list(cluster.names)
+    name = random.choice(names)
+    match random.choice(_EVENTS):
+        case "kill":
+            cluster.kill(name)
+        case "kill leader":
+            for leader in cluster.leaders():
+                cluster.kill(leader)
+        case "kill within":
+            agent = cluster.agents.get(random.choice([name, *cluster.leaders()]))
+            if agent is not None:
+                agent.dies_after = random.randint(0, 2 * len(names))
+        case "start":
+            for each in random.sample(names, min(len(names), random.choice([1, 3]))):
+                if not cluster.is_alive(each):
+                    cluster.start(each)
+        case "restart":
+            if cluster.is_alive(name):
+                cluster.kill(name)
+                cluster.run(random.choice([0.0, 0.1, 1.0]))
+                cluster.start(name)
+        case "split":
+            groups = [set[str](), set[str](), set[str]()][: random.choice([2, 2, 3])]
+            for each in names:
+                random.choice(groups).add(each)
+            cluster.cut(groups)
+        case "isolate":
+            some = {name, *cluster.leaders()} if random.random() < 0.5 else {name}
+            cluster.cut([some, set(names) - some])
+        case "deafen":
+            cluster.deafen(random.choice([name, *cluster.leaders()]), set(names))
+        case "mend":
+            cluster.mend()
+        case "fail":
+            if name in cluster.agents:
+                cluster.agents[name].fail()
+        case "leave":
+            if name in cluster.agents:
+                cluster.agents[name].leave()
+        case "succeed":
+            if random.random() < 0.1:
+                cluster.works_for_s = random.uniform(0.1, 5.0)
+
+
+_EVENTS = (
+    *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
+    *["isolate", "isolate", "deafen", "mend", "mend", "fail", "leave", "succeed"],
+)
