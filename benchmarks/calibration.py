@@ -4,7 +4,8 @@
 
 Measures all_reduce with every algorithm at 17 sizes, fits a link model to every other size, and
 compares predicted with measured times at the sizes left out. The noise is how far two halves of a
-measurement are apart: no model can do better. Takes some minutes; other work on the machine shows.
+measurement are apart: no model can do better. Takes some minutes. Other work on the machine shows:
+how much there was is told.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ def report(calibration: Calibration) -> None:
     for ranks in sorted({error.measured.ranks for error in calibration.errors}):
         relative = sorted(e.relative for e in calibration.errors if e.measured.ranks == ranks)
         noise = [e.measured.noise for e in calibration.errors if e.measured.ranks == ranks]
-        rows.append(_row(str(ranks), relative, noise))
+        others = next(e.measured.others for e in calibration.errors if e.measured.ranks == ranks)
+        rows.append((*_row(str(ranks), relative, noise), f"{others:.1f}"))
     noise = [error.measured.noise for error in calibration.errors]
-    rows.append(_row("all", [error.relative for error in calibration.errors], noise))
-    print_table(("ranks", "predictions", "error", "95%", "noise", "95%"), rows)
+    rows.append((*_row("all", [error.relative for error in calibration.errors], noise), ""))
+    columns = ("ranks", "predictions", "error", "95%", "noise", "95%", "cores taken by others")
+    print_table(columns, rows)
 
 
 def _row(ranks: str, errors: list[float], noise: list[float]) -> tuple[str, ...]:
@@ -78,6 +81,7 @@ def main() -> None:
                 "measured_us": error.measured.time_us,
                 "predicted_us": error.predicted_us,
                 "noise": error.measured.noise,
+                "others": error.measured.others,
             }
             for error in calibration.errors
         ],

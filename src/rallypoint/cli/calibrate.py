@@ -107,13 +107,17 @@ def measure(ranks: int, algorithms: Sequence[str], rounds: int) -> list[Measurem
         )
         if result.returncode != 0:
             raise HostError(f"measuring with {ranks} ranks failed: {result.stderr[-500:]}")
-        rows = json.loads(file.read_text())
-    return [_measurement(row) for row in rows]
+        found = json.loads(file.read_text())
+    disturbed: list[float] = found["disturbed"]
+    by_quiet = sorted(range(len(disturbed)), key=disturbed.__getitem__)
+    quiet = sorted(by_quiet[: max(2, len(by_quiet) // 2)])
+    others = statistics.median(disturbed[number] for number in quiet)
+    return [_measurement(row, quiet, others) for row in found["rows"]]
 
 
-def _measurement(row: dict[str, Any]) -> Measurement:
-    """Other work on the machine only adds: the lower quartile of all rounds is its own pace."""
-    times_us: list[float] = row["times_us"]
+def _measurement(row: dict[str, Any], quiet: Sequence[int], others: float) -> Measurement:
+    """Of the quieter rounds the lower quartile: other work on the machine only adds."""
+    times_us = [row["times_us"][number] for number in quiet]
     middle = len(times_us) // 2
     one, other = _quartile(times_us[:middle]), _quartile(times_us[middle:])
     return Measurement(
@@ -122,6 +126,7 @@ def _measurement(row: dict[str, Any]) -> Measurement:
         row["bytes"],
         _quartile(times_us),
         noise=max(one, other) / min(one, other) - 1,
+        others=others,
     )
 
 

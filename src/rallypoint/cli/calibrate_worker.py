@@ -3,12 +3,14 @@
 rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT ring 8,64 40
 
 Every algorithm and size is measured for a moment, and so again in each of many rounds: other work
-on the machine, which comes and goes, then hits all alike and can be told from their own pace.
+on the machine, which comes and goes, then hits all alike. How much there was of it is noted for
+each round, so that the quietest can be taken.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,10 +34,13 @@ def main(out: str, algorithms: list[str], sizes: list[int], rounds: int) -> None
     cells = [(name, nbytes) for nbytes in sizes for name in algorithms]
     calls = {(name, nbytes): calls_for(arrays[nbytes], name) for name, nbytes in cells}
     times_us: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
+    disturbed = []
     for _ in range(rounds):
+        busy_s, began_s = others_s(), time.perf_counter()
         for name, nbytes in cells:
             time_us = batch_us(arrays[nbytes], name, calls[name, nbytes])
             times_us[name, nbytes].append(time_us)
+        disturbed.append((others_s() - busy_s) / (time.perf_counter() - began_s))
     rows = [
         {
             "algorithm": name,
@@ -46,7 +51,7 @@ def main(out: str, algorithms: list[str], sizes: list[int], rounds: int) -> None
         for name, nbytes in cells
     ]
     if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(rows))
+        Path(out).write_text(json.dumps({"rows": rows, "disturbed": disturbed}))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -67,6 +72,15 @@ def batch_us(array: Floats, algorithm: str, calls: int) -> float:
     for _ in range(calls):
         dist.all_reduce(array, algorithm=algorithm)
     return (time.perf_counter() - begin) / calls * 1e6
+
+
+def others_s() -> float:
+    """Processor seconds that all but the ranks have used since the machine was started."""
+    own = np.array([time.process_time()])
+    dist.all_reduce(own)
+    user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split()[1:9]
+    ticks = sum(map(int, (user, nice, system, *interrupts)))
+    return ticks / os.sysconf("SC_CLK_TCK") - float(own[0])
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class Measurement:
 
     Attributes:
         noise: how far its two halves are from each other, as a share of the shorter one.
+        others: how many cores other work on the machine took meanwhile.
     """
 
     algorithm: str
@@ -40,6 +41,7 @@ class Measurement:
     nbytes: int
     time_us: float
     noise: float = 0.0
+    others: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
