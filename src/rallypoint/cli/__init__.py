@@ -5,7 +5,10 @@ Each command is a function in the module of its name here, imported only when it
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -41,9 +44,19 @@ def main_run() -> int:
 
 def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     try:
-        return command(words)
+        status = command(words)
+        sys.stdout.flush()  # while a failure can still be told
     except KeyboardInterrupt:  # before the agent was there to handle it
         return 130
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever read our output has seen enough
+            return 128 + signal.SIGPIPE
+        print(f"rallypoint: cannot write to the standard output: {error.strerror}", file=sys.stderr)
+        return 1
+    return status
 
 
 def _dispatch(words: Sequence[str]) -> int:

@@ -58,6 +58,7 @@ from rallypoint.rendezvous.voter import Voter
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a beat
 _SEEK_S = 0.5
+_ASK = 3  # voters at a time: thousands may seek at once, and each voter would hear of all
 
 
 class Part(Enum):
@@ -120,6 +121,16 @@ class Participant:
     def round(self) -> int:
         """The round whose workers run here; -1: none."""
         return self._follower.round
+
+    @property
+    def round_before(self) -> int:
+        """The newest round that ran here, or was to; -1: none."""
+        return self._follower.last_round
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this agent was asked to end."""
+        return bool(self._follower.is_leaving)
 
     @property
     def agreement(self) -> Agreement | None:
@@ -287,7 +298,9 @@ class Participant:
                     if self._follower.round < 0:
                         self._say(sender, self._join())
             case Refuse(why=why):
-                self._finish(Finish(outcome=Outcome.GIVEN_UP, because=f"not let in: {why}"))
+                self._finish(
+                    Finish(outcome=Outcome.GIVEN_UP, because=f"this node was not let in: {why}")
+                )
             case Notice():
                 self._actions.append(message)
 
@@ -323,6 +336,8 @@ class Participant:
         if isinstance(message, Ack):
             follower.acknowledged(message)
         elif isinstance(message, Go):
+            if not self.job:  # it was told to start before it was told of what
+                return self._say(sender, self._join())
             self._do(follower.go(message, now))
         else:
             self._do(follower.halt(message, now))
@@ -497,7 +512,7 @@ class Participant:
     def _alone_text(self) -> str:
         if self.part is Part.CAMPAIGNING and self._campaign is not None:
             return self._campaign.text()
-        return f"no coordinator found; {self._why}"
+        return f"no coordinator found ({self._why})"
 
     def _seek(self, now: float) -> None:
         """Ask whoever may know."""
@@ -505,10 +520,14 @@ class Participant:
         for slot, endpoint in enumerate(self._setup.endpoints):
             if slot != self._setup.slot:
                 self._actions.append(Call(at=endpoint, message=join))
-        for voter in self._follower.voters:
-            if voter.key not in self._gone and voter.key != self._key:
-                at = Endpoint(host=voter.address, port=voter.port)
-                self._actions.append(Send(to=voter.key, at=at, message=join))
+        others = [
+            voter
+            for voter in self._follower.voters
+            if voter.key not in self._gone and voter.key != self._key
+        ]
+        for voter in self._random.sample(others, min(len(others), _ASK)):
+            at = Endpoint(host=voter.address, port=voter.port)
+            self._actions.append(Send(to=voter.key, at=at, message=join))
 
     def _run_for_it(self, now: float) -> None:
         campaign = self._campaign
