@@ -170,10 +170,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._round = standing.round
             rank = standing.rank_of(meeting.key)
             assert rank is not None
-            store = PrefixStore(self._keys.store(standing.round), self._store)
+            prefix = self._keys.store(standing.round)
             address = self._serve(standing) if rank == 0 else None
             port = self._server.port if self._server else None
-            info = RendezvousStoreInfo.build(rank, store, address, port)
+            own = PrefixStore(prefix, self._own)
+            info = RendezvousStoreInfo.build(rank, own, address, port)
+        store = PrefixStore(prefix, self._store)
         return RendezvousInfo(store, rank, len(standing.members), info)
 
     def is_closed(self) -> bool:
