@@ -190,7 +190,8 @@ class Coordinator:
                 if report.was_cut_off:
                     why = report.because or "had lost the coordinator"
                     self._interrupted = f"{self._name_of(key)} {why}"
-                stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
+                words = self._interrupted if report.was_cut_off else _first_words(report)
+                stopped = NOTHING if report.succeeded else self._stop(words)
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
 
