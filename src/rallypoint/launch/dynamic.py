@@ -63,7 +63,7 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
         )
     slot, listener = _take_endpoint(endpoints, read_is_host(configuration))
     if listener is None:
-        listener = listen("127.0.0.1" if is_loopback(address) else ANY, 0)
+        listener = listen(_place_of(address), 0)
     me = Member(
         key=os.urandom(8).hex(),
         host=job.host,
@@ -120,15 +120,28 @@ def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
     deadline = time.monotonic() + _BINDING_S
     while True:
         try:
-            return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
+            return listen(_place_of(endpoint.host), endpoint.port)
         except HostError:
-            with socket.socket() as probe:  # is it one to talk to?
-                if not is_ours and probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
-                    return None
+            if not is_ours and _answers(endpoint):
+                return None
             # One that began just now has the port for a moment before it listens there.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def _place_of(address: str) -> str:
+    """Where to listen for those who know us by this address."""
+    if not is_loopback(address):
+        return ANY
+    return "127.0.0.1" if address == "localhost" else address
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether somebody listens at this port of this machine."""
+    place = _place_of(endpoint.host)
+    with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
+        return probe.connect_ex((place, endpoint.port)) == 0
 
 
 class Dynamic(Meeting, Receiver):
@@ -295,8 +308,8 @@ class Dynamic(Meeting, Receiver):
             self._stores.pop(number).close()
         addresses = [member.address for member in members]
         are_all_here = all(is_loopback(address) for address in addresses)
-        store = self._stores[number] = StoreHost("127.0.0.1" if are_all_here else ANY)
+        own = self._setup.me.address
+        store = self._stores[number] = StoreHost(_place_of(own))
         store.serve(None if are_all_here else addresses)
-        host = "127.0.0.1" if are_all_here else self._setup.me.address
-        endpoint = Endpoint(host=host, port=store.port)
+        endpoint = Endpoint(host=own, port=store.port)
         self._happened(lambda now: self._core.store_opened(number, endpoint, now))

@@ -40,7 +40,7 @@ class Rules:
     def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
         """More than half of the voters; or half of them, with the first one."""
         voters = self.voters(agreement)
-        count = sum(voter.key in keys for voter in voters)
+        count = len([voter for voter in voters if voter.key in keys])
         return 2 * count > len(voters) or (
             bool(voters) and 2 * count == len(voters) and voters[0].key in keys
         )
