@@ -32,6 +32,7 @@ from rallypoint.rendezvous.protocol import (
     Decision,
     Message,
     OpenStore,
+    Over,
     Send,
     Setup,
 )
@@ -43,7 +44,7 @@ _GOODBYE_S = 2.0
 _BINDING_S = 0.5
 
 
-def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
+def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
     """The meeting that this job's agent takes part in.
 
     Raises:
@@ -166,6 +167,7 @@ class Dynamic(Meeting, Receiver):
         self._is_busy = False
         self._stores: dict[int, StoreHost] = {}  # by round
         self._round = -1
+        self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
 
     # Meeting.
@@ -201,6 +203,23 @@ class Dynamic(Meeting, Receiver):
         for store in self._stores.values():
             store.close()
 
+    # For a program that is a node by itself.
+
+    @property
+    def waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return self._core.waiting
+
+    @property
+    def is_led(self) -> bool:
+        """Whether there is a coordinator to report to."""
+        return self._core.part in (Part.FOLLOWING, Part.LEADING)
+
+    @property
+    def is_at_endpoint(self) -> bool:
+        """Whether newcomers call this agent."""
+        return self._setup.slot is not None
+
     # Receiver.
 
     def heard(self, key: str, payload: bytes) -> None:
@@ -214,6 +233,9 @@ class Dynamic(Meeting, Receiver):
             wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
             self._board.send(key, None, encode(Refuse(key, wrong)))
             return
+        if isinstance(message, Join) and self._finish is not None:
+            self._board.send(key, None, encode(Over(finish=self._finish)))
+            return
         self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
 
     def gone(self, key: str, why: str) -> None:
@@ -224,7 +246,8 @@ class Dynamic(Meeting, Receiver):
         """See Receiver."""
         if why == TOKEN_REFUSED and not self._core.job:
             because = f"the agent at {at} does not let this node in: {why}"
-            self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because))
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
+            self.orders.append(finish)
             return
         self._happened(lambda now: self._core.unreachable(at, why, now))
 
@@ -255,7 +278,10 @@ class Dynamic(Meeting, Receiver):
                 case Begin(seat=seat, because=because):
                     self._round = seat.number
                     self.orders.append(Start(seat=seat, because=because))
-                case Stop() | Finish():
+                case Stop():
+                    self.orders.append(action)
+                case Finish():
+                    self._finish = action
                     self.orders.append(action)
                 case Notice(text):
                     say(text)

@@ -298,9 +298,8 @@ class Participant:
                     if self._follower.round < 0:
                         self._say(sender, self._join())
             case Refuse(why=why):
-                self._finish(
-                    Finish(outcome=Outcome.GIVEN_UP, because=f"this node was not let in: {why}")
-                )
+                text = f"this node was not let in: {why}"
+                self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
             case Notice():
                 self._actions.append(message)
 
@@ -466,8 +465,9 @@ class Participant:
         self._tries = 0
         is_lost = self._follower.ballot.candidate in self._gone
         if self._setup.quorum == "host" and is_lost and not was_leading:
-            because = f"{why}; with quorum=host the job does not outlive it"
-            return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
+            text = f"{why}; with quorum=host the job does not outlive it"
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True)
+            return self._finish(finish)
         self._reasons.append(why)
         if self._voter.has_vote():
             self._move(Part.CAMPAIGNING)

@@ -325,7 +325,8 @@ class Leader:
         shrunk = self._follow_up(members=tuple(left), because="some have left")
         if left and not (self._setup.quorum == "host" and self.agreement.host in self._gone):
             return shrunk
-        ended = Finish(outcome=Outcome.STOPPED, because="the last node left")
+        because = "the last node left"
+        ended = Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True)
         if left:
             ended = ended.__replace__(because="the node that began the job left")
         return shrunk.__replace__(members=self.agreement.members, finish=ended)
