@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
+from rallypoint.rendezvous.protocol import Agreement
 from rallypoint.rendezvous.reports import (
     Broken,
     Ended,
@@ -35,7 +36,7 @@ class Opened(Record, kw_only=True):
     because: str
 
 
-Message = Report | Order | Opened | Member | Join | Notice | Refuse
+Message = Report | Order | Opened | Agreement | Member | Join | Notice | Refuse
 
 # Per record: its fields and their types; a list of one type is a tuple of such records.
 _FIELDS: dict[type, dict[str, object]] = {
@@ -97,11 +98,22 @@ _FIELDS: dict[type, dict[str, object]] = {
     Start: {"seat": Seat, "because": str},
     Stop: {"round": int, "because": str, "at_once": bool},
     Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
+    Agreement: {
+        "number": int,
+        "members": [Member],
+        "round": int,
+        "runs": bool,
+        "restarts": int,
+        "because": str,
+        "host": str,
+        "finish": (Finish, None),
+    },
 }
 REPORTS = (Broken, Ended, StopAsked, Leave)
 ORDERS = (Start, Stop, Finish)
 _MESSAGES = {
-    kind.__name__: kind for kind in (*REPORTS, *ORDERS, Opened, Member, Join, Notice, Refuse)
+    kind.__name__: kind
+    for kind in (*REPORTS, *ORDERS, Opened, Agreement, Member, Join, Notice, Refuse)
 }
 
 

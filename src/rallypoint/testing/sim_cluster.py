@@ -15,6 +15,8 @@ from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part, Participant
+from rallypoint.rendezvous.etcd_rules import ETCD
+from rallypoint.rendezvous.etcd_voter import EtcdVoter, Unanswered
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.protocol import (
@@ -40,6 +42,7 @@ from rallypoint.rendezvous.round import Endpoint, Member, Seat
 from rallypoint.rendezvous.rules import Rules
 from rallypoint.rendezvous.verdict import Cause
 from rallypoint.testing.sim_clock import SimClock, SimLoop
+from rallypoint.testing.sim_etcd import SimEtcd, SimEtcdLink
 from rallypoint.testing.sim_network import Process, SimNetwork
 
 
@@ -65,6 +68,9 @@ class SimAgent(Process):
         )
         self.dies_after: int | None = None  # so many more actions
         self.job = ""
+        self.etcd: SimEtcdLink | None = None
+        if cluster.etcd is not None:
+            self.etcd = SimEtcdLink(setup, self.clock, cluster.etcd, self._hear_etcd)
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
@@ -78,12 +84,23 @@ class SimAgent(Process):
     def hear_closed(self, key: str) -> None:
         """See Process."""
         if self.is_alive:
+            if self.etcd is not None:
+                self.etcd.voter.lost(key)
             self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
 
     def hear_unreachable(self, at: Endpoint) -> None:
         """See Process."""
         if self.is_alive:
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
+
+    def _hear_etcd(self, voter: EtcdVoter) -> None:
+        for answer in voter.take():
+            if not self.is_alive:
+                return
+            if isinstance(answer, Unanswered):
+                self.hear_unreachable(self.core.setup.endpoints[0])
+            else:
+                self.hear(ETCD, answer)
 
     # What it does.
 
@@ -98,6 +115,8 @@ class SimAgent(Process):
                 if self.dies_after < 0:
                     return cluster.kill_agent(self, "in the middle of a decision")
             match action:
+                case Send(to="etcd", message=message) | Call(message=message) if self.etcd:
+                    self.etcd.send(message)
                 case Send(to=to, at=at, message=message):
                     cluster.network.send(self, to, at, message)
                 case Call(at=at, message=message):
@@ -241,12 +260,14 @@ class SimCluster:
         patience: Patience = Patience(),  # noqa: B008 - frozen
         wishes: tuple[int | None, ...] = (),
         names: tuple[str, ...] = (),
+        has_etcd: bool = False,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
         self.rules = rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
+        self.etcd = SimEtcd(self.loop, self.random) if has_etcd else None
         self.kill_s, self.grace_s = 1.0, 0.1
         self.works_for_s: float | None = None  # after which workers succeed
         self.agents: dict[str, SimAgent] = {}  # the newest of each node, by name
@@ -278,7 +299,7 @@ class SimCluster:
             "quorum": quorum,
             "kill_s": self.kill_s,
         }
-        self._endpoints = endpoints
+        self._endpoints = 0 if has_etcd else endpoints
         self._late_endpoints = 0
 
     # What a story asks and does.
@@ -299,6 +320,8 @@ class SimCluster:
         What an endpoint's agent promised dies with it. Documented; with three endpoints it takes
         two that are started again while none of the first job can be reached.
         """
+        if self.etcd is not None:
+            return False
         return self._late_endpoints > (self._endpoints - 1) // 2
 
     def leaders(self) -> list[str]:
@@ -358,6 +381,8 @@ class SimCluster:
     def cut(self, groups: list[set[str]]) -> None:
         """Only who is in one group reaches each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
+        if self.etcd is not None:
+            self.etcd.cuts = {name for group in groups if ETCD not in group for name in group}
         for group in groups:
             for other in groups:
                 if group is not other:
@@ -372,6 +397,8 @@ class SimCluster:
         """No cable is cut any more."""
         self.tell("network: whole again")
         self.network.mend()
+        if self.etcd is not None:
+            self.etcd.cuts, self.etcd.is_away = set(), False
 
     # What agents do.
 
@@ -493,7 +520,7 @@ class SimCluster:
         assert isinstance(limits, Limits)
         if self.may_fork or newest is None or newest.finish is not None or not alive:
             return
-        keys = {agent.key for agent in alive}
+        keys = {agent.key for agent in alive} | {ETCD}
         for agent in alive:  # was something proposed that those who live cannot decide?
             pending = agent.core.accepted
             if pending is None or pending.number <= newest.number:
@@ -509,8 +536,9 @@ class SimCluster:
             return
         # Newcomers find the job at its endpoints only.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
+        is_found = is_found or self.etcd is not None
         count = len(alive) if is_found else len(members)
-        if count >= limits.min_nodes and members:
+        if count >= limits.min_nodes and (members or self.etcd is not None):
             places = {agent.seat.nodes for agent in alive if agent.seat}
             wanted = min(limits.max_nodes, count)
             if len(running) < min(wanted, limits.min_nodes) or places != {len(running)}:
