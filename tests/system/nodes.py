@@ -78,6 +78,13 @@ class Agents:
             assert time.monotonic() - begin < within_s, (found, self.story())
             time.sleep(0.01)
 
+    def wait_until_said(self, number: int, text: str, *, within_s: float = 10.0) -> None:
+        """Until the agent of a host has written this."""
+        deadline = time.monotonic() + within_s
+        while text not in self.said(number):
+            assert time.monotonic() < deadline, (text, self.story())
+            time.sleep(0.02)
+
     def finish(self, numbers: Iterable[int], *, within_s: float = 20.0) -> None:
         """Let the workers end, and expect success of these agents."""
         (self.directory / "go").touch()

@@ -185,7 +185,7 @@ class Agent:
                 case Start() as start:
                     self._start_round(start)
                 case Stop() as stop:
-                    self._perform(self._state.round_stopped(stop.round, stop.because, now))
+                    self._perform(self._state.round_stopped(stop, now))
                 case Finish() as finish:
                     self._perform(self._state.finished(finish, now))
 
@@ -246,8 +246,10 @@ class Agent:
         else:
             text = f"{signal_name(number)} stopped node {self._state.node_rank}"
             now = time.monotonic()
-            self._perform(self._state.stop_requested(number, text, now))
-            if self._meeting.may_leave:
+            # Ctrl-C is meant for the job; whoever preempts or drains a node sends another signal.
+            leaves = self._meeting.may_leave and number != signal.SIGINT
+            self._perform(self._state.stop_requested(number, text, now, leaves=leaves))
+            if leaves:
                 finish = Finish(outcome=Outcome.STOPPED, because=text)
                 self._perform(self._state.finished(finish, now))
 

@@ -10,13 +10,12 @@ All of them live on leases, so that nothing stays behind. Pure.
 
 from __future__ import annotations
 
-import json
 import zlib
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
-from rallypoint.rendezvous import messages
-from rallypoint.rendezvous.protocol import Agreement, Ballot
+from rallypoint.rendezvous.messages import decode_record, encode
+from rallypoint.rendezvous.protocol import Ballot
 from rallypoint.rendezvous.reports import Finish
 from rallypoint.rendezvous.round import Member
 
@@ -84,79 +83,27 @@ class Claim(Record, kw_only=True):
     lease: int
     finish: Finish | None = None
 
-    def to_bytes(self) -> bytes:
-        """For etcd."""
-        body = {
-            "term": self.ballot.term,
-            "leader": messages.encode(self.leader).decode(),
-            "host": self.host,
-            "lease": self.lease,
-            "finish": None if self.finish is None else messages.encode(self.finish).decode(),
-        }
-        return json.dumps(body).encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Claim:
-        """From etcd.
-
-        Raises:
-            ControlMessageError: it is none.
-        """
-        try:
-            body = json.loads(data)
-            leader = messages.decode(body["leader"].encode())
-            told = body["finish"]
-            finish = None if told is None else messages.decode(told.encode())
-            if not isinstance(leader, Member) or not isinstance(finish, Finish | None):
-                raise TypeError(body)
-            return cls(
-                ballot=Ballot(int(body["term"]), leader.key),
-                leader=leader,
-                host=str(body["host"]),
-                lease=int(body["lease"]),
-                finish=finish,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ControlMessageError(f"etcd holds what is no claim: {data[:80]!r}.") from None
-
-
-def pack(what: Agreement | Finish) -> bytes:
+def pack(record: Record) -> bytes:
     """For etcd."""
-    data = messages.encode(what)
+    data = encode(record)
     return data if len(data) < _PACK_FROM else zlib.compress(data, 1)
 
 
-def unpack_agreement(data: bytes) -> Agreement:
+def unpack[R: Record](kind: type[R], data: bytes) -> R:
     """From etcd.
 
     Raises:
-        ControlMessageError: it is none.
+        ControlMessageError: it is none of that kind, or of another version.
     """
-    found = _unpack(data)
-    if not isinstance(found, Agreement):
-        raise ControlMessageError(f"etcd holds what is no agreement: {data[:80]!r}.")
-    return found
-
-
-def unpack_finish(data: bytes) -> Finish:
-    """From etcd.
-
-    Raises:
-        ControlMessageError: it is none.
-    """
-    found = _unpack(data)
-    if not isinstance(found, Finish):
-        raise ControlMessageError(f"etcd holds what is no end of a job: {data[:80]!r}.")
-    return found
-
-
-def _unpack(data: bytes) -> messages.Message:
-    if data[:1] != b"{":
+    if data[:1] != b"[":
         try:
             data = zlib.decompress(data)
         except zlib.error:
-            raise ControlMessageError(f"etcd holds what is no record: {data[:80]!r}.") from None
-    return messages.decode(data)
+            raise ControlMessageError(
+                f"etcd holds what is no record of a job: {data[:80]!r}; choose another --rdzv-id."
+            ) from None
+    return decode_record(kind, data)
 
 
 def _quoted(name: str) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Generator
 from typing import Any
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.etcd_keys import Claim, Keys, pack, unpack_agreement, unpack_finish
+from rallypoint.rendezvous.etcd_keys import Claim, Keys, pack, unpack
 from rallypoint.rendezvous.etcd_rules import ETCD, EtcdRules
 from rallypoint.rendezvous.protocol import (
     NO_BALLOT,
@@ -173,7 +173,7 @@ class EtcdVoter:
         found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
         claim, beat = found.get(self._keys.claim), found.get(self._keys.beat)
         vote = _Vote(
-            claim=None if claim is None else Claim.from_bytes(claim.value),
+            claim=None if claim is None else unpack(Claim, claim.value),
             revision=0 if claim is None else claim.revision,
             beat_revision=0 if beat is None else beat.revision,
         )
@@ -184,7 +184,7 @@ class EtcdVoter:
 
     def _read_agreement(self) -> Generator[Request, Any, tuple[Agreement | None, int]]:
         pairs = (yield Read(prefix=self._keys.agreements)).pairs
-        return (unpack_agreement(pairs[0].value), pairs[0].revision) if pairs else (None, 0)
+        return (unpack(Agreement, pairs[0].value), pairs[0].revision) if pairs else (None, 0)
 
     def _end_of(self, job: str, vote: _Vote) -> Generator[Request, Any, Finish | None]:
         """How that job ended, or "" for who knows of none; None: it goes on, or is not begun."""
@@ -198,7 +198,7 @@ class EtcdVoter:
         key = self._keys.closed_job(job)
         for pair in (yield Read(prefix=self._keys.closed)).pairs:
             if pair.key == key:
-                return unpack_finish(pair.value)
+                return unpack(Finish, pair.value)
         if claim is None:
             return None  # etcd has lost its data: who knows the job brings it back
         because = "etcd does not hold the job of this node any more; another one took its name"
@@ -283,7 +283,7 @@ class EtcdVoter:
                     keys.beat: vote.beat_revision,
                     keys.agreement: held_revision,
                 },
-                puts={keys.claim: claim.to_bytes(), keys.beat: self._beat()},
+                puts={keys.claim: pack(claim), keys.beat: self._beat()},
                 deletes=(keys.agreement,) if held is None and held_revision else (),
                 lease=lease,
             )
@@ -339,7 +339,7 @@ class EtcdVoter:
             revisions[keys.agreement] = self._held_revision
             puts[keys.agreement] = pack(new)
         if claim.finish is not None:
-            puts[keys.claim] = claim.to_bytes()
+            puts[keys.claim] = pack(claim)
         return Transact(revisions=revisions, puts=puts, lease=claim.lease)
 
     def _close(self, claim: Claim, finish: Finish) -> _Steps:

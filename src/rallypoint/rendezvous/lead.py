@@ -289,7 +289,7 @@ class Leader:
             is_silent = now - max(peer.heard_at, peer.since) >= self._setup.fence_s
         if is_silent and not peer.is_silent:
             peer.is_silent = True
-            self._perform(job.node_silent(key, f"for {self._setup.fence_s:g} s"), now)
+            self._perform(job.node_silent(key, f"nothing came for {self._setup.fence_s:g} s"), now)
         if (peer.is_silent or not peer.has_beaten) and now >= dead_at:
             self.peers.pop(key)
             self._gone.add(key)
@@ -609,15 +609,17 @@ class Leader:
 
     def _mismatch(self, join: Join) -> str:
         ours, limits = self._setup, self._setup.limits
-        if (join.run_id, join.attempt) != (ours.run_id, ours.attempt):
-            here, there = f"{ours.run_id!r}", f"{join.run_id!r}"
-            if join.run_id == ours.run_id:
-                here, there = f"attempt {ours.attempt}", f"attempt {join.attempt}"
-            return f"the job here is {here}, not {there}; give the same --rdzv-id"
+        if join.run_id != ours.run_id:
+            return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
+        if join.attempt != ours.attempt:
+            return (
+                f"this node was started for attempt {join.attempt} of the job, which is in attempt"
+                f" {ours.attempt}; end what is left of the older one"
+            )
         if (join.min_nodes, join.max_nodes) != (limits.min_nodes, limits.max_nodes):
             return (
-                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} here and"
-                f" {join.min_nodes}:{join.max_nodes} there; give the same"
+                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
+                f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
             )
         return ""
 

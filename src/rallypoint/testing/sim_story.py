@@ -16,7 +16,12 @@ from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_etcd import SimEtcd
 
 PATIENCE = Patience(
-    join_timeout_s=600.0, last_call_s=0.5, beat_s=0.5, missed_beats=6, close_s=6.0
+    join_timeout_s=600.0,
+    last_call_s=0.5,
+    beat_s=0.5,
+    missed_beats=6,
+    close_s=6.0,
+    outage_s=6.0,
 )
 _FAULTS_S = 30.0
 _CALM_S = 25.0
