@@ -13,6 +13,7 @@ import base64
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -61,12 +62,14 @@ class EtcdClient:
         *,
         try_timeout_s: float = TRY_TIMEOUT_S,
         timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if not endpoints:
             raise InvalidArgumentError("etcd needs at least one endpoint; give HOST:PORT")
         self._endpoints = tuple(endpoints)
         self._try_timeout_s = try_timeout_s
         self._timeout_s = timeout_s
+        self._tls = tls
         self._current = 0
         self._connection: http.client.HTTPConnection | None = None
 
@@ -204,7 +207,13 @@ class EtcdClient:
     def _try(self, path: str, body: str) -> dict[str, Any]:
         if self._connection is None:
             host, port = self._endpoint
-            self._connection = http.client.HTTPConnection(host, port, timeout=self._try_timeout_s)
+            timeout_s, tls = self._try_timeout_s, self._tls
+            if tls is None:
+                self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+            else:
+                self._connection = http.client.HTTPSConnection(
+                    host, port, timeout=timeout_s, context=tls
+                )
         self._connection.request("POST", f"/v3/{path}", body, {"Content-Type": "application/json"})
         answer = json.loads(self._connection.getresponse().read())
         if not isinstance(answer, dict):

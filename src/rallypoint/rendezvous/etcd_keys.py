@@ -19,6 +19,12 @@ from rallypoint.rendezvous.protocol import Ballot
 from rallypoint.rendezvous.reports import Finish
 from rallypoint.rendezvous.round import Member
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    R = TypeVar("R", bound=Record)
+
 _PACK_FROM = 4096  # bytes; etcd takes values of up to 1.5 MB, and a list of 10,000 is larger
 
 
@@ -90,7 +96,7 @@ def pack(record: Record) -> bytes:
     return data if len(data) < _PACK_FROM else zlib.compress(data, 1)
 
 
-def unpack[R: Record](kind: type[R], data: bytes) -> R:
+def unpack(kind: type[R], data: bytes) -> R:
     """From etcd.
 
     Raises:

@@ -1,9 +1,9 @@
 """The rules of a job whose agreements etcd keeps: one voter decides, and no agent is needed for it.
 
     decide        etcd alone: one transaction, under the condition that nobody else was promised
-    take over     a member of the last agreement: once it has seen the coordinator write nothing for
-                  fence_s, or has seen its connection close; who is no member: after outage_s
-    go on         while etcd, or else every member, says within fence_s to have heard the coordinator
+    take over     a member of the last agreement: once it has seen the coordinator write nothing
+                  for fence_s, or its connection close; who is no member: after outage_s
+    go on         while etcd, or else every member, has heard the coordinator within fence_s
 
 Why it holds. Nobody can take over but by a transaction which finds that the coordinator has written
 nothing since the candidate first saw its last write, fence_s or more before, by the candidate's own
@@ -19,9 +19,8 @@ from collections.abc import Collection, Mapping
 
 from rallypoint.rendezvous.protocol import Agreement, Setup
 from rallypoint.rendezvous.round import Member
-from rallypoint.rendezvous.rules import BEFORE_ALL, MAX_VOTERS, Rules
+from rallypoint.rendezvous.rules import BEFORE_ALL, ETCD, MAX_VOTERS, Rules
 
-ETCD = "etcd"  # the key of the voter
 _NEVER = float("-inf")
 
 
@@ -33,12 +32,12 @@ class EtcdRules(Rules):
         places = ", ".join(map(str, setup.endpoints))
         self.arbiter = Member(key=ETCD, host=f"etcd at {places}", local_world_size=0)
 
-    def voters(self, agreement: Agreement) -> tuple[Member, ...]:  # noqa: ARG002 - always
+    def voters(self, agreement: Agreement) -> tuple[Member, ...]:
         """Etcd, whatever was agreed."""
         assert self.arbiter is not None
         return (self.arbiter,)
 
-    def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:  # noqa: ARG002
+    def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
         """Whether etcd is among them."""
         return ETCD in keys
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.etcd_keys import Claim, Keys, pack, unpack
-from rallypoint.rendezvous.etcd_rules import ETCD, EtcdRules
+from rallypoint.rendezvous.etcd_rules import EtcdRules
 from rallypoint.rendezvous.protocol import (
     NO_BALLOT,
     Accepted,
@@ -39,7 +39,7 @@ from rallypoint.rendezvous.protocol import (
     Setup,
 )
 from rallypoint.rendezvous.reports import Finish, Join, Outcome
-from rallypoint.rendezvous.rules import BEFORE_ALL
+from rallypoint.rendezvous.rules import BEFORE_ALL, ETCD
 
 _JOB_TTL_S = 3600  # after its last coordinator's end a job is forgotten
 _KEEP_ALIVE_S = 300.0
@@ -79,13 +79,8 @@ Request = Read | Transact | Grant | KeepAlive
 _Steps = Generator[Request, Any, None]
 
 
-class Unanswered(Record):
-    """Etcd cannot be asked, or nobody can be promised anything: for `Participant.unreachable`."""
-
-    why: str
-
-
-Answer = Message | Unanswered
+# A message to the agent; or why there is none, for `Participant.unreachable`.
+Answer = Message | str
 
 
 class _Vote(Record, kw_only=True):
@@ -150,7 +145,7 @@ class EtcdVoter:
         if self._steps is not None:
             self._steps.close()
         self._steps = None
-        self._answers.append(Unanswered(why))
+        self._answers.append(why)
 
     def take(self) -> list[Answer]:
         """What to tell the agent, in the name of etcd."""
@@ -213,7 +208,9 @@ class EtcdVoter:
             self._answers.append(Over(finish=end))
         elif vote.claim is not None and vote.claim.finish is None:
             claim = vote.claim
-            led = Led(ballot=claim.ballot, leader=claim.leader, host=claim.host, number=-1, round=-1)
+            led = Led(
+                ballot=claim.ballot, leader=claim.leader, host=claim.host, number=-1, round=-1
+            )
             self._answers.append(led)
 
     def _prepare(self, message: Prepare) -> _Steps:
@@ -247,7 +244,7 @@ class EtcdVoter:
             held = None
         me, leader, job = self._setup.me, vote.ballot.candidate, message.decided.host
         if held is None and job and message.decided.number == BEFORE_ALL:
-            self._answers.append(Unanswered("etcd has forgotten the job; waiting for who knows it"))
+            self._answers.append("etcd has forgotten the job; waiting for who knows it")
             return
         if held is not None and held.number > message.decided.number:
             self._refuse(message.ballot, vote, held)  # first learn, then ask again
@@ -380,7 +377,7 @@ class EtcdVoter:
             who, silent_s = claim.leader, self._now - self._seen_at
             at = f"{who.host} ({who.address}:{who.port})"
             why = f"{at} coordinates, but does not answer here; it wrote {silent_s:.0f} s ago"
-            self._answers.append(Unanswered(why))
+            self._answers.append(why)
 
 
 def is_same(message: Message, at_work: Message | None) -> bool:

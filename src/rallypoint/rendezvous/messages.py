@@ -19,6 +19,12 @@ from rallypoint.base.record import Record
 from rallypoint.rendezvous import protocol, reports
 from rallypoint.rendezvous.round import Member, Round
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    R = TypeVar("R", bound=Record)
+
 VERSION = 3
 REPORTS = (reports.Broken, reports.Ended, reports.StopAsked, reports.Leave)
 
@@ -53,16 +59,16 @@ def decode(data: bytes) -> Message:
     Raises:
         ControlMessageError: it is none, or one of another version.
     """
-    return _decode(_kinds(), data)  # type: ignore[return-value] - by its kind
+    return _decode(_kinds(), data)  # type: ignore[return-value]
 
 
-def decode_record[R: Record](kind: type[R], data: bytes) -> R:
+def decode_record(kind: type[R], data: bytes) -> R:
     """Read what must be of that kind.
 
     Raises:
         ControlMessageError: it is not, or of another version.
     """
-    return _decode({kind.__name__: kind}, data)  # type: ignore[return-value] - by its kind
+    return _decode({kind.__name__: kind}, data)  # type: ignore[return-value]
 
 
 def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:

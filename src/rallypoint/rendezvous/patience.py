@@ -33,8 +33,9 @@ _NAMES = {
 }
 # They mean something to torch's handlers only.
 _IGNORED = ("store_type", "use_libuv")
-# Where etcd is, and how to be sure of it; etcd_link.py reads them.
-ETCD_NAMES = ("protocol", "cacert", "cert", "key")
+_ETCD_ONLY = ("close_timeout", "outage_timeout", "read_timeout")
+# How to reach etcd; etcd_link.py reads them.
+_ETCD_NAMES = ("protocol", "cacert", "cert", "key")
 _MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
@@ -58,20 +59,23 @@ class Patience(Record, kw_only=True):
         return self.beat_s * self.missed_beats
 
 
-def read_patience(configuration: Mapping[str, str]) -> Patience:
+def read_patience(configuration: Mapping[str, str], backend: str = "c10d") -> Patience:
     """Read it.
 
     Raises:
         InvalidArgumentError: an unknown name, or no number of seconds.
     """
+    is_etcd = backend == "etcd"
+    names = {n: to for n, to in _NAMES.items() if is_etcd or n not in _ETCD_ONLY}
+    others = _ETCD_NAMES if is_etcd else (_IS_HOST, _QUORUM)
     found = {}
     for name, text in configuration.items():
-        if name in (*_IGNORED, *ETCD_NAMES, _IS_HOST, _QUORUM):
+        if name in (*_IGNORED, *others) or (name in _ETCD_ONLY and not is_etcd):
             continue
-        if name not in _NAMES:
-            known = (*_NAMES, _IS_HOST, _QUORUM)
+        if name not in names:
+            known = (*names, *others)
             raise InvalidArgumentError(
-                f"--rdzv-conf: unknown {name!r}; there are {', '.join(known)}."
+                f"--rdzv-conf: {backend} does not know {name!r}; there are {', '.join(known)}."
             )
         try:
             value = float(text)

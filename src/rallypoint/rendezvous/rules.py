@@ -20,13 +20,14 @@ from rallypoint.rendezvous.round import Member
 # All members vote, up to so many; of a longer list the first. Ballots stay cheap, and of 31 voters
 # any 15 may be lost at one time.
 MAX_VOTERS = 31
+ETCD = "etcd"  # the key of a voter that is no agent: etcd_rules.py
 BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
 
 
 class Rules:
     """What voters, candidates, coordinators and members may do."""
 
-    # A voter that is no agent, and outlives them all (etcd_rules.py). With one, all agents may lead.
+    # A voter that is no agent, and outlives them all. With one, all agents may lead.
     arbiter: Member | None = None
 
     def __init__(self, setup: Setup) -> None:

@@ -71,7 +71,7 @@ class Voter:
         return BEFORE_ALL - 1 if self.decided is None else self.decided.number
 
     def has_vote(self) -> bool:
-        """Whether this agent decides on the next agreement that it knows of, or may ask who does."""
+        """Whether this agent decides on the next agreement that it knows of, or may ask to."""
         if self._rules.arbiter is not None:
             return True
         return self.decided is not None and self._vote_on(self.decided) != ""

@@ -15,8 +15,7 @@ from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part, Participant
-from rallypoint.rendezvous.etcd_rules import ETCD
-from rallypoint.rendezvous.etcd_voter import EtcdVoter, Unanswered
+from rallypoint.rendezvous.etcd_voter import EtcdVoter
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.protocol import (
@@ -39,7 +38,7 @@ from rallypoint.rendezvous.reports import (
     Stop,
 )
 from rallypoint.rendezvous.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.rendezvous.verdict import Cause
 from rallypoint.testing.sim_clock import SimClock, SimLoop
 from rallypoint.testing.sim_etcd import SimEtcd, SimEtcdLink
@@ -97,7 +96,7 @@ class SimAgent(Process):
         for answer in voter.take():
             if not self.is_alive:
                 return
-            if isinstance(answer, Unanswered):
+            if isinstance(answer, str):
                 self.hear_unreachable(self.core.setup.endpoints[0])
             else:
                 self.hear(ETCD, answer)

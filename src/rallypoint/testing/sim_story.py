@@ -10,8 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.etcd_rules import ETCD
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_etcd import SimEtcd
 
