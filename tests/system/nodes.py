@@ -24,8 +24,10 @@ store.set(rank, "here")
 store.wait([str(other) for other in range(size)])
 host = os.uname().nodename
 text = f"{number} {rank}/{size} {e['GROUP_RANK']}/{e['GROUP_WORLD_SIZE']}"
-with open(f"up.{host}.{e['LOCAL_RANK']}", "w") as file:
+name = f"up.{host}.{e['LOCAL_RANK']}"
+with open(f"part.{name}", "w") as file:
     file.write(text)
+os.rename(f"part.{name}", name)
 while not os.path.exists("go"):
     time.sleep(0.01)
 """

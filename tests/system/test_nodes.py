@@ -208,6 +208,19 @@ def test_three_endpoints_need_no_host(agents: Agents) -> None:
     agents.finish((1, 3, 4))
 
 
+def test_ipv6_only_endpoint(agents: Agents) -> None:
+    flags = ("--nnodes", "2:3", "--rdzv-endpoint", f"[{agents.hosts[1].address_6}]:29400", *QUICK)
+    for number in (1, 2, 3):
+        agents.start(number, *flags)
+    agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
+    agents.send(1, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while {agents.up()[f"host{i}.0"] for i in (2, 3)} != {"1 0/2 0/2", "1 1/2 1/2"}:
+        assert time.monotonic() < deadline, agents.story()
+        time.sleep(0.02)
+    agents.finish((2, 3))
+
+
 def test_with_quorum_host_the_job_does_not_outlive_it(agents: Agents) -> None:
     conf = ("--rdzv-conf", "last_call_timeout=0.5,quorum=host")
     for number in (1, 2, 3):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from random import SystemRandom
 
-from rallypoint.base.address import is_loopback
+from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import ControlMessageError, HostError
 from rallypoint.cluster.network import check_reachable, is_here, own_address
 from rallypoint.launch.job import Job, Rendezvous, Talk
@@ -37,7 +37,7 @@ from rallypoint.rendezvous.protocol import (
     Send,
     Setup,
 )
-from rallypoint.rendezvous.reports import Finish, Notice, Outcome, Report, Start, Stop
+from rallypoint.rendezvous.reports import Finish, Join, Notice, Outcome, Refuse, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.rendezvous.switchboard import Receiver, Switchboard
@@ -59,10 +59,8 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
     """
     configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
     patience = read_patience(configuration, rendezvous.backend)
-    first = endpoints[0]
-    address = own_address(first.host, rendezvous.local_addr)
-    check_reachable(address, (first.host, first.port))
-    if rendezvous.token is None and not is_loopback(first.host):
+    address = _own_address(endpoints, rendezvous.local_addr)
+    if rendezvous.token is None and not is_loopback(endpoints[0].host):
         say(
             "warning: anyone who reaches the endpoint can take part in the job; set the same"
             " RALLYPOINT_TOKEN on all nodes."
@@ -72,7 +70,7 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
     if not is_etcd:
         slot, listener = _take_endpoint(endpoints, read_is_host(configuration))
     if listener is None:
-        listener = listen("127.0.0.1" if is_loopback(address) else ANY, 0)
+        listener = listen(_place_of(address), 0)
     me = Member(
         key=os.urandom(8).hex(),
         host=job.host,
@@ -107,6 +105,21 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
     return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd)
 
 
+def _own_address(endpoints: tuple[Endpoint, ...], local_addr: str | None) -> str:
+    """This node's, towards the first endpoint that has a name and a way to it."""
+    first_error: HostError | None = None
+    for endpoint in endpoints:
+        try:
+            address = own_address(endpoint.host, local_addr)
+            check_reachable(address, (endpoint.host, endpoint.port))
+        except HostError as error:
+            first_error = first_error or error
+        else:
+            return address
+    assert first_error is not None
+    raise first_error
+
+
 def _take_endpoint(
     endpoints: tuple[Endpoint, ...], is_host: bool | None
 ) -> tuple[int | None, socket.socket | None]:
@@ -135,15 +148,28 @@ def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
     deadline = time.monotonic() + _BINDING_S
     while True:
         try:
-            return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
+            return listen(_place_of(endpoint.host), endpoint.port)
         except HostError:
-            with socket.socket() as probe:  # is it one to talk to?
-                if not is_ours and probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
-                    return None
+            if not is_ours and _answers(endpoint):
+                return None
             # One that began just now has the port for a moment before it listens there.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def _place_of(address: str) -> str:
+    """Where to listen for those who know us by this address."""
+    if not is_loopback(address):
+        return ANY
+    return "127.0.0.1" if address == "localhost" else address
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether somebody listens at this port of this machine."""
+    place = _place_of(endpoint.host)
+    with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
+        return probe.connect_ex((place, endpoint.port)) == 0
 
 
 class Dynamic(Meeting, Receiver):
@@ -230,6 +256,10 @@ class Dynamic(Meeting, Receiver):
         except ControlMessageError as error:
             say(str(error))
             return
+        if isinstance(message, Join) and numeric_family(message.member.address) is None:
+            wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
+            self._board.send(key, None, encode(Refuse(key, wrong)))
+            return
         self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
 
     def gone(self, key: str, why: str) -> None:
@@ -315,8 +345,8 @@ class Dynamic(Meeting, Receiver):
             self._stores.pop(number).close()
         addresses = [member.address for member in members]
         are_all_here = all(is_loopback(address) for address in addresses)
-        store = self._stores[number] = StoreHost("127.0.0.1" if are_all_here else ANY)
+        own = self._setup.me.address
+        store = self._stores[number] = StoreHost(_place_of(own))
         store.serve(None if are_all_here else addresses)
-        host = "127.0.0.1" if are_all_here else self._setup.me.address
-        endpoint = Endpoint(host=host, port=store.port)
+        endpoint = Endpoint(host=own, port=store.port)
         self._happened(lambda now: self._core.store_opened(number, endpoint, now))

@@ -87,6 +87,7 @@ class Coordinator:
         self.max_restarts = max_restarts
         self.stage = Stage.GATHERING
         self.round = -1
+        self._known_round = -1  # the newest one that somebody here has seen, also of another job
         self.restarts = 0
         self.wake_at: float | None = None
         self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
@@ -153,8 +154,7 @@ class Coordinator:
         refusal = self._gathering.join(member, now)
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
-        if self.stage is Stage.GATHERING:
-            self.round = max(self.round, last_round)
+        self._known_round = max(self._known_round, last_round)
         came = f"{member.host} joined"
         match self.stage:
             case Stage.GATHERING:
@@ -344,7 +344,7 @@ class Coordinator:
         because, self._because = self._because, ""
         self._move(Stage.RUNNING)
         self.wake_at = None
-        self.round += 1
+        self.round = max(self.round, self._known_round) + 1
         self._begin(self._gathering.form(self._ranks))
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")

@@ -98,9 +98,9 @@ class _Vote(Record, kw_only=True):
 class EtcdVoter:
     """Etcd, as this agent's `Participant` sees it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, rules: type[EtcdRules] = EtcdRules) -> None:
         self._setup = setup
-        self._rules = EtcdRules(setup)
+        self._rules = rules(setup)
         self._keys = Keys.of(setup.run_id, setup.attempt)
         self._lost: set[str] = set()
         self._now = 0.0

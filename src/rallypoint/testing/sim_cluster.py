@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part, Participant
+from rallypoint.rendezvous.etcd_rules import EtcdRules
 from rallypoint.rendezvous.etcd_voter import EtcdVoter
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
@@ -69,7 +70,9 @@ class SimAgent(Process):
         self.job = ""
         self.etcd: SimEtcdLink | None = None
         if cluster.etcd is not None:
-            self.etcd = SimEtcdLink(setup, self.clock, cluster.etcd, self._hear_etcd)
+            given = cluster.rules
+            etcd_rules = given if issubclass(given, EtcdRules) else EtcdRules
+            self.etcd = SimEtcdLink(setup, self.clock, cluster.etcd, self._hear_etcd, etcd_rules)
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
@@ -263,7 +266,7 @@ class SimCluster:
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.rules = rules
+        self.rules = EtcdRules if has_etcd and rules is Rules else rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
         self.etcd = SimEtcd(self.loop, self.random) if has_etcd else None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from rallypoint.rendezvous.etcd_client import Pair, Snapshot
+from rallypoint.rendezvous.etcd_rules import EtcdRules
 from rallypoint.rendezvous.etcd_voter import (
     EtcdVoter,
     Grant,
@@ -50,7 +51,7 @@ class SimEtcd:
         random = self._random
         is_lost = self.is_away or host in self.cuts
         if is_lost and random.random() < 0.3:
-            self._loop.after(random.uniform(0.0, 4.0), lambda: self._apply(request))
+            self._loop.after(random.uniform(0.0, 4.0), lambda: self.apply(request))
         if is_lost:
             self._loop.after(_PATIENCE_S, lost)
             return
@@ -59,7 +60,7 @@ class SimEtcd:
             if self.is_away:
                 self._loop.after(_PATIENCE_S, lost)
                 return
-            result = self._apply(request)
+            result = self.apply(request)
             if host in self.cuts:
                 self._loop.after(_PATIENCE_S, lost)
             else:
@@ -76,7 +77,8 @@ class SimEtcd:
         self._leases.clear()
         self.revision = 1
 
-    def _apply(self, request: Request) -> object:
+    def apply(self, request: Request) -> object:
+        """Carry it out now."""
         self._expire()
         match request:
             case Read(prefix=prefix):
@@ -121,8 +123,9 @@ class SimEtcdLink:
         clock: SimClock,
         etcd: SimEtcd,
         answered: Callable[[EtcdVoter], None],
+        rules: type[EtcdRules] = EtcdRules,
     ) -> None:
-        self.voter = EtcdVoter(setup)
+        self.voter = EtcdVoter(setup, rules)
         self._host = setup.me.host
         self._clock, self._etcd, self._answered = clock, etcd, answered
         self._waiting: dict[type, Message] = {}
