@@ -40,17 +40,18 @@ def member_command(
 class Cluster:
     """On loopback."""
 
-    def __init__(self, directory: Path, size: int) -> None:
+    def __init__(self, directory: Path, size: int, *more: str, scheme: str = "http") -> None:
         need_etcd()
         holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * size)]
         ports = [holder.getsockname()[1] for holder in holders]
         for holder in holders:
             holder.close()
         self.endpoints = [("127.0.0.1", port) for port in ports[:size]]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        clients = [f"{scheme}://127.0.0.1:{port}" for port in ports[:size]]
+        peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
         self.members = [
             subprocess.Popen(
-                member_command(i, directory, urls[:size], urls[size:]), stderr=subprocess.DEVNULL
+                member_command(i, directory, clients, peers, *more), stderr=subprocess.DEVNULL
             )
             for i in range(size)
         ]
