@@ -28,8 +28,8 @@ from rallypoint.testing.hosts import Hosts, why_not
 
 # What one of these must stay below, in seconds; None: it is only told.
 TARGETS_S = {"cold start": None, "node lost": 1.0, "node joins": 0.7, "host lost": 3.0}
-# Agents that share their store with the workers, as is torchrun's default, often read what was meant
-# for a round before, and wait for 60 s; it is measured without.
+# Agents that share their store with the workers, torchrun's default, often read what was meant for
+# the round before, and wait 60 s for the rest; it is measured without.
 MORE = {"rallypoint": {}, "torchrun": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}}
 PATIENCE_S = {"rallypoint": 60.0, "torchrun": 120.0}
 

@@ -26,6 +26,7 @@ from rallypoint.rendezvous.messages import decode, encode
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.protocol import (
     Accepted,
+    Ack,
     Ballot,
     Beat,
     Go,
@@ -54,7 +55,7 @@ class Node:
         self.has_key = False  # of the coordinator
         self.ballot: Ballot | None = None
         self.stamp: float | None = None
-        self.round = -1
+        self.round = self.agreed = -1
 
 
 class Clients(Ear):
@@ -67,7 +68,7 @@ class Clients(Ear):
         self._seats: dict[int, tuple[int, str, int]] = {}
         self._beat_at = time.monotonic() + BEAT_S
         self._under_way = 0
-        self._stopped = 0
+        self._stopped: set[int] = set()
         self._is_over = False
 
     def run(self) -> None:
@@ -88,9 +89,9 @@ class Clients(Ear):
             del self._of[links[0]]
             links[0].close()
             expected -= 1
-        while self._stopped < expected and not self._is_over:
+        while len(self._stopped) < expected and not self._is_over:
             self._turn()
-        self._tell({"died": died, "told": time.time(), "stopped": self._stopped})
+        self._tell({"died": died, "told": time.time(), "stopped": len(self._stopped)})
         sys.stdin.readline()
 
     def opened(self, link: Link) -> None:
@@ -120,6 +121,8 @@ class Clients(Ear):
             case Led(ballot=ballot, stamp=stamp):
                 node.ballot, node.stamp = ballot, stamp
                 self._beat(link, node)
+            case Ack(stamp=stamp, number=number):
+                node.stamp, node.agreed = stamp, number
             case Propose(ballot=ballot, stamp=stamp, agreement=new):
                 accepted = Accepted(ballot=ballot, voter=node.key, stamp=stamp, number=new.number)
                 link.send(encode(accepted))
@@ -127,7 +130,7 @@ class Clients(Ear):
                 node.round = seat.number
                 self._seats[node.number] = (seat.node_rank, seat.store.host, seat.nodes)
             case Halt():
-                self._stopped += 1
+                self._stopped.add(node.number)
             case Over():
                 self._is_over = True
 
@@ -142,7 +145,7 @@ class Clients(Ear):
             ballot=node.ballot,
             sent_at=time.monotonic(),
             stamp=node.stamp,
-            number=-1,
+            number=node.agreed,
             round=node.round,
             first=0,
             reports=(),

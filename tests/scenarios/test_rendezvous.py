@@ -41,9 +41,9 @@ def tell(text: str) -> str:
         if cluster is None:
             cluster = _cluster(line[2:])
             continue
-        seen = len(cluster.lines)
+        seen = len(cluster.witness.lines)
         _do(cluster, line[2:])
-        out += [entry for entry in cluster.lines[seen:] if "agent starts" not in entry]
+        out += [entry for entry in cluster.witness.lines[seen:] if "agent starts" not in entry]
     return "\n".join(out) + "\n"
 
 

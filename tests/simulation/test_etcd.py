@@ -11,8 +11,9 @@ from rallypoint.rendezvous.etcd_voter import Answer, EtcdVoter
 from rallypoint.rendezvous.protocol import Agreement, Promise
 from rallypoint.rendezvous.rules import ETCD
 from rallypoint.testing import sim_etcd
-from rallypoint.testing.sim_cluster import SimCluster, ViolationError
+from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_story import story
+from rallypoint.testing.sim_witness import ViolationError
 
 SEEDS = range(200)
 MANY_SEEDS = range(600)

@@ -58,6 +58,7 @@ from rallypoint.rendezvous.voter import Voter
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a beat
 _SEEK_S = 0.5
+_ASK = 3  # voters at a time: thousands may seek at once, and each voter would hear of all
 
 
 class Part(Enum):
@@ -354,9 +355,9 @@ class Participant:
         self._follow(message.ballot, None, now)
         if isinstance(message, Ack):
             follower.acknowledged(message)
-        elif self._rules.arbiter is not None and not self.job:
-            self._say(sender, self._join())  # whose job is it? The arbiter will want to know
         elif isinstance(message, Go):
+            if not self.job:  # it was told to start before it was told of what
+                return self._say(sender, self._join())
             self._do(follower.go(message, now))
         else:
             self._do(follower.halt(message, now))
@@ -543,10 +544,14 @@ class Participant:
         for slot, endpoint in enumerate(self._setup.endpoints):
             if slot != self._setup.slot:
                 self._actions.append(Call(at=endpoint, message=join))
-        for voter in self._follower.voters:
-            if voter.key not in self._gone and voter.key != self._key:
-                at = Endpoint(host=voter.address, port=voter.port)
-                self._actions.append(Send(to=voter.key, at=at, message=join))
+        others = [
+            voter
+            for voter in self._follower.voters
+            if voter.key not in self._gone and voter.key != self._key
+        ]
+        for voter in self._random.sample(others, min(len(others), _ASK)):
+            at = Endpoint(host=voter.address, port=voter.port)
+            self._actions.append(Send(to=voter.key, at=at, message=join))
 
     def _run_for_it(self, now: float) -> None:
         campaign = self._campaign

@@ -114,6 +114,7 @@ class Leader:
         self._notes: list[str] = []
         self._quorum_heard: float | None = None  # cached
         self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
+        self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
         if bound is not None:
@@ -166,7 +167,8 @@ class Leader:
             peer.has_beaten, peer.since = True, now
         peer.confirms(beat.stamp, now, self._setup.fence_s)
         peer.round, peer.sent_at = beat.round, beat.sent_at
-        self._quorum_heard = None
+        if beat.key in self._voters:
+            self._quorum_heard = None
         if self.job is not None and self._over_at is None:
             if beat.key not in self.job.here and beat.key not in self._gone:
                 self._perform(self.job.joined(peer.member, now), now)
@@ -393,6 +395,7 @@ class Leader:
     def _hold(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
         self.agreement = new
+        self._voters = frozenset({voter.key for voter in self._rules.voters(new)})
         self._quorum_heard = None
         if new.finish is not None:
             self._over_at = now + self._setup.fence_s
@@ -467,9 +470,8 @@ class Leader:
                 case Refuse():
                     self._send(action.key, action)
                     self.peers.pop(action.key, None)
-        self._done = tuple(
-            [key for key in self.job.succeeded() if key == self._key or key not in self.job.here]
-        )
+        is_done = self._key in self.job.succeeded
+        self._done = self.job.left_succeeded + (self._key,) * is_done
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         opened = Round(number=new.round, members=new.members, store=store)
@@ -502,8 +504,9 @@ class Leader:
 
     def _halt(self, stop: Stop, now: float) -> None:
         if stop.round in (self._sent_round, self._old_round):
+            halt = Halt(ballot=self._ballot, round=stop.round, because=stop.because)
             for key in self.peers:
-                self._send(key, Halt(ballot=self._ballot, round=stop.round, because=stop.because))
+                self._send(key, halt)
             return
         assert self.job is not None
         self.job.revoke()
@@ -533,9 +536,7 @@ class Leader:
             self._send(
                 key, Halt(ballot=self._ballot, round=beat.round, because="that round is over")
             )
-        if beat.number < self.agreement.number and any(
-            voter.key == key for voter in self._rules.voters(self.agreement)
-        ):
+        if beat.number < self.agreement.number and key in self._voters:
             held = self.agreement
             again = Propose(ballot=self._ballot, stamp=now, agreement=held, decided=held)
             self._send(key, again)

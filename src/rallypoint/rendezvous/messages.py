@@ -176,7 +176,15 @@ def _tuple_of(inner: _Codec) -> _Codec:
             raise TypeError(values)
         return tuple([read(value) for value in values])
 
-    return (lambda values: [write(value) for value in values]), read_all
+    last: tuple[object, list[object]] = ((), [])  # thousands are told of the same voters
+
+    def write_all(values: tuple[object, ...]) -> list[object]:
+        nonlocal last
+        if values is not last[0]:
+            last = values, [write(value) for value in values]
+        return last[1]
+
+    return write_all, read_all
 
 
 def _one_of(kinds: list[type[Record]]) -> _Codec:

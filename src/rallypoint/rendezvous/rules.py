@@ -44,7 +44,7 @@ class Rules:
     def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
         """More than half of the voters; or half of them, with the first one."""
         voters = self.voters(agreement)
-        count = sum(voter.key in keys for voter in voters)
+        count = len([voter for voter in voters if voter.key in keys])
         return 2 * count > len(voters) or (
             bool(voters) and 2 * count == len(voters) and voters[0].key in keys
         )
@@ -91,14 +91,19 @@ class Rules:
             held, pending: what was agreed last, and what the coordinator proposes, if anything.
             heard: the newest time that each has confirmed; the coordinator's own is now.
         """
-        voters = self.voters(held)
-        words = sorted([(heard[v.key], v.key) for v in voters if v.key in heard], reverse=True)
-        keys: set[str] = set()
-        for at, key in words:
-            keys.add(key)
-            if self.is_quorum(held, keys):
-                return at
-        return float("-inf")
+        words = [(heard[each.key], each.key) for each in self.voters(held) if each.key in heard]
+        words.sort(reverse=True)
+        keys = [key for _, key in words]
+        if not self.is_quorum(held, keys):
+            return float("-inf")
+        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
+        while fewest + 1 < enough:
+            middle = (fewest + enough) // 2
+            if self.is_quorum(held, keys[:middle]):
+                enough = middle
+            else:
+                fewest = middle
+        return words[enough - 1][0]
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
         """For how long after it sent the beat that is answered `now` a member may run workers."""
