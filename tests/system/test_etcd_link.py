@@ -126,7 +126,7 @@ def test_writes_go_on_when_the_leader_of_etcd_dies(
     assert isinstance(a.propose(1, a.agreement(0)), Accepted)
     cluster.kill(cluster.leader())
     begin = time.monotonic()
-    answers = []
+    answers: list[Answer] = []
     while not answers or not isinstance(answers[-1], Accepted):
         answers.append(a.propose(1, a.agreement(1)))
         assert time.monotonic() - begin < 15, answers
