@@ -2,6 +2,7 @@
 
     message:  [VERSION, KIND, FIELD, FIELD, ...]
     record in a message:   [FIELD, FIELD, ...]       one of several: [KIND, FIELD, ...]
+    a beat, or its answer, with nothing to report: bytes (pulse.py)
 
 Whatever is not exactly a message of this version is refused: an agent must not act on half of one.
 """
@@ -12,11 +13,13 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from math import isfinite
+from struct import error as StructError  # noqa: N812 - as exceptions are called
 from types import GenericAlias, UnionType
 
 from rallypoint.base.errors import ControlMessageError, InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.rendezvous import protocol, reports
+from rallypoint.rendezvous.pulse import ACK, BEAT, decode_pulse, encode_pulse
 from rallypoint.rendezvous.round import Member, Round
 
 TYPE_CHECKING = False
@@ -48,6 +51,9 @@ def encode(message: Record) -> bytes:
     """One message; any other record can be kept somewhere in the same way."""
     import json
 
+    pulse = encode_pulse(message)
+    if pulse:
+        return pulse
     kind = type(message)
     body = [VERSION, kind.__name__, *_record_codec(kind)[0](message)]
     return json.dumps(body, separators=(",", ":")).encode("ascii")
@@ -75,6 +81,8 @@ def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
     import json
 
     try:
+        if data[:1] in (BEAT, ACK):
+            return decode_pulse(data)
         version, name, *fields = json.loads(data)
         if version != VERSION:
             raise ControlMessageError(
@@ -82,7 +90,7 @@ def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
             )
         message = _record_codec(kinds[name])[1](fields)
     except (
-        *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        *(ValueError, KeyError, TypeError, AttributeError, RecursionError, StructError),
         InvalidArgumentError,
     ) as error:
         if isinstance(error, ControlMessageError):

@@ -45,6 +45,7 @@ ENDED = Ended(node_rank=1, round=2, succeeded=False, causes=(CAUSE, CAUSE), unki
 FINISH = Finish(outcome=Outcome.GIVEN_UP, because="b", culprit=3, what="w")
 BALLOT = Ballot(3, "key")
 AGREEMENT = Agreement(number=2, members=(MEMBER, MEMBER), round=1, runs=True, host="key")
+ACK = Ack(ballot=BALLOT, sent_at=1.0, stamp=2.5, lease_s=5.0, seen=4, number=-1, waiting=0)
 MESSAGES: list[Message] = [
     Broken(node_rank=1, round=2, text="x"),
     ENDED,
@@ -66,16 +67,10 @@ MESSAGES: list[Message] = [
         first=3,
         reports=(ENDED, Leave(text="SIGTERM")),
     ),
-    Ack(
-        ballot=BALLOT,
-        sent_at=1.0,
-        stamp=2.5,
-        lease_s=5.0,
-        seen=4,
-        number=1,
-        waiting=0,
-        done=("a", "b"),
-    ),
+    Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=2.0, number=1, round=7, first=0, reports=()),
+    Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=None, number=-2, round=-1, first=9, reports=()),
+    ACK,
+    ACK.__replace__(done=("a", "b")),
     Go(
         ballot=BALLOT,
         sent_at=1.0,
@@ -145,6 +140,17 @@ def test_a_round_of_nobody_is_no_agreement() -> None:
         decode(json.dumps(body).encode())
     body = [VERSION, "Propose", [1, "k"], 1.0, *2 * [[2, [], 1, False, 0, "", "", None]]]
     assert isinstance(decode(json.dumps(body).encode()), Propose)
+
+
+@pytest.mark.parametrize("message", [each for each in MESSAGES if encode(each)[:1] in (b"A", b"B")])
+def test_any_cut_pulse_is_refused(message: Message) -> None:
+    data = encode(message)
+    for length in range(1, len(data) - len(BALLOT.candidate)):
+        with pytest.raises(ControlMessageError):
+            decode(data[:length])
+    not_a_number = bytes([0x7F, 0xF0]) + bytes(6)
+    with pytest.raises(ControlMessageError):
+        decode(data[:9] + not_a_number + data[17:])
 
 
 @given(st.binary() | st.recursive(st.none() | st.text(), st.lists).map(lambda x: str(x).encode()))
