@@ -469,7 +469,9 @@ class Participant:
             self._actions.append(Send(to=leader.key, at=at, message=self._join()))
         if campaign and decided and decided.number > campaign.decided.number:
             self._campaign = None  # it asked those who decide no more
-            self._act_at = now + self._random.uniform(0, _RETRY_S)
+            self._act_at = now
+            if self._rules.arbiter is None:  # which lets one win, however many ask
+                self._act_at += self._random.uniform(0, _RETRY_S)
             if not self._voter.has_vote():
                 self._move(Part.SEEKING)
 

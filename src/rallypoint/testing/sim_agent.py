@@ -70,10 +70,11 @@ class SimAgent(Process):
 
     def _hear_etcd(self, voter: EtcdVoter) -> None:
         for answer in voter.take():
-            if isinstance(answer, str):
-                self.hear_unreachable(self.core.setup.endpoints[0])
+            if self.is_alive and isinstance(answer, str):
+                at, now = self.core.setup.endpoints[0], self.clock.now()
+                self.perform(self.core.unreachable(at, answer, now))
             elif self.is_alive:
-                self.hear(ETCD, answer)
+                self.hear(ETCD, answer)  # type: ignore[arg-type]
 
     # What it does.
 

@@ -69,9 +69,9 @@ class SimCluster:
                 join_timeout_s=patience.join_timeout_s,
                 last_call_s=patience.last_call_s,
             ),
-            "endpoints": tuple(
-                [Endpoint(host=name, port=29400) for name in self._names[:endpoints]]
-            ),
+            "endpoints": (Endpoint(host="etcd", port=2379),)
+            if has_etcd
+            else tuple([Endpoint(host=name, port=29400) for name in self._names[:endpoints]]),
             "max_restarts": max_restarts,
             "patience": patience,
             "quorum": quorum,
