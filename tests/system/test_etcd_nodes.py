@@ -214,6 +214,7 @@ def test_without_etcd_for_too_long_nothing_runs(agents: EtcdAgents) -> None:
         agents.wait_until_said(number, "coordinat", within_s=20)
     agents.wait_until_said(1, "waiting for 10 s so far: no coordinator found", within_s=30)
     agents.wait_until_said(1, "no etcd member at host5:2379, host6:2379, host7:2379 answered")
+    agents.wait_until_said(1, "Connection refused")
 
 
 def test_a_stopped_job_can_be_started_again_at_once(agents: EtcdAgents) -> None:
@@ -232,7 +233,8 @@ def test_who_comes_too_late_is_told_so_for_a_while(agents: EtcdAgents) -> None:
     agents.start_three()
     agents.finish((1, 2, 3))
     agents.start(4, "--nnodes", "1:3", *QUICK)
-    assert agents.ended(4) == 0
+    assert agents.ended(4) == 1
+    assert "the job 'j' is over (every worker succeeded)" in agents.said(4)
     assert "host4.0" not in agents.up()
     time.sleep(4)  # close_timeout, and etcd looks at its leases twice a second
     agents.start(4, "--nnodes", "1:3", *QUICK)

@@ -71,6 +71,7 @@ class EtcdClient:
         self._timeout_s = timeout_s
         self._tls = tls
         self._current = 0
+        self._why = ""  # the last try failed
         self._connection: http.client.HTTPConnection | None = None
 
     def __enter__(self) -> EtcdClient:
@@ -164,8 +165,8 @@ class EtcdClient:
     def _unreachable(self, operation: str, key: str | None) -> StoreConnectionError:
         names = ", ".join(endpoint_of(*endpoint) for endpoint in self._endpoints)
         return StoreConnectionError(
-            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s; "
-            "check the endpoints and that most of the cluster's members run",
+            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s "
+            f"({self._why}); check the endpoints and that most of the cluster's members run",
             endpoint=names,
             operation=operation,
             key=key,
@@ -186,8 +187,8 @@ class EtcdClient:
         while time.monotonic() < end:
             try:
                 answer = self._try(path, json.dumps(request))
-            except (OSError, http.client.HTTPException, ValueError):
-                answer = {"code": 14}
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                answer = {"code": 14, "message": str(error) or type(error).__name__}
             code = answer.get("code", 0)
             if not code or (missing_is_fine and code == _LEASE_NOT_FOUND):
                 return answer, retried
@@ -200,6 +201,7 @@ class EtcdClient:
                     key=key,
                 )
             retried = True
+            self._why = str(answer.get("message") or answer.get("error"))
             self._rotate()
             time.sleep(_PAUSE_S)
         raise self._unreachable(operation, key)

@@ -186,8 +186,9 @@ class EtcdVoter:
         claim = vote.claim
         if claim is not None and job in ("", claim.host):
             # A job that was stopped from outside is the one that a scheduler starts anew.
-            is_free = claim.finish is not None and claim.finish.outcome is Outcome.STOPPED
-            return None if is_free and not job else claim.finish
+            if claim.finish is None or job:
+                return claim.finish
+            return None if claim.finish.outcome is Outcome.STOPPED else self._too_late(claim.finish)
         if not job:
             return None
         key = self._keys.closed_job(job)
@@ -197,6 +198,15 @@ class EtcdVoter:
         if claim is None:
             return None  # etcd has lost its data: who knows the job brings it back
         because = "etcd does not hold the job of this node any more; another one took its name"
+        return Finish(outcome=Outcome.GIVEN_UP, because=because)
+
+    def _too_late(self, finish: Finish) -> Finish:
+        """For who knows nothing of the job: it may as well be meant for another one."""
+        because = (
+            f"the job {self._setup.run_id!r} is over ({finish.because}), and this node came too"
+            f" late; another job needs another --rdzv-id, or must begin"
+            f" {self._setup.patience.close_s:g} s later"
+        )
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
     # What it is asked.
