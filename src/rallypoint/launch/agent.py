@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
@@ -353,11 +352,6 @@ class Agent:
 
 def _meeting_of(job: Job) -> Meeting:
     if job.rendezvous is not None:
-        if job.rendezvous.backend != "c10d":
-            raise InvalidArgumentError(
-                f"--rdzv-backend {job.rendezvous.backend} is not there yet; use c10d, which needs"
-                " no server of its own."
-            )
         from rallypoint.launch.dynamic import meeting_of as dynamic_meeting_of
 
         return dynamic_meeting_of(job, job.rendezvous)

@@ -62,7 +62,7 @@ class Voter:
         self._slot = setup.slot
         self._rules = rules
         self._heard_at = float("-inf")
-        if setup.slot is not None:
+        if setup.slot is not None or rules.arbiter is not None:
             self.decided = before_all(setup.endpoints)
 
     @property
@@ -71,7 +71,9 @@ class Voter:
         return BEFORE_ALL - 1 if self.decided is None else self.decided.number
 
     def has_vote(self) -> bool:
-        """Whether this agent decides on the next agreement that it knows of."""
+        """Whether this agent decides on the next agreement that it knows of, or may ask to."""
+        if self._rules.arbiter is not None:
+            return True
         return self.decided is not None and self._vote_on(self.decided) != ""
 
     def heard(self, ballot: Ballot, now: float) -> None:
