@@ -10,7 +10,6 @@ One seed is one story. What must never happen raises `ViolationError` at once (s
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part
@@ -123,11 +122,11 @@ class SimCluster:
         """All agents, within that time."""
         for name in self._names:
             delay_s = self.random.uniform(0, spread_s) if spread_s else 0.0
-            self.loop.after(delay_s, partial(self._start_once, name))
+            self.start_later(name, delay_s)
 
-    def _start_once(self, name: str) -> None:
-        if name not in self.agents:
-            self.start(name)
+    def start_later(self, name: str, delay_s: float = 0.0) -> None:
+        """Then, if none runs there."""
+        self.loop.after(delay_s, lambda: self.is_alive(name) or self.start(name))
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -157,10 +156,17 @@ class SimCluster:
         self.tell(f"network: {name} hears nobody")
         self.network.cut(names, {name})
 
-    def mend(self) -> None:
-        """No cable is cut any more."""
+    def mend(self, *, is_lost: bool = False) -> None:
+        """No cable is cut any more; what was sent meanwhile comes, unless it is lost."""
         self.tell("network: whole again")
-        self.network.mend()
+        self.network.mend(is_lost=is_lost)
+
+    def calm(self) -> None:
+        """Nothing happens from now on."""
+        self.mend()
+        self.network.calm()
+        for agent in self.alive():
+            agent.dies_after = None
 
     # What agents do.
 

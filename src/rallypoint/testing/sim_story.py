@@ -58,14 +58,13 @@ def story(
     cluster.run(random.uniform(0.0, 4.0))
     end = cluster.loop.now + faults_s
     while cluster.loop.now < end:
-        _befall(cluster, random)
+        _befall(cluster, random, random.choice(_EVENTS))
         cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 5.0]) * random.uniform(0.5, 1.5))
         cluster.check_running()
-    cluster.mend()
-    cluster.network.loss = 0.0
+    cluster.calm()
     for name in cluster.names:  # a scheduler would do so
-        if random.random() < 0.5 and not cluster.is_alive(name):
-            cluster.start(name)
+        if random.random() < 0.5:
+            cluster.start_later(name)
     end = cluster.loop.now + _CALM_S
     cluster.run(_CALM_S / 3)
     while cluster.loop.now < end and cluster.stuck():
@@ -75,12 +74,12 @@ def story(
 
 
 def _befall(  # noqa: PLR0912 - one case for each event
-    cluster: SimCluster, random: Random
+    cluster: SimCluster, random: Random, what: str
 ) -> None:
     """One thing happens."""
     names = list(cluster.names)
     name = random.choice(names)
-    match random.choice(_EVENTS):
+    match what:
         case "kill":
             cluster.kill(name)
         case "kill leader":
@@ -92,13 +91,11 @@ def _befall(  # noqa: PLR0912 - one case for each event
                 agent.dies_after = random.randint(0, 2 * len(names))
         case "start":
             for each in random.sample(names, min(len(names), random.choice([1, 3]))):
-                if not cluster.is_alive(each):
-                    cluster.start(each)
+                cluster.start_later(each)
         case "restart":
             if cluster.is_alive(name):
                 cluster.kill(name)
-                cluster.run(random.choice([0.0, 0.1, 1.0]))
-                cluster.start(name)
+                cluster.start_later(name, random.choice([0.0, 0.1, 1.0]))
         case "split":
             groups = [set[str](), set[str](), set[str]()][: random.choice([2, 2, 3])]
             for each in names:
@@ -110,7 +107,12 @@ def _befall(  # noqa: PLR0912 - one case for each event
         case "deafen":
             cluster.deafen(random.choice([name, *cluster.leaders()]), set(names))
         case "mend":
-            cluster.mend()
+            cluster.mend(is_lost=random.random() < 0.3)
+        case "shift":
+            cluster.mend(is_lost=random.random() < 0.5)
+            _befall(cluster, random, random.choice(["split", "isolate", "deafen"]))
+        case "ambush":
+            _ambush(cluster, random, random.choice([1, 1, 2, 3]))
         case "fail":
             if name in cluster.agents:
                 cluster.agents[name].fail()
@@ -122,9 +124,26 @@ def _befall(  # noqa: PLR0912 - one case for each event
                 cluster.works_for_s = random.uniform(0.1, 5.0)
 
 
+def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
+    """So many things happen in the middle of ballots, where most can go wrong."""
+
+    def spring() -> None:
+        what = random.choice(_SUDDEN)
+        if "kill" in what:  # the one that speaks now must finish its sentence
+            cluster.loop.after(0.0, lambda: _befall(cluster, random, what))
+        else:
+            _befall(cluster, random, what)
+        if count > 1:
+            _ambush(cluster, random, count - 1)
+
+    cluster.network.ambush(int(2 ** random.uniform(0, 5)), spring)
+
+
+_SUDDEN = ("kill", "kill leader", "split", "shift", "shift", "isolate", "deafen", "mend")
 _EVENTS = (
     *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
     *["isolate", "isolate", "deafen", "mend", "mend", "fail", "leave", "succeed"],
+    *["shift", "ambush", "ambush", "ambush"],
 )
 
 

@@ -18,7 +18,7 @@ from rallypoint.rendezvous.round import Seat
 from rallypoint.testing.sim_clock import SimLoop
 
 _SHOWN = 400  # lines of a story
-_SAME = re.compile(r"^ *([0-9.]+)  (\S+)( \w+)?: (agent starts|round \d+ \w+|.* silent for .*)")
+_LINE = re.compile(r"^ *([0-9.]+)  (\S+)(?: \w+)?: (.*?)(?:, node \d+ of \d+)?$")
 
 
 class ViolationError(AssertionError):
@@ -134,19 +134,19 @@ def _text(agreement: Agreement) -> str:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """With one line for many agents that do the same."""
+    """With one line for many agents that do or say the same."""
     short: list[str] = []
-    for same, group in groupby(lines, key=_what):
+    for what, group in groupby(lines, key=_what):
         several = list(group)
-        if not same or len(several) == 1:
+        found = [match for match in map(_LINE.match, several) if match]
+        if len(several) == 1 or not found:
             short += several
-            continue
-        found = [match for match in map(_SAME.match, several) if match]
-        names = [match.group(2) for match in found]
-        short.append(f"{found[0].group(1):>9}  {' '.join(names)}: {same}")
+        else:
+            names = " ".join(match.group(2) for match in found)
+            short.append(f"{found[0].group(1):>9}  {names}: {what}")
     return short
 
 
 def _what(line: str) -> str:
-    match = _SAME.match(line)
-    return match.group(4) if match else ""
+    match = _LINE.match(line)
+    return match.group(3) if match else ""
