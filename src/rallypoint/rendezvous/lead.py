@@ -195,10 +195,15 @@ class Leader:
         self._advance(now)
 
     def refused(self, message: Refused) -> None:
-        """Another one was promised more."""
+        """Another one was promised more, or has agreed on more than we know of."""
         is_ours = message.job in ("", self.agreement.host) or self.agreement.host == ""
-        if is_ours and message.ballot == self._ballot and self._ballot < message.promised:
+        if not is_ours or message.ballot != self._ballot:
+            return
+        decided = message.decided
+        if self._ballot < message.promised:
             self.deposed = f"{message.promised.candidate} was promised term {message.promised.term}"
+        elif decided is not None and decided.number > self.agreement.number:
+            self.deposed = f"others know of agreement {decided.number}"
 
     def closed(self, key: str, why: str, now: float) -> None:
         """An agent has ended."""

@@ -115,8 +115,10 @@ class Voter:
     def propose(self, message: Propose, now: float) -> Accepted | Refused:
         """Accept, or say what speaks against it."""
         agreement, ballot = message.agreement, message.ballot
-        is_late = self._is_other_job(agreement) or agreement.number < self.number
-        if is_late or self._is_bound(ballot, now):
+        # Who proposes again what we know to be decided asks us for the one after it, as well: but
+        # we may have accepted another one already, and it has not asked for that.
+        is_late = agreement.number <= self.number and message.decided.number < agreement.number
+        if self._is_other_job(agreement) or is_late or self._is_bound(ballot, now):
             return self._refused(ballot)
         if not self._rules.may_promise(ballot, self.promised):
             return self._refused(ballot)

@@ -161,10 +161,17 @@ class SimCluster:
         self.tell("network: whole again")
         self.network.mend(is_lost=is_lost)
 
+    def divided(self) -> tuple[set[str], set[str]]:
+        """Who knows the newest agreement, and who does not."""
+        newest = self.witness.newest
+        know = {each.name for each in self.alive() if each.core.agreement == newest}
+        return know, set(self._names) - know
+
     def calm(self) -> None:
         """Nothing happens from now on."""
         self.mend()
         self.network.calm()
+        self.witness.when_agreed = None
         for agent in self.alive():
             agent.dies_after = None
 

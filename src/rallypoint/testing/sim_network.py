@@ -153,6 +153,9 @@ class SimNetwork:
         self._arrival[way] = arrival
 
         def arrive() -> None:
+            if self._cuts and (sender.host, target.host) in self._cuts:
+                self._held.append((sender, target, message))
+                return
             if not target.is_alive:
                 return
             if message is None:

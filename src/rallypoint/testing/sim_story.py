@@ -39,6 +39,9 @@ def story(
     """
     random = Random(f"story {seed}")
     nodes = int(2 * (max_size / 2) ** (random.random() ** 4))  # mostly small
+    events = _EVENTS
+    if random.random() < 0.5:  # few die, but who reaches whom changes all the time
+        events, nodes = _DIVISIONS, random.randint(2, min(7, max_size))
     max_nodes = nodes if random.random() < 0.7 else max(1, nodes - random.randint(1, nodes))
     cluster = SimCluster(
         seed=seed,
@@ -58,7 +61,7 @@ def story(
     cluster.run(random.uniform(0.0, 4.0))
     end = cluster.loop.now + faults_s
     while cluster.loop.now < end:
-        _befall(cluster, random, random.choice(_EVENTS))
+        _befall(cluster, random, random.choice(events))
         cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 5.0]) * random.uniform(0.5, 1.5))
         cluster.check_running()
     cluster.calm()
@@ -101,6 +104,10 @@ def _befall(  # noqa: PLR0912 - one case for each event
             for each in names:
                 random.choice(groups).add(each)
             cluster.cut(groups)
+        case "divide":  # those who know the newest agreement, those who do not, the coordinator
+            know, others = cluster.divided()
+            alone = set(cluster.leaders()) if random.random() < 0.5 else set[str]()
+            cluster.cut([know - alone, others - alone, alone])
         case "isolate":
             some = {name, *cluster.leaders()} if random.random() < 0.5 else {name}
             cluster.cut([some, set(names) - some])
@@ -110,7 +117,7 @@ def _befall(  # noqa: PLR0912 - one case for each event
             cluster.mend(is_lost=random.random() < 0.3)
         case "shift":
             cluster.mend(is_lost=random.random() < 0.5)
-            _befall(cluster, random, random.choice(["split", "isolate", "deafen"]))
+            _befall(cluster, random, random.choice(["split", "divide", "isolate"]))
         case "ambush":
             _ambush(cluster, random, random.choice([1, 1, 2, 3]))
         case "fail":
@@ -136,14 +143,20 @@ def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
         if count > 1:
             _ambush(cluster, random, count - 1)
 
-    cluster.network.ambush(int(2 ** random.uniform(0, 5)), spring)
+    if random.random() < 0.5:
+        cluster.network.ambush(int(2 ** random.uniform(0, 5)), spring)
+    else:
+        cluster.witness.when_agreed = spring
 
 
-_SUDDEN = ("kill", "kill leader", "split", "shift", "shift", "isolate", "deafen", "mend")
+_SUDDEN = ("kill", "kill leader", *["split", "shift"] * 3, "divide", "isolate", "deafen", "mend")
 _EVENTS = (
     *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
     *["isolate", "isolate", "deafen", "mend", "mend", "fail", "leave", "succeed"],
     *["shift", "ambush", "ambush", "ambush"],
+)
+_DIVISIONS = (
+    *["ambush"] * 4, *["shift"] * 3, "divide", "mend", "start", "start", "kill", "leave", "fail"
 )
 
 

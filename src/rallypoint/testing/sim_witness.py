@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from itertools import groupby
 from typing import NoReturn
 
@@ -34,6 +35,7 @@ class Witness:
         newest: the agreement with the highest number.
         failures: rounds with a failed worker.
         may_fork: whether a second job of the name may have begun; see SimCluster.
+        when_agreed: what to do, once, when there is a new agreement.
     """
 
     def __init__(self, loop: SimLoop, title: str) -> None:
@@ -42,6 +44,7 @@ class Witness:
         self.newest: Agreement | None = None
         self.failures: set[int] = set()
         self.may_fork = False
+        self.when_agreed: Callable[[], object] | None = None
         self._loop, self._title = loop, title
         self._held: dict[str, Agreement] = {}  # by agent
         self._begun: dict[tuple[str, int], dict[int, str]] = {}  # by job and round: ranks
@@ -76,6 +79,9 @@ class Witness:
             if decided.number == max(job):
                 self.newest = decided
             self._check_follow_up(job, decided)
+            act, self.when_agreed = self.when_agreed, None
+            if act is not None:
+                act()
         elif known != decided:
             text = f"{key} holds another agreement {decided.number}: {_text(decided)}"
             self.violated(f"{text}, not {_text(known)}")
@@ -85,22 +91,22 @@ class Witness:
             self.violated(f"{new.restarts} restarts are charged for {len(self.failures)} failures")
         if not new.runs:
             return
-        # A round that was agreed on may have begun nowhere: ranks stay since that one, or since
-        # the one that ran before it.
+        # A round that was agreed on may have begun nowhere, which a new coordinator cannot know:
+        # ranks stay since that one, or since the one that ran before it.
         ran: dict[str, int] = {}
-        agreed: dict[str, int] = {}
+        agreed: list[tuple[str, int]] = []
         for old in sorted(job.values(), key=lambda each: each.number):
             if old.runs and old.number < new.number:
-                agreed = {member.key: member.node_rank for member in old.members}
-                if (old.host, old.round) in self._begun:
-                    ran = agreed
+                ranks = {member.key: member.node_rank for member in old.members}
+                has_begun = (old.host, old.round) in self._begun
+                ran, agreed = (ranks, []) if has_begun else (ran, [*agreed, *ranks.items()])
             stay = {member.key for member in old.members}
             ran = {key: rank for key, rank in ran.items() if key in stay}
         wished = {member.wish for member in new.members if member.wish is not None}
         for member in new.members:
             rank = ran.get(member.key, -1)
             is_free = 0 <= rank < len(new.members) and rank not in wished
-            stays = member.node_rank in (rank, agreed.get(member.key))
+            stays = member.node_rank == rank or (member.key, member.node_rank) in agreed
             if is_free and member.wish is None and not stays:
                 self.violated(f"{member.host} had rank {rank}, and has {member.node_rank}")
 
