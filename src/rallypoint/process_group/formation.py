@@ -16,9 +16,7 @@ from datetime import timedelta
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
-from rallypoint.process_group.planning import COLLECTIVE_NAMES, Wishes, planner
-from rallypoint.schedule.custom import load
-from rallypoint.schedule.links import parse_model
+from rallypoint.process_group.planning import COLLECTIVE_NAMES, Algorithms, Wishes
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.store import Store
 
@@ -36,10 +34,10 @@ def form_communicator(
     members: Sequence[int],
     timeout: timedelta,
     wishes: Wishes,
-) -> tuple[Communicator, Wishes]:
+) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
-    Returns it with the first member's `wishes`, which count for all.
+    Returns it with its algorithms, by the first member's `wishes`, which count for all.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -58,8 +56,8 @@ def form_communicator(
             store, prefix, rank=rank, world_size=ranks, timeout=timeout, global_ranks=members
         )
         address, secret, *agreed = json.loads(store.get(f"{prefix}/segment"))
-        wishes = Wishes(*agreed)
-        attach = _attacher(rank, members, timeout, wishes)
+        algorithms = Algorithms(Wishes(*agreed))
+        attach = _attacher(rank, members, timeout, algorithms)
         if owner is None:
             offer = Offer(address, bytes.fromhex(secret))
             communicator = join_segment(offer, rank, deadline, attach)
@@ -70,27 +68,20 @@ def form_communicator(
         if owner is not None:
             owner.close()
     communicator.watch_peers()
-    return communicator, wishes
+    return communicator, algorithms
 
 
 def _attacher(
-    rank: int, members: Sequence[int], timeout: timedelta, wishes: Wishes
+    rank: int, members: Sequence[int], timeout: timedelta, algorithms: Algorithms
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    plan = planner(
-        rank=rank,
-        ranks=ranks,
-        override=wishes.override,
-        custom=load(wishes.override) if ".py" in wishes.override else None,
-        model=parse_model(wishes.model_text) if wishes.model_text else None,
-    )
     has_cores = ranks <= len(os.sched_getaffinity(0))
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=plan,
+        plan=algorithms.planner(rank, ranks),
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if has_cores else 0,
         yields=YIELDS,

@@ -123,6 +123,16 @@ class Participant:
         return self._follower.round
 
     @property
+    def round_before(self) -> int:
+        """The newest round that ran here, or was to; -1: none."""
+        return self._follower.last_round
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this agent was asked to end."""
+        return bool(self._follower.is_leaving)
+
+    @property
     def agreement(self) -> Agreement | None:
         """The newest one that this agent knows to be decided."""
         return self._voter.decided if self._leader is None else self._leader.agreement
@@ -288,7 +298,9 @@ class Participant:
                     if self._follower.round < 0:
                         self._say(sender, self._join())
             case Refuse(why=why):
-                self._finish(Finish(outcome=Outcome.GIVEN_UP, because=f"not let in: {why}"))
+                self._finish(
+                    Finish(outcome=Outcome.GIVEN_UP, because=f"this node was not let in: {why}")
+                )
             case Notice():
                 self._actions.append(message)
 
@@ -500,7 +512,7 @@ class Participant:
     def _alone_text(self) -> str:
         if self.part is Part.CAMPAIGNING and self._campaign is not None:
             return self._campaign.text()
-        return f"no coordinator found; {self._why}"
+        return f"no coordinator found ({self._why})"
 
     def _seek(self, now: float) -> None:
         """Ask whoever may know."""

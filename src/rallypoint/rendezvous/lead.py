@@ -113,6 +113,7 @@ class Leader:
         self._out: list[Action] = []
         self._notes: list[str] = []
         self._quorum_heard: float | None = None  # cached
+        self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
         if bound is not None:
@@ -165,7 +166,8 @@ class Leader:
             peer.has_beaten, peer.since = True, now
         peer.confirms(beat.stamp, now, self._setup.fence_s)
         peer.round, peer.sent_at = beat.round, beat.sent_at
-        self._quorum_heard = None
+        if beat.key in self._voters:
+            self._quorum_heard = None
         if self.job is not None and self._over_at is None:
             if beat.key not in self.job.here and beat.key not in self._gone:
                 self._perform(self.job.joined(peer.member, now), now)
@@ -278,7 +280,7 @@ class Leader:
             is_silent = now - max(peer.heard_at, peer.since) >= self._setup.fence_s
         if is_silent and not peer.is_silent:
             peer.is_silent = True
-            self._perform(job.node_silent(key, f"for {self._setup.fence_s:g} s"), now)
+            self._perform(job.node_silent(key, f"nothing came for {self._setup.fence_s:g} s"), now)
         if (peer.is_silent or not peer.has_beaten) and now >= dead_at:
             self.peers.pop(key)
             self._gone.add(key)
@@ -382,6 +384,7 @@ class Leader:
     def _hold(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
         self.agreement = new
+        self._voters = frozenset({voter.key for voter in self._rules.voters(new)})
         self._quorum_heard = None
         if new.finish is not None:
             self._over_at = now + self._setup.fence_s
@@ -456,9 +459,8 @@ class Leader:
                 case Refuse():
                     self._send(action.key, action)
                     self.peers.pop(action.key, None)
-        self._done = tuple(
-            [key for key in self.job.succeeded() if key == self._key or key not in self.job.here]
-        )
+        is_done = self._key in self.job.succeeded
+        self._done = self.job.left_succeeded + (self._key,) * is_done
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         opened = Round(number=new.round, members=new.members, store=store)
@@ -491,8 +493,9 @@ class Leader:
 
     def _halt(self, stop: Stop, now: float) -> None:
         if stop.round in (self._sent_round, self._old_round):
+            halt = Halt(ballot=self._ballot, round=stop.round, because=stop.because)
             for key in self.peers:
-                self._send(key, Halt(ballot=self._ballot, round=stop.round, because=stop.because))
+                self._send(key, halt)
             return
         assert self.job is not None
         self.job.revoke()
@@ -522,9 +525,7 @@ class Leader:
             self._send(
                 key, Halt(ballot=self._ballot, round=beat.round, because="that round is over")
             )
-        if beat.number < self.agreement.number and any(
-            voter.key == key for voter in self._rules.voters(self.agreement)
-        ):
+        if beat.number < self.agreement.number and key in self._voters:
             held = self.agreement
             again = Propose(ballot=self._ballot, stamp=now, agreement=held, decided=held)
             self._send(key, again)
@@ -610,15 +611,17 @@ class Leader:
 
     def _mismatch(self, join: Join) -> str:
         ours, limits = self._setup, self._setup.limits
-        if (join.run_id, join.attempt) != (ours.run_id, ours.attempt):
-            here, there = f"{ours.run_id!r}", f"{join.run_id!r}"
-            if join.run_id == ours.run_id:
-                here, there = f"attempt {ours.attempt}", f"attempt {join.attempt}"
-            return f"the job here is {here}, not {there}; give the same --rdzv-id"
+        if join.run_id != ours.run_id:
+            return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
+        if join.attempt != ours.attempt:
+            return (
+                f"this node was started for attempt {join.attempt} of the job, which is in attempt"
+                f" {ours.attempt}; end what is left of the older one"
+            )
         if (join.min_nodes, join.max_nodes) != (limits.min_nodes, limits.max_nodes):
             return (
-                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} here and"
-                f" {join.min_nodes}:{join.max_nodes} there; give the same"
+                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
+                f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
             )
         return ""
 

@@ -23,7 +23,7 @@ from rallypoint.schedule.links import Links
 from rallypoint.schedule.program import Program, Send
 from rallypoint.schedule.simulation.collector import without_collector
 from rallypoint.schedule.simulation.load import Load
-from rallypoint.schedule.simulation.prices import Pieces, Price, reduce_price, send_price
+from rallypoint.schedule.simulation.prices import Pieces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -69,7 +69,7 @@ class Graph:
         with without_collector():
             self._trace = execute(program, slots=links.slots, pieces=1)
             self._flatten(self._trace)
-            self._price(self._trace)
+            self._price()
             self._waves = list(self._sort(self._trace))
 
     def repriced(self, links: Links) -> Graph:
@@ -78,8 +78,7 @@ class Graph:
             return Graph(self.program, links)
         other = copy(self)
         other.links = links
-        with without_collector():
-            other._price(self._trace)
+        other._price()
         return other
 
     @property
@@ -105,30 +104,61 @@ class Graph:
         self._after = np.empty(count, np.int64)
         last = [count + lane for lane in range(self._lanes)]
         takes: list[tuple[int, int]] = []
+        letters: dict[tuple[int, int], int] = {}  # (event of the send, receiver) -> its number
+        messages: list[int] = []  # by take
+        self._reads = np.zeros(count, np.int64)  # of a reduction: chunks of all operands
         for number, event in enumerate(trace.events):
             self._after[number], last[event.lane] = last[event.lane], number
-            if isinstance(event.operation, Send):
-                self._chunks[number] = event.operation.source.count
-            takes += [(number, each) for each in event.takes]
+            operation = event.operation
+            if isinstance(operation, Send):
+                self._chunks[number] = operation.source.count
+                for to in operation.to:
+                    letters[number, to] = len(letters)
+            else:
+                stored = sum(target.count for target in operation.targets[:1])
+                self._reads[number] = stored * len(operation.operands)
+                rank = lane_ranks[event.lane]
+                takes += [(number, each) for each in event.takes]
+                messages += [letters[each, rank] for each in event.takes]
         self._last = np.array(last, np.int64)
         self._taker, self._sender = np.array(takes, np.int64).reshape(-1, 2).T
+        self._message = np.array(messages, np.int64)
+        self._letters = np.array(list(letters), np.int64).reshape(-1, 2)
 
-    def _price(self, trace: Trace) -> None:
-        """What every operation and message costs on the links."""
-        self._busy = np.empty((self._count, 2))
-        arrivals: dict[tuple[int, int], Price] = {}
-        delays: list[Price] = []
-        for number, event in enumerate(trace.events):
-            operation, rank = event.operation, trace.lanes[event.lane][0]
-            if isinstance(operation, Send):
-                busy, ways = send_price(self.links, rank, operation)
-                for to, way in zip(operation.to, ways, strict=True):
-                    arrivals[number, to] = way
+    def _price(self) -> None:
+        """What every operation and message costs on the links: prices.py for all at once."""
+        links = self.links
+        bounds = [level.ranks for level in links.levels[:-1]]
+        latency, overhead, us_per_byte = np.array(
+            [(each.latency_us, each.overhead_us, 1 / each.gb_per_s / 1e3) for each in links.levels]
+        ).T
+        event, receiver = self._letters.T
+        level = _levels(self._rank[event], receiver, bounds)
+        fixed, per_byte = overhead[level], us_per_byte[level] * self._chunks[event]
+        first = np.flatnonzero(np.diff(event, prepend=-1))  # where another send begins
+        place = np.arange(len(event)) - np.repeat(first, np.diff(first, append=len(event)))
+        for behind in range(1, int(place.max(initial=0)) + 1):
+            here = np.flatnonzero(place == behind)
+            if links.multicast:  # the farthest counts, the first of several
+                nearer = here[latency[level[here]] <= latency[level[here - 1]]]
+                level[nearer] = level[nearer - 1]
             else:
-                busy = reduce_price(self.links, rank, operation)
-                delays += [arrivals[each, rank] for each in event.takes]
-            self._busy[number] = busy
-        self._delay = np.array(delays, np.float64).reshape(-1, 2)
+                fixed[here] += fixed[here - 1]
+                per_byte[here] += per_byte[here - 1]
+        self._busy = np.zeros((self._count, 2))
+        last = np.append(first[1:], len(event)) - 1 if len(event) else first
+        if links.multicast:
+            own = _levels(self._rank[event], receiver, bounds)
+            far = np.repeat(level[last], np.diff(first, append=len(event)))
+            fixed, per_byte = overhead[far], us_per_byte[far] * self._chunks[event]
+            level = own
+        self._busy[event[last]] = np.stack((fixed[last], per_byte[last]), axis=1)
+        arrivals = np.stack((fixed + latency[level], per_byte), axis=1)
+        is_reduce = self._chunks == 0
+        self._busy[is_reduce, 1] = self._reads[is_reduce] / links.reduce_gb_per_s / 1e3
+        taken = overhead[_levels(self._rank[self._taker], self._rank[self._sender], bounds)]
+        np.add.at(self._busy[:, 0], self._taker, taken)
+        self._delay = arrivals[self._message]
 
     def _sort(self, trace: Trace) -> Iterator[_Wave]:
         """Put events into waves."""
@@ -239,6 +269,14 @@ class Graph:
             ends[wave.events] = start[wave.events] + busy[wave.events]
             if len(wave.takes):
                 np.maximum.at(taken, self._sender[wave.takes], ends[self._taker[wave.takes]])
+
+
+def _levels(one: Ints, other: Ints, bounds: list[float]) -> Ints:
+    """For each pair of ranks, which level their link is of (Links.between)."""
+    level = np.full(len(one), len(bounds))
+    for number in reversed(range(len(bounds))):
+        level[one // bounds[number] == other // bounds[number]] = number
+    return level
 
 
 def _carried_on(growths: list[float], reach: int, count: int) -> float | None:
