@@ -145,8 +145,7 @@ class Participant:
     @property
     def job(self) -> str:
         """The key of the agent that began the job that this one takes part in, or knows of."""
-        decided = self._voter.decided
-        return self._follower.job if decided is None else decided.host or self._follower.job
+        return self._voter.job
 
     # Events.
 
@@ -310,7 +309,7 @@ class Participant:
                 self._leader.joined(message, now)
             elif message.ballot == self._follower.ballot:
                 self._leader.beat(message, now)
-            elif message.ballot.term < self._follower.ballot.term:
+            elif message.ballot.term < self._follower.ballot.term and self.job:
                 self._say(sender, self._leader.led(now))
         elif self.part is Part.FOLLOWING and self._leading_member() is not None:
             leader = self._leading_member()
@@ -348,6 +347,9 @@ class Participant:
             return
         if self._is_other_job(message) and not self._give_way(sender, message, now):
             return
+        self._voter.told(message.host)
+        if self._leader is not None and not self._voter.has_vote():
+            self._leader.deposed = "there is a job already"
         if message.ballot < self._voter.promised:
             if sender == message.leader.key and message.stamp is not None:
                 self._refuse(sender, message.ballot)
@@ -402,7 +404,7 @@ class Participant:
 
     def _promised(self, message: Promise, now: float) -> None:
         campaign = self._campaign
-        if campaign is None:
+        if campaign is None or not self._voter.has_vote():
             return
         campaign.promised(message, now)
         if campaign.won_at is None:
@@ -531,11 +533,12 @@ class Participant:
 
     def _run_for_it(self, now: float) -> None:
         campaign = self._campaign
-        if campaign is not None and campaign.won_at is not None:
-            return self._win(campaign, now)
         if not self._voter.has_vote():
+            self._campaign = None
             self._move(Part.SEEKING)
             return None
+        if campaign is not None and campaign.won_at is not None:
+            return self._win(campaign, now)
         assert self._voter.decided is not None
         self._tries += 1
         term = max(self._term, self._voter.promised.term) + 1

@@ -116,10 +116,10 @@ class Leader:
         self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
-        if bound is not None:
-            self._await(bound, now)
-        else:
+        if bound is None:
             self._resume(now)
+        elif decided.number > BEFORE_ALL:
+            self._await(bound, now)
         self._advance(now)
 
     def take(self) -> tuple[list[Action], str]:
@@ -291,7 +291,7 @@ class Leader:
     # Agreements.
 
     def led(self, stamp: float | None) -> Led:
-        """Who coordinates."""
+        """Who coordinates; there must be a job."""
         return Led(
             ballot=self._ballot,
             leader=self._setup.me,
@@ -579,7 +579,7 @@ class Leader:
     def _find_word(self, now: float) -> float:
         held = self.agreement
         if held.number == BEFORE_ALL:
-            return now
+            return self._began
         words = [(now, self._key)]
         for voter in self._rules.voters(held):
             peer = self.peers.get(voter.key)

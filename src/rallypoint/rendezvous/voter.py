@@ -62,6 +62,7 @@ class Voter:
         self._slot = setup.slot
         self._rules = rules
         self._heard_at = float("-inf")
+        self._told = ""
         if setup.slot is not None:
             self.decided = before_all(setup.endpoints)
 
@@ -69,6 +70,11 @@ class Voter:
     def number(self) -> int:
         """Of the newest decided agreement that it knows; below that of all endpoints: none."""
         return BEFORE_ALL - 1 if self.decided is None else self.decided.number
+
+    @property
+    def job(self) -> str:
+        """The key of the agent that began the job that it knows of; empty: none."""
+        return self._told if self.decided is None else self.decided.host or self._told
 
     def has_vote(self) -> bool:
         """Whether this agent decides on the next agreement that it knows of."""
@@ -80,6 +86,10 @@ class Voter:
         self.leader_key = ballot.candidate
         self.was_lost = False
         self._heard_at = now
+
+    def told(self, job: str) -> None:
+        """That job exists: at an endpoint, no other one is to be begun."""
+        self._told = job
 
     def lost(self, key: str) -> None:
         """An agent has ended; if it coordinated, no promise to it counts any more."""
@@ -148,11 +158,7 @@ class Voter:
     def _is_other_job(self, agreement: Agreement) -> bool:
         if agreement.host in self.left:
             return True
-        return agreement.host != "" and self._host not in ("", agreement.host)
-
-    @property
-    def _host(self) -> str:
-        return "" if self.decided is None else self.decided.host
+        return agreement.host != "" and self.job not in ("", agreement.host)
 
     def _is_bound(self, ballot: Ballot, now: float) -> bool:
         """Whether we follow another coordinator, which may count on us."""
@@ -162,7 +168,9 @@ class Voter:
 
     def _vote_on(self, agreement: Agreement) -> str:
         if agreement.number == BEFORE_ALL:
-            return "" if self._slot is None else slot_key(self._slot)
+            begun = "" if self.accepted is None else self.accepted.host
+            may_begin = self._slot is not None and self._told in ("", begun)
+            return slot_key(self._slot) if may_begin else ""
         keys = [voter.key for voter in self._rules.voters(agreement)]
         return self._me.key if self._me.key in keys else ""
 
@@ -172,6 +180,6 @@ class Voter:
         return Refused(
             ballot=ballot,
             promised=self.promised,
-            job=self._host,
+            job=self.job,
             decided=decided if has_job else None,
         )

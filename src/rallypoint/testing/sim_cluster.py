@@ -230,11 +230,15 @@ class SimCluster:
 
     def stuck(self) -> str:
         """What is not as it must become, if there are no more faults."""
-        alive = self.alive()
-        newest = self.witness.newest
+        alive, job = self.alive(), self.witness.newest
         limits = self._common["limits"]
         assert isinstance(limits, Limits)
-        if self.witness.may_fork or newest is None or newest.finish is not None or not alive:
+        held = [each.core.agreement for each in alive if each.core.agreement is not None]
+        held = [each for each in held if job is not None and each.host == job.host]
+        if self.witness.may_fork or not held:
+            return ""
+        newest = max(held, key=lambda each: each.number)  # of what those who live know
+        if newest.finish is not None:
             return ""
         keys = {agent.key for agent in alive}
         for agent in alive:  # was something proposed that those who live cannot decide?
