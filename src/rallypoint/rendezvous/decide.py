@@ -146,8 +146,7 @@ class Participant:
     @property
     def job(self) -> str:
         """The key of the agent that began the job that this one takes part in, or knows of."""
-        decided = self._voter.decided
-        return self._follower.job if decided is None else decided.host or self._follower.job
+        return self._voter.job
 
     # Events.
 
@@ -329,7 +328,7 @@ class Participant:
                 self._leader.joined(message, now)
             elif message.ballot == self._follower.ballot:
                 self._leader.beat(message, now)
-            elif message.ballot.term < self._follower.ballot.term:
+            elif message.ballot.term < self._follower.ballot.term and self.job:
                 self._say(sender, self._leader.led(now))
         elif self.part is Part.FOLLOWING and self._leading_member() is not None:
             leader = self._leading_member()
@@ -363,10 +362,16 @@ class Participant:
         return None
 
     def _led(self, sender: str, message: Led, now: float) -> None:
-        if message.leader.key == self._key or message.leader.key in self._gone:
+        if message.leader.key == self._key:
+            self._follower.beat_at = now  # it was not known there when it beat at first
+            return
+        if message.leader.key in self._gone:
             return
         if self._is_other_job(message) and not self._give_way(sender, message, now):
             return
+        self._voter.told(message.host)
+        if self._leader is not None and not self._voter.has_vote():
+            self._leader.deposed = "there is a job already"
         if message.ballot < self._voter.promised:
             if sender == message.leader.key and message.stamp is not None:
                 self._refuse(sender, message.ballot)
@@ -421,7 +426,7 @@ class Participant:
 
     def _promised(self, message: Promise, now: float) -> None:
         campaign = self._campaign
-        if campaign is None:
+        if campaign is None or not self._voter.has_vote():
             return
         campaign.promised(message, now)
         if campaign.won_at is None:
@@ -557,17 +562,18 @@ class Participant:
 
     def _run_for_it(self, now: float) -> None:
         campaign = self._campaign
-        if campaign is not None and campaign.won_at is not None:
-            return self._win(campaign, now)
         if not self._voter.has_vote():
+            self._campaign = None
             self._move(Part.SEEKING)
             return None
+        if campaign is not None and campaign.won_at is not None:
+            return self._win(campaign, now)
         assert self._voter.decided is not None
         self._tries += 1
         term = max(self._term, self._voter.promised.term) + 1
         ballot, decided = Ballot(term, self._key), self._voter.decided
         if self._rules.arbiter is not None and not decided.host:
-            decided = decided.__replace__(host=self._follower.job)  # or it might begin a new one
+            decided = decided.__replace__(host=self._voter.job)  # or it might begin a new one
         self._campaign = Campaign(self._setup, self._rules, ballot, decided, now)
         wait_s = min(_RETRY_S * 2**self._tries, self._setup.patience.beat_s)
         self._act_at = now + wait_s * self._random.uniform(1, 2)

@@ -117,10 +117,10 @@ class Leader:
         self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
-        if bound is not None:
-            self._await(bound, now)
-        else:
+        if bound is None:
             self._resume(now)
+        elif decided.number > BEFORE_ALL:
+            self._await(bound, now)
         self._advance(now)
 
     def take(self) -> tuple[list[Action], str]:
@@ -200,10 +200,15 @@ class Leader:
         self._advance(now)
 
     def refused(self, message: Refused) -> None:
-        """Another one was promised more."""
+        """Another one was promised more, or has agreed on more than we know of."""
         is_ours = message.job in ("", self.agreement.host) or self.agreement.host == ""
-        if is_ours and message.ballot == self._ballot and self._ballot < message.promised:
+        if not is_ours or message.ballot != self._ballot:
+            return
+        decided = message.decided
+        if self._ballot < message.promised:
             self.deposed = f"{message.promised.candidate} was promised term {message.promised.term}"
+        elif decided is not None and decided.number > self.agreement.number:
+            self.deposed = f"others know of agreement {decided.number}"
 
     def closed(self, key: str, why: str, now: float) -> None:
         """An agent has ended."""
@@ -302,7 +307,7 @@ class Leader:
     # Agreements.
 
     def led(self, stamp: float | None) -> Led:
-        """Who coordinates."""
+        """Who coordinates; there must be a job."""
         return Led(
             ballot=self._ballot,
             leader=self._setup.me,
@@ -591,9 +596,10 @@ class Leader:
     def _find_word(self, now: float) -> float:
         held = self.agreement
         if held.number == BEFORE_ALL:
-            return now
-        heard = {key: peer.heard_at for key, peer in self.peers.items()}
-        heard.update(self._words)
+            return self._began
+        heard = dict(self._words)
+        counted = self._voters if self._rules.arbiter is None else self.peers
+        heard.update((key, self.peers[key].heard_at) for key in counted if key in self.peers)
         heard[self._key] = now
         pending = None if self._pending is None else self._pending.agreement
         return self._rules.newest_word(held, pending, heard)

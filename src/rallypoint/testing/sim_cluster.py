@@ -10,7 +10,6 @@ One seed is one story. What must never happen raises `ViolationError` at once (s
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part
@@ -128,11 +127,11 @@ class SimCluster:
         """All agents, within that time."""
         for name in self._names:
             delay_s = self.random.uniform(0, spread_s) if spread_s else 0.0
-            self.loop.after(delay_s, partial(self._start_once, name))
+            self.start_later(name, delay_s)
 
-    def _start_once(self, name: str) -> None:
-        if name not in self.agents:
-            self.start(name)
+    def start_later(self, name: str, delay_s: float = 0.0) -> None:
+        """Then, if none runs there."""
+        self.loop.after(delay_s, lambda: self.is_alive(name) or self.start(name))
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -164,12 +163,28 @@ class SimCluster:
         self.tell(f"network: {name} hears nobody")
         self.network.cut(names, {name})
 
-    def mend(self) -> None:
-        """No cable is cut any more."""
+    def mend(self, *, is_lost: bool = False) -> None:
+        """No cable is cut any more; what was sent meanwhile comes, unless it is lost."""
         self.tell("network: whole again")
-        self.network.mend()
+        self.network.mend(is_lost=is_lost)
         if self.etcd is not None:
             self.etcd.cuts, self.etcd.is_away = set(), False
+
+    def divided(self) -> tuple[set[str], set[str]]:
+        """Who knows the newest agreement, and who does not."""
+        newest = self.witness.newest
+        know = {each.name for each in self.alive() if each.core.agreement == newest}
+        return know, set(self._names) - know
+
+    def calm(self) -> None:
+        """Nothing happens from now on."""
+        self.mend()
+        self.network.calm()
+        if self.etcd is not None:
+            self.etcd.max_delay_s = min(self.etcd.max_delay_s, 0.05)
+        self.witness.when_agreed = None
+        for agent in self.alive():
+            agent.dies_after = None
 
     # What agents do.
 
@@ -226,11 +241,15 @@ class SimCluster:
 
     def stuck(self) -> str:
         """What is not as it must become, if there are no more faults."""
-        alive = self.alive()
-        newest = self.witness.newest
+        alive, job = self.alive(), self.witness.newest
         limits = self._common["limits"]
         assert isinstance(limits, Limits)
-        if self.witness.may_fork or newest is None or newest.finish is not None or not alive:
+        held = [each.core.agreement for each in alive if each.core.agreement is not None]
+        held = [each for each in held if job is not None and each.host == job.host]
+        if self.witness.may_fork or not held:
+            return ""
+        newest = max(held, key=lambda each: each.number)  # of what those who live know
+        if newest.finish is not None:
             return ""
         keys = {ETCD, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that those who live cannot decide?

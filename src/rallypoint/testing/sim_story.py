@@ -48,6 +48,9 @@ def story(
     """
     random = Random(f"story {seed}")
     nodes = int(2 * (max_size / 2) ** (random.random() ** 4))  # mostly small
+    events = _EVENTS
+    if random.random() < 0.5:  # few die, but who reaches whom changes all the time
+        events, nodes = _DIVISIONS, random.randint(2, min(7, max_size))
     max_nodes = nodes if random.random() < 0.7 else max(1, nodes - random.randint(1, nodes))
     cluster = SimCluster(
         seed=seed,
@@ -68,16 +71,13 @@ def story(
     cluster.run(random.uniform(0.0, 4.0))
     end = cluster.loop.now + faults_s
     while cluster.loop.now < end:
-        _befall(cluster, random)
+        _befall(cluster, random, random.choice(events))
         cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 5.0]) * random.uniform(0.5, 1.5))
         cluster.check_running()
-    cluster.mend()
-    cluster.network.loss = 0.0
-    if cluster.etcd is not None:
-        cluster.etcd.max_delay_s = min(cluster.etcd.max_delay_s, 0.05)
+    cluster.calm()
     for name in cluster.names:  # a scheduler would do so
-        if random.random() < 0.5 and not cluster.is_alive(name):
-            cluster.start(name)
+        if random.random() < 0.5:
+            cluster.start_later(name)
     end = cluster.loop.now + _CALM_S
     cluster.run(_CALM_S / 3)
     while cluster.loop.now < end and cluster.stuck():
@@ -86,8 +86,8 @@ def story(
     return cluster
 
 
-def _befall(  # noqa: PLR0912 - one case for each event
-    cluster: SimCluster, random: Random
+def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
+    cluster: SimCluster, random: Random, what: str
 ) -> None:
     """One thing happens."""
     names = list(cluster.names)
@@ -96,7 +96,7 @@ def _befall(  # noqa: PLR0912 - one case for each event
     if cluster.etcd is not None:
         places = [*names, ETCD]
         _befall_etcd(cluster, cluster.etcd, random)
-    match random.choice(_EVENTS):
+    match what:
         case "kill":
             cluster.kill(name)
         case "kill leader":
@@ -108,25 +108,32 @@ def _befall(  # noqa: PLR0912 - one case for each event
                 agent.dies_after = random.randint(0, 2 * len(names))
         case "start":
             for each in random.sample(names, min(len(names), random.choice([1, 3]))):
-                if not cluster.is_alive(each):
-                    cluster.start(each)
+                cluster.start_later(each)
         case "restart":
             if cluster.is_alive(name):
                 cluster.kill(name)
-                cluster.run(random.choice([0.0, 0.1, 1.0]))
-                cluster.start(name)
+                cluster.start_later(name, random.choice([0.0, 0.1, 1.0]))
         case "split":
             groups = [set[str](), set[str](), set[str]()][: random.choice([2, 2, 3])]
             for each in places:
                 random.choice(groups).add(each)
             cluster.cut(groups)
+        case "divide":  # those who know the newest agreement, those who do not, the coordinator
+            know, others = cluster.divided()
+            alone = set(cluster.leaders()) if random.random() < 0.5 else set[str]()
+            cluster.cut([know - alone, others - alone, alone])
         case "isolate":
             some = {name, *cluster.leaders()} if random.random() < 0.5 else {name}
             cluster.cut([some, set(places) - some])
         case "deafen":
             cluster.deafen(random.choice([name, *cluster.leaders()]), set(names))
         case "mend":
-            cluster.mend()
+            cluster.mend(is_lost=random.random() < 0.3)
+        case "shift":
+            cluster.mend(is_lost=random.random() < 0.5)
+            _befall(cluster, random, random.choice(["split", "divide", "isolate"]))
+        case "ambush":
+            _ambush(cluster, random, random.choice([1, 1, 2, 3]))
         case "fail":
             if name in cluster.agents:
                 cluster.agents[name].fail()
@@ -147,9 +154,40 @@ def _befall_etcd(cluster: SimCluster, etcd: SimEtcd, random: Random) -> None:
         etcd.max_delay_s = random.choice([0.005, 0.05, 0.8])
 
 
+def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
+    """So many things happen in the middle of ballots, where most can go wrong."""
+
+    def spring() -> None:
+        what = random.choice(_SUDDEN)
+        if "kill" in what:  # the one that speaks now must finish its sentence
+            cluster.loop.after(0.0, lambda: _befall(cluster, random, what))
+        else:
+            _befall(cluster, random, what)
+        if count > 1:
+            _ambush(cluster, random, count - 1)
+
+    if random.random() < 0.5:
+        cluster.network.ambush(int(2 ** random.uniform(0, 5)), spring)
+    else:
+        cluster.witness.when_agreed = spring
+
+
+_SUDDEN = ("kill", "kill leader", *["split", "shift"] * 3, "divide", "isolate", "deafen", "mend")
 _EVENTS = (
     *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
     *["isolate", "isolate", "deafen", "mend", "mend", "fail", "leave", "succeed"],
+    *["shift", "ambush", "ambush", "ambush"],
+)
+_DIVISIONS = (
+    *["ambush"] * 4,
+    *["shift"] * 3,
+    "divide",
+    "mend",
+    "start",
+    "start",
+    "kill",
+    "leave",
+    "fail",
 )
 
 
