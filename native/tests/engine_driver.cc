@@ -52,7 +52,8 @@ class Rank {
  public:
   Rank(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned seed)
       : rank_(rank), ranks_(ranks), common_(seed), own_(seed + rank + 1) {
-    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50});
+    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50},
+                                                   std::vector<tcp::PeerAddress>{});
   }
 
   void teach(const char* path) {
