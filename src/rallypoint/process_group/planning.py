@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,6 +39,7 @@ def planner(
     *,
     rank: int,
     ranks: int,
+    per_host: int = 0,
     override: str = "",
     custom: Custom | None = None,
     model: LinkModel | None = None,
@@ -49,13 +50,14 @@ def planner(
     lengths are served by the direct algorithms, which every rank can run without knowing all.
 
     Args:
+        per_host: how many consecutive ranks share a host; 0 if all do.
         override: an algorithm for each collective that has it.
         custom: an algorithm of the user's, for the collective that it is for; rank 0 proves it.
         model: link constants, for a choice by predicted time.
     """
 
     def own(collective: Collective, root: int) -> Program | None:
-        made = custom and custom.build(Team(ranks, root, ranks), prove=rank == 0)
+        made = custom and custom.build(Team(ranks, root, per_host or ranks), prove=rank == 0)
         return made if made and made.collective is collective else None
 
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
@@ -64,8 +66,29 @@ def planner(
         if made is not None:
             return encode(made, rank), False
         wish = "direct" if uneven else override
-        choice = choose(collective, nbytes=nbytes, ranks=ranks, model=model, override=wish)
-        made = build(collective, choice.algorithm, ranks=ranks, root=root)
+        choice = choose(
+            collective,
+            nbytes=nbytes,
+            ranks=ranks,
+            per_node=per_host,
+            model=model,
+            override=wish,
+        )
+        made = build(
+            collective, choice.algorithm, ranks=ranks, root=root, per_node=per_host or 1
+        )
         return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
     return plan
+
+
+def ranks_per_host(hosts: Sequence[int]) -> int:
+    """How many consecutive ranks share a host, if that is so; the last host may have fewer.
+
+    0 if all ranks are on one host; 1 if they are spread in any other way, as if each were alone.
+    """
+    if len(set(hosts)) == 1:
+        return 0
+    size = hosts.count(hosts[0])
+    regular = [rank // size for rank in range(len(hosts))]
+    return size if list(hosts) == regular else 1

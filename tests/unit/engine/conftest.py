@@ -9,11 +9,11 @@ from tests.unit.engine import ranks
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "run_ranks" in vars(metafunc.module):
-        metafunc.fixturenames.append("transport")
         metafunc.parametrize("transport", ranks.TRANSPORTS, indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(ranks, "chosen_transport", request.param)
-    return str(request.param)
+    chosen = getattr(request, "param", "shm")
+    monkeypatch.setattr(ranks, "chosen_transport", chosen)
+    return str(chosen)
