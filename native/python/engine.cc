@@ -343,8 +343,9 @@ class PythonCommunicator {
   static nb::object record(const CallRecord& record) {
     const std::uint64_t number = record.number.load();
     if (number == 0) return nb::none();
-    return nb::make_tuple(number - 1, record.collective, record.reduce_op, record.dtype,
-                          record.root, record.count);
+    const std::int32_t what[] = {record.collective, record.reduce_op, record.dtype, record.root};
+    return nb::make_tuple(number - 1, what[0], what[1], what[2], what[3],
+                          std::uint64_t{record.count});
   }
 
   std::shared_ptr<Communicator> communicator_;
