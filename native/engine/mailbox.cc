@@ -18,6 +18,7 @@ constexpr unsigned kParts = 2;  // of a block, for large messages
 constexpr std::size_t kPartBytes = kMailBytes / kParts;
 constexpr std::uint64_t kReadBytes = 4 << 20;  // at a time, so that others get on too
 constexpr std::uint64_t kFarPartBytes = 256 << 10;
+constexpr double kCutOffS = 0.5;
 constexpr unsigned kFinishLookUs = 200;
 constexpr std::int32_t kSend = 4;      // schedule/collective.py
 constexpr std::int32_t kReceive = -1;  // a CallRecord's collective
@@ -374,6 +375,7 @@ Trouble Mailbox::look_for_trouble(Item& item) {
     return was_gone ? fail(Trouble::peer_left, gone, item) : Trouble::none;
   }
   item.was_gone = false;
+  if (is_cut_off(item)) return fail(Trouble::peer_lost, transfer.peer, item);
   if (now_s() - item.began_s > transfer.timeout_s) {
     return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
   }
@@ -396,6 +398,14 @@ std::uint32_t Mailbox::gone_peer(std::uint32_t peer) const {
 bool Mailbox::has_left(std::uint32_t rank) const {
   return region_.presence(rank) == Presence::left &&
          (!region_.is_far(rank) || courier_->has_ended(rank));
+}
+
+// Without a connection, although its host says nothing.
+bool Mailbox::is_cut_off(Item& item) const {
+  const std::uint32_t peer = item.transfer->peer;
+  if (peer == kAnyRank || !region_.is_far(peer) || !courier_->has_ended(peer)) return false;
+  if (item.cut_off_s == 0) item.cut_off_s = now_s();
+  return now_s() - item.cut_off_s > kCutOffS;
 }
 
 void Mailbox::describe(CallRecord& record, const Item& item) const {

@@ -73,6 +73,7 @@ class Mailbox final : public Alarm {
     std::uint64_t moved = 0;  // bytes of a large message
     bool takes_parts = false;
     double began_s = 0;     // when it was first looked at in vain
+    double cut_off_s = 0;   // when its peer was first seen without a connection
     bool was_gone = false;  // its peer, at the last look
     Trouble trouble = Trouble::none;
   };
@@ -103,6 +104,7 @@ class Mailbox final : public Alarm {
   Trouble look_for_trouble(Item& item);
   std::uint32_t gone_peer(std::uint32_t peer) const;
   bool has_left(std::uint32_t rank) const;
+  bool is_cut_off(Item& item) const;
   Trouble fail(Trouble trouble, std::uint32_t culprit, const Item& item);
   Trouble fail_against(const Item& item, const Envelope& from);
   void describe(CallRecord& record, const Item& item) const;
