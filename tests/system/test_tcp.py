@@ -190,8 +190,13 @@ def test_the_interface_is_chosen_by_name(two: Hosts, tmp_path: Path) -> None:
     job = Job(two, (1, 2), script, tmp_path, GLOO_SOCKET_IFNAME="^eth,lo")
     assert int(job.told(0)) >= 6  # both ends of three connections
     job.end()
-    job = Job(two, (1, 2), "try:\n  " + BEGIN.replace("\n", "\n  ") + "\nexcept Exception as e:\n"
-              "  tell(e)\n", tmp_path, RALLYPOINT_SOCKET_IFNAME="nope")
+    job = Job(
+        two,
+        (1, 2),
+        "try:\n  " + BEGIN.replace("\n", "\n  ") + "\nexcept Exception as e:\n  tell(e)\n",
+        tmp_path,
+        RALLYPOINT_SOCKET_IFNAME="nope",
+    )
     assert "RALLYPOINT_SOCKET_IFNAME=nope: no interface" in job.told(0)
     assert "mac0" in job.told(1)
     job.end()

@@ -79,7 +79,7 @@ def host_identity() -> str:
     """What is the same for two processes exactly if they can share memory and see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        kinds = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
+        kinds = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid")]
     except OSError:
         return os.uname().nodename
     return "/".join([boot, *map(str, kinds)])

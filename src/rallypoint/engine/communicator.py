@@ -143,7 +143,7 @@ class Communicator:
             timeout_s,
             is_alone,
             synchronous_send,
-            [tuple(peer) for peer in peers],
+            list(peers),
         )
         self.run = self._native.run
         self.send = self._native.send

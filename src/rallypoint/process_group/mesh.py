@@ -25,6 +25,7 @@ import struct
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from rallypoint.base.address import endpoint_of
@@ -130,7 +131,7 @@ def connect_all(
 def _make_room(connections: int) -> None:
     """As many descriptors as will be needed, if the system grants them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = len(os.listdir("/proc/self/fd")) + connections + _SPARE_DESCRIPTORS
+    wanted = len(list(Path("/proc/self/fd").iterdir())) + connections + _SPARE_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -74,9 +74,7 @@ def planner(
             model=model,
             override=wish,
         )
-        made = build(
-            collective, choice.algorithm, ranks=ranks, root=root, per_node=per_host or 1
-        )
+        made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_host or 1)
         return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
     return plan

@@ -1,4 +1,4 @@
-"""A peer on another host whose bytes are wrong, too few, or none: an error, never a crash or a hang.
+"""A peer on another host whose bytes are wrong, too few, or none: an error, no crash and no hang.
 
 The peer is the test itself, with the other ends of the connections in its hands.
 """
@@ -70,9 +70,7 @@ def receive(communicator: Communicator) -> bool:
     return communicator.receive(1, 5, np.ones(1)) <= FAILED
 
 
-def fails(
-    peer: Peer, call: Callable[[Communicator], bool], act: Callable[[], object]
-) -> PeerError:
+def fails(peer: Peer, call: Callable[[Communicator], bool], act: Callable[[], object]) -> PeerError:
     """The error of a call that is under way when the peer acts; within a second or so."""
     outcome: list[bool] = []
     thread = threading.Thread(target=lambda: outcome.append(call(peer.rank0)))

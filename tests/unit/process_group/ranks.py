@@ -13,7 +13,6 @@ from rallypoint.process_group.planning import Wishes
 from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import OpenStore
 
-
 chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 
 
