@@ -86,7 +86,9 @@ def iperf_gbit(hosts: Hosts) -> float | None:
             break
     server.wait()
     end = json.loads(client.stdout)["end"]
-    rates = [end[name]["bits_per_second"] for name in ("sum_received", "sum_received_bidir_reverse")]
+    rates = [
+        end[name]["bits_per_second"] for name in ("sum_received", "sum_received_bidir_reverse")
+    ]
     return min(rates) / 1e9
 
 
