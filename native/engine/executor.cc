@@ -13,6 +13,9 @@ namespace {
 constexpr int kRecordLooks = 1000;
 constexpr unsigned kRecordLookUs = 100;
 constexpr double kCutOffS = 0.5;
+// What takes milliseconds to arrive is not worth a core's time that others could use.
+constexpr unsigned kFarYields = 30;
+constexpr std::uint64_t kFarLongBytes = 128 << 10;
 constexpr std::uint64_t kAlign = 16;  // items; chunks of long arrays begin at cache lines
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -371,7 +374,11 @@ void Executor::rewind() {
 // The rest of a call that could not be run in one go.
 Trouble Executor::wait(Host& host) {
   resume();
-  Waiter waiter(region_, policy_, host, wire_);
+  WaitPolicy policy = policy_;
+  if (wire_ != nullptr && block_bytes_ >= kFarLongBytes) {
+    policy.yields = std::min(policy.yields, kFarYields);
+  }
+  Waiter waiter(region_, policy, host, wire_);
   bool has_slept = false;
   for (;;) {
     switch (go_on(has_slept, host)) {
