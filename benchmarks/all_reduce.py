@@ -4,6 +4,10 @@
 
 float32, SUM, in place. Each row is the median over repeats of the mean time of a batch of calls on
 rank 0, the order alternating. Gloo is measured with its defaults. Without PyTorch, only ours is.
+
+A second table shows what it costs to ask for an algorithm: 8 bytes by the same program, chosen by
+us, the same with another keyword (which Python does not pass for nothing), by its name, and from a
+file.
 """
 
 from __future__ import annotations
@@ -25,6 +29,14 @@ from table import human_bytes, need, print_table, save
 
 import rallypoint as dist
 
+ASKED_REPEATS = 45
+ASKED_BATCH_S = 0.01
+OWN_FILE = """
+from rallypoint.schedule.algorithms import direct
+
+def own(team):
+    return direct.all_reduce_one_shot(team.ranks)
+"""
 SIZES = [8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 BATCH_S = 0.05
 
@@ -38,13 +50,37 @@ def batch_us(call: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - begin) / calls * 1e6
 
 
-def calls_for(call: Callable[[], Any]) -> int:
-    """How many calls take about BATCH_S: the same number on every rank, rank 0's."""
+def calls_for(call: Callable[[], Any], batch_s: float = BATCH_S) -> int:
+    """How many calls take about `batch_s`: the same number on every rank, rank 0's."""
     call()
     once_us = batch_us(call, 5)
-    count = np.array([max(3, min(20_000, int(BATCH_S * 1e6 / once_us)))])
+    count = np.array([max(3, min(20_000, int(batch_s * 1e6 / once_us)))])
     dist.broadcast(count, src=0)
     return int(count[0])
+
+
+def asked_for() -> dict[str, list[float]]:
+    """Microseconds of a call of 8 bytes, by who says which algorithm; round by round."""
+    array = np.zeros(2, np.float32)
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "own.py")
+        file.write_text(OWN_FILE)
+        contenders = {
+            "chosen": lambda: dist.all_reduce(array),
+            "with op=": lambda op=dist.ReduceOp.SUM: dist.all_reduce(array, op=op),
+            "by name": lambda: dist.all_reduce(array, algorithm="direct_one_shot"),
+            "own file": lambda name=str(file): dist.all_reduce(array, algorithm=name),
+        }
+        for call in contenders.values():
+            call()
+    calls = calls_for(contenders["chosen"], ASKED_BATCH_S)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
+    for _ in range(ASKED_REPEATS):
+        for name in order:
+            times[name].append(batch_us(contenders[name], calls))
+        order = [*order[1:], order[0]]
+    return times
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -55,6 +91,7 @@ def worker(options: argparse.Namespace) -> None:
         import torch
 
         torch.distributed.init_process_group("gloo")
+    asked = asked_for()
     rows = []
     for nbytes in options.sizes:
         array = np.full(nbytes // 4, rank + 1, np.float32)
@@ -82,7 +119,7 @@ def worker(options: argparse.Namespace) -> None:
         if rank == 0:
             print(f"{human_bytes(nbytes)} measured", file=sys.stderr)
     if rank == 0:
-        Path(options.worker).write_text(json.dumps(rows))
+        Path(options.worker).write_text(json.dumps([rows, asked]))
     dist.barrier()
     if torch is not None:
         torch.distributed.destroy_process_group()
@@ -109,6 +146,28 @@ def report(rows: list[dict[str, Any]]) -> None:
     save("all_reduce", rows)
 
 
+def report_asked(times: dict[str, list[float]], ranks: int) -> None:
+    """The ratio is the median of those within a round, which other work hits alike."""
+    table, rows = [], []
+    for name, values in times.items():
+        ratios = sorted(a / b for a, b in zip(values, times["chosen"], strict=True))
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        row = {"asked": name, "ranks": ranks, "us": statistics.median(values)}
+        row |= {"fastest_us": min(values), "ratio": middle}
+        rows.append(row)
+        table.append(
+            (
+                name,
+                f"{row['us']:.3f}",
+                f"{row['fastest_us']:.3f}",
+                f"{middle:.3f}",
+                f"{low:.3f} - {high:.3f}",
+            )
+        )
+    print_table(("8 B, algorithm", "us", "fastest us", "to chosen", "half of rounds"), table)
+    save("all_reduce_asked", rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nproc-per-node", type=int, default=2)
@@ -124,7 +183,9 @@ def main() -> None:
         command = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
         command += ["--nproc-per-node", str(options.nproc_per_node), __file__, *sys.argv[1:]]
         subprocess.run([*command, "--worker", str(result)], check=True, env=dict(os.environ))
-        report(json.loads(result.read_text()))
+        rows, asked = json.loads(result.read_text())
+        report(rows)
+        report_asked(asked, options.nproc_per_node)
 
 
 if __name__ == "__main__":

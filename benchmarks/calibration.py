@@ -3,8 +3,9 @@
     python benchmarks/calibration.py [--ranks 2 3 4] [--model FILE.toml] [--plot FILE.png]
 
 Measures all_reduce with every algorithm at 17 sizes, fits a link model to every other size, and
-compares predicted with measured times at the sizes left out. Takes some minutes; other work on the
-machine shows.
+compares predicted with measured times at the sizes left out. The noise is how far two halves of a
+measurement are apart: no model can do better. Takes some minutes. Other work on the machine shows:
+how much there was is told.
 """
 
 from __future__ import annotations
@@ -15,19 +16,26 @@ from pathlib import Path
 
 from table import human_bytes, need, print_table, save
 
-from rallypoint.cli.calibrate import RANKS, Calibration, calibrate
+from rallypoint.cli.calibrate import RANKS, Calibration, calibrate, p95
 
 
 def report(calibration: Calibration) -> None:
     rows = []
     for ranks in sorted({error.measured.ranks for error in calibration.errors}):
         relative = sorted(e.relative for e in calibration.errors if e.measured.ranks == ranks)
-        p95 = relative[int(0.95 * (len(relative) - 1))]
-        row = (str(ranks), str(len(relative)), f"{statistics.median(relative):.1%}", f"{p95:.1%}")
-        rows.append(row)
-    total = (f"{calibration.median_error:.1%}", f"{calibration.p95_error:.1%}")
-    rows.append(("all", str(len(calibration.errors)), *total))
-    print_table(("ranks", "predictions", "median error", "95th percentile"), rows)
+        noise = [e.measured.noise for e in calibration.errors if e.measured.ranks == ranks]
+        others = next(e.measured.others for e in calibration.errors if e.measured.ranks == ranks)
+        rows.append((*_row(str(ranks), relative, noise), f"{others:.1f}"))
+    noise = [error.measured.noise for error in calibration.errors]
+    rows.append((*_row("all", [error.relative for error in calibration.errors], noise), ""))
+    columns = ("ranks", "predictions", "error", "95%", "noise", "95%", "cores taken by others")
+    print_table(columns, rows)
+
+
+def _row(ranks: str, errors: list[float], noise: list[float]) -> tuple[str, ...]:
+    """Medians and 95th percentiles of what is predicted wrongly, and of what is not reproduced."""
+    shares = (statistics.median(errors), p95(errors), statistics.median(noise), p95(noise))
+    return (ranks, str(len(errors)), *(f"{share:.1%}" for share in shares))
 
 
 def scatter(path: str, calibration: Calibration) -> None:
@@ -72,6 +80,8 @@ def main() -> None:
                 "size": human_bytes(error.measured.nbytes),
                 "measured_us": error.measured.time_us,
                 "predicted_us": error.predicted_us,
+                "noise": error.measured.noise,
+                "others": error.measured.others,
             }
             for error in calibration.errors
         ],

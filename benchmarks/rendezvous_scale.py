@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import selectors
 import socket
@@ -19,30 +20,58 @@ import time
 
 from table import print_table, save
 
-from rallypoint.launch.dynamic import Host
-from rallypoint.launch.job import Job, Rendezvous
+from rallypoint.launch.dynamic import Dynamic
 from rallypoint.rendezvous.link import Caller, Ear, Link
+from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.messages import decode, encode
 from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.reports import Finish, Join, Start, Stop
+from rallypoint.rendezvous.protocol import (
+    Accepted,
+    Ack,
+    Ballot,
+    Beat,
+    Go,
+    Halt,
+    Led,
+    Over,
+    Setup,
+)
+from rallypoint.rendezvous.reports import Join
 from rallypoint.rendezvous.round import Endpoint, Member
 
 JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5
 TOKEN = b"secret"
 RUN_ID = "scale"
+BEAT_S, PATIENCE_S = 1.0, 60.0
+# Each voter reads the list of all members, on a processor of its own. Here they would all do so
+# on the one that others need: this is as much of it as an answer takes.
+PROPOSED = re.compile(rb'\[\d+,"Propose",\[(\d+),"(\w+)"\],([^,]+),\[(\d+),')
 FEW_CALLS = 256  # under way at once in each client process
 
 
+class Node:
+    """What a client remembers of one of its nodes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.key = f"m{number}"
+        self.has_key = False  # of the coordinator
+        self.ballot: Ballot | None = None
+        self.stamp: float | None = None
+        self.round = self.agreed = -1
+
+
 class Clients(Ear):
-    """The links of one client process; each is a node that joins and obeys."""
+    """The links of one client process; each is a node that joins, beats, votes and obeys."""
 
     def __init__(self, port: int, nodes: int, first: int, count: int) -> None:
         self._port, self._nodes, self._first, self._count = port, nodes, first, count
         self._selector = selectors.DefaultSelector()
-        self._numbers: dict[Link, int] = {}
+        self._of: dict[Link, Node] = {}
         self._seats: dict[int, tuple[int, str, int]] = {}
+        self._beat_at = time.monotonic() + BEAT_S
         self._under_way = 0
-        self._stopped = 0
+        self._stopped: set[int] = set()
         self._is_over = False
 
     def run(self) -> None:
@@ -52,7 +81,7 @@ class Clients(Ear):
         while len(self._seats) < self._count:
             while len(links) < self._count and self._under_way < FEW_CALLS:
                 link = Caller(("127.0.0.1", self._port), self._selector, self, TOKEN)
-                self._numbers[link] = self._first + len(links)
+                self._of[link] = Node(self._first + len(links))
                 self._under_way += 1
                 links.append(link)
             self._turn()
@@ -60,18 +89,22 @@ class Clients(Ear):
         expected, died = self._count, None
         if sys.stdin.readline().strip() == "die":
             died = time.time()
+            del self._of[links[0]]
             links[0].close()
             expected -= 1
-        while self._stopped < expected and not self._is_over:
+        while len(self._stopped) < expected and not self._is_over:
             self._turn()
-        self._tell({"died": died, "told": time.time(), "stopped": self._stopped})
+        self._tell({"died": died, "told": time.time(), "stopped": len(self._stopped)})
         sys.stdin.readline()
 
     def opened(self, link: Link) -> None:
         """See Ear."""
         self._under_way -= 1
-        number = self._numbers[link]
-        member = Member(key=f"m{number}", host=f"node{number}", local_world_size=8)
+        node = self._of[link]
+        link.send(node.key.encode())
+        member = Member(
+            key=node.key, host=f"node{node.number}", local_world_size=8, address="127.0.0.1"
+        )
         join = Join(
             run_id=RUN_ID,
             last_round=-1,
@@ -83,41 +116,76 @@ class Clients(Ear):
 
     def received(self, link: Link, payload: bytes) -> None:
         """See Ear."""
+        node = self._of[link]
+        if not node.has_key:
+            node.has_key = True
+            return
+        proposed = PROPOSED.match(payload)
+        if proposed is not None:
+            ballot = Ballot(int(proposed[1]), proposed[2].decode())
+            stamp, number = float(proposed[3]), int(proposed[4])
+            accepted = Accepted(ballot=ballot, voter=node.key, stamp=stamp, number=number)
+            link.send(encode(accepted))
+            return
         match decode(payload):
-            case Start(seat=seat):
-                self._seats[self._numbers[link]] = (seat.node_rank, seat.store.host, seat.nodes)
-            case Stop():
-                self._stopped += 1
-            case Finish():
+            case Led(ballot=ballot, stamp=stamp):
+                node.ballot, node.stamp = ballot, stamp
+                self._beat(link, node)
+            case Ack(stamp=stamp, number=number):
+                node.stamp, node.agreed = stamp, number
+            case Go(seat=seat):
+                node.round = seat.number
+                self._seats[node.number] = (seat.node_rank, seat.store.host, seat.nodes)
+            case Halt():
+                self._stopped.add(node.number)
+            case Over():
                 self._is_over = True
 
     def closed(self, link: Link, why: str) -> None:
         """See Ear."""
-        raise SystemExit(f"node {self._numbers[link]} lost the coordinator: {why}")
+        raise SystemExit(f"node {self._of[link].number} lost the coordinator: {why}")
+
+    def _beat(self, link: Link, node: Node) -> None:
+        assert node.ballot is not None
+        beat = Beat(
+            key=node.key,
+            ballot=node.ballot,
+            sent_at=time.monotonic(),
+            stamp=node.stamp,
+            number=node.agreed,
+            round=node.round,
+            first=0,
+            reports=(),
+        )
+        link.send(encode(beat))
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(1):
+        for key, _ in self._selector.select(0.1):
             key.data()
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + BEAT_S
+            for link, node in self._of.items():
+                if node.ballot is not None:
+                    self._beat(link, node)
 
     def _tell(self, what: dict[str, object]) -> None:
         print(json.dumps(what), flush=True)
 
 
-def coordinator(nodes: int) -> tuple[Host, int]:
-    """The agent's part that gathers, for this many nodes and itself."""
+def coordinator(nodes: int) -> tuple[Dynamic, int]:
+    """The agent that gathers, for this many nodes and itself."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]
-    job = Job(command=("true",), local_world_size=8, run_id=RUN_ID, host="node0", environ={})
-    rendezvous = Rendezvous(
-        backend="c10d",
-        endpoints=(Endpoint(host="127.0.0.1", port=port),),
+    member = Member(key="m0", host="node0", local_world_size=8, address="127.0.0.1", port=port)
+    setup = Setup(
+        me=member,
         run_id=RUN_ID,
-        min_nodes=nodes,
-        max_nodes=nodes,
-        token=TOKEN,
+        limits=Limits(min_nodes=nodes, max_nodes=nodes),
+        endpoints=(Endpoint(host="127.0.0.1", port=port),),
+        slot=0,
+        patience=Patience(beat_s=BEAT_S),
     )
-    member = Member(key="m0", host="node0", local_world_size=8, address="127.0.0.1")
-    return Host(job, rendezvous, Patience(), member, listener), port
+    return Dynamic(setup, listener, TOKEN), port
 
 
 def measure(nodes: int, processes: int) -> dict[str, float]:
@@ -167,7 +235,7 @@ def check(seats: list[list[object]], nodes: int) -> None:
 
 
 def answers(
-    host: Host, selector: selectors.BaseSelector, clients: list[subprocess.Popen[str]]
+    host: Dynamic, selector: selectors.BaseSelector, clients: list[subprocess.Popen[str]]
 ) -> list[dict[str, object]]:
     """One line of each client; the coordinator works meanwhile, as in an agent's loop."""
     lines: dict[int, str] = {}
@@ -180,7 +248,10 @@ def answers(
 
     for i, client in enumerate(clients):
         selector.register(client.stdout, selectors.EVENT_READ, lambda i=i: read(i))
+    deadline = time.monotonic() + PATIENCE_S
     while len(lines) < len(clients):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"only {len(lines)} of {len(clients)} processes are done")
         wake_at = host.wake_at
         timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
         for key, _ in selector.select(timeout):

@@ -28,6 +28,7 @@ constexpr int kBadOperator = -2;
 constexpr int kFailed = -10;
 constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
 constexpr std::uint32_t kAllReduce = 0;         // schedule/collective.py
+constexpr std::uint32_t kVariant = 1 << 8;      // process_group/planning.py: above, which algorithm
 
 // rank, pid, and descriptors: for control, for mail, for data
 using FarPeer = std::tuple<std::uint32_t, std::int32_t, int, int, std::vector<int>>;
@@ -200,7 +201,7 @@ class PythonCommunicator {
   }
   static Operator operator_of(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
                               DType dtype) {
-    return {static_cast<std::uint16_t>(collective), dtype, static_cast<ReduceOp>(op),
+    return {static_cast<std::uint16_t>(collective % kVariant), dtype, static_cast<ReduceOp>(op),
             static_cast<std::int32_t>(root)};
   }
   static std::optional<DType> common_dtype(const View& source, const View& target) {

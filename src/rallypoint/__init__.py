@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         split_group,
     )
     from rallypoint.process_group.work import Future, Work
+    from rallypoint.schedule.program import ProgramError
 
 __all__ = [
     "AlreadyInitializedError",
@@ -115,6 +116,7 @@ __all__ = [
     "PeerLostError",
     "PremulSum",
     "ProcessGroup",
+    "ProgramError",
     "RallypointError",
     "ReduceOp",
     "StoreConnectionError",
@@ -199,6 +201,7 @@ _ROOMS = {
     "process_group.sampler": "DistributedSampler",
     "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
     "process_group.work": "Future Work",
+    "schedule.program": "ProgramError",
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

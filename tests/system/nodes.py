@@ -24,8 +24,10 @@ store.set(rank, "here")
 store.wait([str(other) for other in range(size)])
 host = os.uname().nodename
 text = f"{number} {rank}/{size} {e['GROUP_RANK']}/{e['GROUP_WORLD_SIZE']}"
-with open(f"up.{host}.{e['LOCAL_RANK']}", "w") as file:
+name = f"up.{host}.{e['LOCAL_RANK']}"
+with open(f"part.{name}", "w") as file:
     file.write(text)
+os.rename(f"part.{name}", name)
 while not os.path.exists("go"):
     time.sleep(0.01)
 """
@@ -77,6 +79,13 @@ class Agents:
                 return time.monotonic() - begin
             assert time.monotonic() - begin < within_s, (found, self.story())
             time.sleep(0.01)
+
+    def wait_until_said(self, number: int, text: str, *, within_s: float = 10.0) -> None:
+        """Until the agent of a host has written this."""
+        deadline = time.monotonic() + within_s
+        while text not in self.said(number):
+            assert time.monotonic() < deadline, (text, self.story())
+            time.sleep(0.02)
 
     def finish(self, numbers: Iterable[int], *, within_s: float = 20.0) -> None:
         """Let the workers end, and expect success of these agents."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
@@ -206,3 +209,20 @@ assert total.item() == 3
 dist.destroy_process_group()
 """)
     assert launch.run("--nproc-per-node", "2", script) == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["simulate", "--help"]])
+def test_nobody_can_read_the_help(words: list[str]) -> None:
+    command = [sys.executable, "-m", "rallypoint", *words]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "rallypoint: cannot write to the standard output: No space left on device\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == ""

@@ -25,6 +25,7 @@ class _RecordType(type):
 
     _fields: tuple[str, ...]
     _defaults: dict[str, Any]
+    _puts: tuple[tuple[str, Callable[[object, object], None]], ...]  # how to set each, frozen
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **how: object
@@ -35,7 +36,10 @@ class _RecordType(type):
         namespace["__slots__"] = own
         namespace["_fields"] = (*getattr(parent, "_fields", ()), *own)
         namespace["_defaults"] = {**getattr(parent, "_defaults", {}), **defaults}
-        return super().__new__(mcs, name, bases, namespace, **how)
+        cls = super().__new__(mcs, name, bases, namespace, **how)
+        puts = [(field, vars(cls)[field].__set__) for field in own]
+        cls._puts = (*getattr(parent, "_puts", ()), *puts)
+        return cls
 
 
 @dataclass_transform(frozen_default=True)
@@ -56,21 +60,29 @@ class Record(metaclass=_RecordType):
 
     def __init__(self, *values: object, **named: object) -> None:
         cls = type(self)
+        if values:
+            cls._name(values, named)
+        if len(named) != len(cls._fields):
+            named = {**cls._defaults, **named}
+        try:
+            for field, put in cls._puts:
+                put(self, named[field])
+        except KeyError:
+            raise TypeError(f"{cls.__name__} needs {field}") from None
+        if len(named) != len(cls._fields):
+            unknown = ", ".join(sorted(named.keys() - set(cls._fields)))
+            raise TypeError(f"{cls.__name__} has no {unknown}")
+        self.__post_init__()
+
+    @classmethod
+    def _name(cls, values: tuple[object, ...], named: dict[str, Any]) -> None:
+        """Add the values given by position."""
         if len(values) > (0 if cls._kw_only else len(cls._fields)):
             raise TypeError(f"{cls.__name__} takes no {len(values)} arguments without a name")
         for field, value in zip(cls._fields, values, strict=False):
             if field in named:
                 raise TypeError(f"{cls.__name__} got {field} twice")
             named[field] = value
-        if not named.keys() <= set(cls._fields):
-            unknown = ", ".join(sorted(named.keys() - set(cls._fields)))
-            raise TypeError(f"{cls.__name__} has no {unknown}")
-        named = {**cls._defaults, **named}
-        for field in cls._fields:
-            if field not in named:
-                raise TypeError(f"{cls.__name__} needs {field}")
-            object.__setattr__(self, field, named[field])
-        self.__post_init__()
 
     def __post_init__(self) -> None:
         """For subclasses: refuse what must not be."""
@@ -81,7 +93,7 @@ class Record(metaclass=_RecordType):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record) or type(other) is not type(self):
             return NotImplemented
-        return self._values() == other._values()
+        return self is other or self._values() == other._values()
 
     def __hash__(self) -> int:
         return hash(self._values())

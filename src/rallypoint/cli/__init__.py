@@ -1,14 +1,19 @@
 """The command line: `rallypoint COMMAND ...`, and `rallyrun` for `rallypoint run`.
 
-Each command is a module of this package, imported only when it is called.
+Each command is a function in the module of its name here, imported only when it is called.
 """
 
 from __future__ import annotations
 
+import errno
+import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 _COMMANDS = {
+    "bench": "measure this machine, for predictions",
     "run": "start a script in several processes that work together",
     "simulate": "predict the time of collective algorithms on many ranks",
     "store": "serve a key-value store that outlives the nodes of a job",
@@ -39,33 +44,36 @@ def main_run() -> int:
 
 def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     try:
-        return command(words)
+        status = command(words)
+        sys.stdout.flush()  # while a failure can still be told
     except KeyboardInterrupt:  # before the agent was there to handle it
         return 130
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever read our output has seen enough
+            return 128 + signal.SIGPIPE
+        print(f"rallypoint: cannot write to the standard output: {error.strerror}", file=sys.stderr)
+        return 1
+    return status
 
 
 def _dispatch(words: Sequence[str]) -> int:
     name = words[0] if words else "--help"
-    if name == "run":
-        from rallypoint.cli.run import run
-
-        return run(words[1:])
-    if name == "simulate":
-        from rallypoint.cli.simulate import simulate
-
-        return simulate(words[1:])
-    if name == "store":
-        from rallypoint.cli.store import store
-
-        return store(words[1:])
+    if name in _COMMANDS:
+        command: Callable[[Sequence[str]], int] = getattr(
+            importlib.import_module(f"rallypoint.cli.{name}"), name
+        )
+        return command(words[1:])
     if name in ("--help", "-h", "help"):
         commands = "\n".join(f"  {name:<10}{text}" for name, text in _COMMANDS.items())
         print(_HELP.format(commands=commands), end="")
         return 0 if words else 2
     if name in ("--version", "-V"):
-        import importlib.metadata
+        from importlib.metadata import version
 
-        print("rallypoint", importlib.metadata.version("rallypoint"))
+        print("rallypoint", version("rallypoint"))
         return 0
     from rallypoint.cli.options import suggestion
 

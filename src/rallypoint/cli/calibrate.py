@@ -1,19 +1,22 @@
 """Measures the engine on this machine and fits a link model to it.
 
 `calibrate` is what `rallypoint bench --calibrate` and benchmarks/calibration.py call. Every other
-size is left out of the fit, so that the error it reports is that of predictions.
+size is left out of the fit, so that the error it reports is that of predictions. How far two halves
+of one measurement are apart says how much of that no model could predict.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rallypoint.base.errors import HostError
 from rallypoint.schedule.calibration import Error, Measurement, fit, predict, to_toml
@@ -28,8 +31,9 @@ ALGORITHMS = (
     "halving_doubling",
 )
 FITTED_SIZES = tuple(8 << shift for shift in range(0, 22, 3))  # 8 B, 64 B, ..., 16 MiB
-LEFT_OUT_SIZES = (32, 256, 2048, 8192, 65536, 131072, 524288, 2 << 20, 8 << 20)
+LEFT_OUT_SIZES = (32, 256, 2048, 8192, 65536, 131072, 524288, 1 << 20, 8 << 20)
 RANKS = (2, 3, 4, 6, 8)
+ROUNDS = 40
 BLOCK_BYTES = 256 << 10  # the engine's (native/engine/layout.h)
 SLOTS = 4
 
@@ -50,8 +54,13 @@ class Calibration:
     @property
     def p95_error(self) -> float:
         """The 95th percentile."""
-        relative = sorted(error.relative for error in self.errors)
-        return relative[int(0.95 * (len(relative) - 1))]
+        return p95(error.relative for error in self.errors)
+
+
+def p95(values: Iterable[float]) -> float:
+    """The 95th percentile."""
+    ordered = sorted(values)
+    return ordered[int(0.95 * (len(ordered) - 1))]
 
 
 def calibrate(
@@ -59,13 +68,14 @@ def calibrate(
     algorithms: Sequence[str] = ALGORITHMS,
     *,
     name: str = "this_machine",
+    rounds: int = ROUNDS,
 ) -> Calibration:
     """Measure and fit; takes some minutes.
 
     Raises:
         HostError: the measuring processes failed.
     """
-    measured = [row for count in ranks for row in measure(count, algorithms)]
+    measured = [row for count in ranks for row in measure(count, algorithms, rounds)]
     return calibration_of(measured, name=name)
 
 
@@ -73,7 +83,8 @@ def calibration_of(measured: Sequence[Measurement], *, name: str) -> Calibration
     """Fit to the fitted sizes, and predict the others."""
     fitted = [row for row in measured if row.nbytes in FITTED_SIZES]
     left_out = [row for row in measured if row.nbytes not in FITTED_SIZES]
-    links = fit(fitted, block_bytes=BLOCK_BYTES, slots=SLOTS)
+    cores = len(os.sched_getaffinity(0))
+    links = fit(fitted, block_bytes=BLOCK_BYTES, slots=SLOTS, cores=cores)
     most = max(row.ranks for row in measured)
     source = f"rallypoint bench --calibrate, 2 to {most} ranks"
     return Calibration(
@@ -81,7 +92,7 @@ def calibration_of(measured: Sequence[Measurement], *, name: str) -> Calibration
     )
 
 
-def measure(ranks: int, algorithms: Sequence[str]) -> list[Measurement]:
+def measure(ranks: int, algorithms: Sequence[str], rounds: int) -> list[Measurement]:
     """All algorithms and sizes, with this many processes."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "rows.json")
@@ -89,14 +100,35 @@ def measure(ranks: int, algorithms: Sequence[str]) -> list[Measurement]:
         command = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), "-m", "rallypoint.cli.calibrate_worker"]
         result = subprocess.run(
-            [*command, str(file), ",".join(algorithms), sizes],
+            [*command, str(file), ",".join(algorithms), sizes, str(rounds)],
             check=False,
             capture_output=True,
             text=True,
         )
         if result.returncode != 0:
             raise HostError(f"measuring with {ranks} ranks failed: {result.stderr[-500:]}")
-        rows = json.loads(file.read_text())
-    return [
-        Measurement(row["algorithm"], row["ranks"], row["bytes"], row["time_us"]) for row in rows
-    ]
+        found = json.loads(file.read_text())
+    disturbed: list[float] = found["disturbed"]
+    by_quiet = sorted(range(len(disturbed)), key=disturbed.__getitem__)
+    quiet = sorted(by_quiet[: max(2, len(by_quiet) // 2)])
+    others = statistics.median(disturbed[number] for number in quiet)
+    return [_measurement(row, quiet, others) for row in found["rows"]]
+
+
+def _measurement(row: dict[str, Any], quiet: Sequence[int], others: float) -> Measurement:
+    """Of the quieter rounds the lower quartile: other work on the machine only adds."""
+    times_us = [row["times_us"][number] for number in quiet]
+    middle = len(times_us) // 2
+    one, other = _quartile(times_us[:middle]), _quartile(times_us[middle:])
+    return Measurement(
+        row["algorithm"],
+        row["ranks"],
+        row["bytes"],
+        _quartile(times_us),
+        noise=max(one, other) / min(one, other) - 1,
+        others=others,
+    )
+
+
+def _quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]

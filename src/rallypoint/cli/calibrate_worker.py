@@ -1,6 +1,10 @@
 """One rank of a calibration: times all_reduce with each algorithm and size, rank 0 writes the rows.
 
-rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT A,B 8,64
+rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT ring 8,64 40
+
+Every algorithm and size is measured for a moment, and so again in each of many rounds: other work
+on the machine, which comes and goes, then hits all alike. How much there was of it is noted for
+each round, so that the quietest can be taken.
 """
 
 from __future__ import annotations
@@ -15,54 +19,70 @@ import numpy as np
 
 import rallypoint as dist
 
-BATCH_S = 0.005
-BATCHES = 15
-MOST_CALLS = 5_000
+BATCH_S = 0.003
+FEWEST_CALLS, MOST_CALLS = 2, 5_000
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
-def main(out: str, algorithms: list[str], sizes: list[int]) -> None:
+def main(out: str, algorithms: list[str], sizes: list[int], rounds: int) -> None:
     """Measure; every rank runs the same."""
-    rows: list[dict[str, object]] = []
-    for algorithm in algorithms:
-        os.environ["RALLYPOINT_ALGORITHM"] = algorithm
-        dist.init_process_group()
-        for nbytes in sizes:
-            time_us = measure(nbytes)
-            rows.append(
-                {
-                    "algorithm": algorithm,
-                    "ranks": dist.get_world_size(),
-                    "bytes": nbytes,
-                    "time_us": time_us,
-                }
-            )
-        is_first = dist.get_rank() == 0
-        dist.barrier()
-        dist.destroy_process_group()
-    if is_first:
-        Path(out).write_text(json.dumps(rows))
+    dist.init_process_group()
+    # The same memory for all sizes: where an array lies can cost more than its size.
+    whole = np.zeros(max(sizes) // 4, np.float32)
+    arrays = {nbytes: whole[: nbytes // 4] for nbytes in sizes}
+    cells = [(name, nbytes) for nbytes in sizes for name in algorithms]
+    calls = {(name, nbytes): calls_for(arrays[nbytes], name) for name, nbytes in cells}
+    times_us: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
+    disturbed = []
+    for _ in range(rounds):
+        busy_s, began_s = others_s(), time.perf_counter()
+        for name, nbytes in cells:
+            time_us = batch_us(arrays[nbytes], name, calls[name, nbytes])
+            times_us[name, nbytes].append(time_us)
+        disturbed.append((others_s() - busy_s) / (time.perf_counter() - began_s))
+    rows = [
+        {
+            "algorithm": name,
+            "ranks": dist.get_world_size(),
+            "bytes": nbytes,
+            "times_us": times_us[name, nbytes],
+        }
+        for name, nbytes in cells
+    ]
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps({"rows": rows, "disturbed": disturbed}))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def measure(nbytes: int) -> float:
-    """Lower quartile over batches of the mean time of a call, in microseconds.
-
-    Other work on the machine only adds; the quartile is the machine's own pace.
-    """
-    array = np.zeros(nbytes // 4, np.float32)
-    dist.all_reduce(array)
-    calls = np.array([max(3, min(MOST_CALLS, int(BATCH_S * 1e6 / batch_us(array, 3))))])
+def calls_for(array: Floats, algorithm: str) -> int:
+    """How many calls take about BATCH_S: the same number on every rank, rank 0's."""
+    once_us = min(batch_us(array, algorithm, 2) for _ in range(3))
+    calls = np.array([max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_S * 1e6 / once_us)))])
     dist.broadcast(calls, src=0)
-    return sorted(batch_us(array, int(calls[0])) for _ in range(BATCHES))[BATCHES // 4]
+    return int(calls[0])
 
 
-def batch_us(array: np.ndarray[tuple[int], np.dtype[np.float32]], calls: int) -> float:
-    """Mean time of a call; all ranks begin together."""
+def batch_us(array: Floats, algorithm: str, calls: int) -> float:
+    """Mean time of a call in microseconds; all ranks begin together, after a call like these."""
+    dist.all_reduce(array, algorithm=algorithm)
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(calls):
-        dist.all_reduce(array)
+        dist.all_reduce(array, algorithm=algorithm)
     return (time.perf_counter() - begin) / calls * 1e6
 
 
+def others_s() -> float:
+    """Processor seconds that all but the ranks have used since the machine was started."""
+    own = np.array([time.process_time()])
+    dist.all_reduce(own)
+    user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split()[1:9]
+    ticks = sum(map(int, (user, nice, system, *interrupts)))
+    return ticks / os.sysconf("SC_CLK_TCK") - float(own[0])
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2].split(","), [int(size) for size in sys.argv[3].split(",")])
+    _, out, algorithms, sizes, rounds = sys.argv
+    main(out, algorithms.split(","), [int(size) for size in sizes.split(",")], int(rounds))

@@ -13,7 +13,7 @@ from pathlib import Path
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.simulation_request import Request
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
-from rallypoint.schedule.custom import Custom, load
+from rallypoint.schedule.custom import Custom, is_file, load
 from rallypoint.schedule.links import LinkModel, read_model
 from rallypoint.schedule.program import Collective, Program, ProgramError
 from rallypoint.schedule.simulation import Simulation
@@ -70,7 +70,7 @@ def rows_of(request: Request) -> Results:
                 f"{model.name} has no variant {variant!r}; it has {', '.join(model.variants)}"
             )
     for name in request.algorithms or list(ALGORITHMS[collective]):
-        custom = load(name) if ".py" in name else None
+        custom = load(name) if is_file(name) else None
         if custom is None and name not in ALGORITHMS[collective]:
             raise InvalidArgumentError(
                 f"{request.collective} has no algorithm {name!r}; it has "

@@ -105,7 +105,8 @@ class Communicator:
         timeout_s: how long an operation may wait for a peer, in seconds.
         spins, yields: the waiting policy: how often to look before yielding the core, and how
             often to yield before sleeping.
-        names: collective number -> its name in messages.
+        names: collective number -> its name in messages. Numbers may have more above the lowest
+            eight bits, which tells programs apart and is nothing but handed to `plan`.
         global_ranks: what the ranks are called in messages, if not by their numbers here.
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
             for each other can never go on.
@@ -183,7 +184,7 @@ class Communicator:
         )
         if isinstance(native, int):
             return native
-        return Work(native, self, self._names[collective], finish)
+        return Work(native, self, self._names[collective & 0xFF], finish)
 
     def post(
         self,
@@ -255,6 +256,8 @@ class Communicator:
                     f"ranks called different operations: rank {culprit} called "
                     f"{self._call(theirs)}, rank {reporter} called {self._call(ours)}"
                 )
+                if theirs == ours:
+                    text += ", but with another algorithm"
             case Trouble.LENGTHS:
                 kind = MismatchError
                 text = (

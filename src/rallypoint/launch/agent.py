@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
@@ -185,13 +184,13 @@ class Agent:
                 case Start() as start:
                     self._start_round(start)
                 case Stop() as stop:
-                    self._perform(self._state.round_stopped(stop.round, stop.because, now))
+                    self._perform(self._state.round_stopped(stop, now))
                 case Finish() as finish:
                     self._perform(self._state.finished(finish, now))
 
     def _start_round(self, start: Start) -> None:
         failed, elsewhere = self._state.group, self._state.stopped_because
-        seat = start.seat
+        seat, before = start.seat, self._state.round
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         decision = self._state.started(seat.number, ranks, seat.node_rank)
         if self._state.phase is not Phase.RUNNING:
@@ -202,11 +201,16 @@ class Agent:
         self._face.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
         self._meeting.settle()
-        if start.because:
-            title = f"round {seat.number - 1} failed"
-            text = self._summary(failed, title=title, because=start.because, elsewhere=elsewhere)
-            if text:  # a newcomer has seen nothing of it
-                self._face.round_failed(text)
+        if start.because and before >= 0:  # a newcomer has seen nothing of it
+            if failed.failures():
+                title = f"round {before} failed"
+                text = self._summary(
+                    failed, title=title, because=start.because, elsewhere=elsewhere
+                )
+            else:  # not here
+                text = f"round {before} ended: {elsewhere or start.because}"
+                text += f"; {start.because}" * (start.because not in text)
+            self._face.round_ended(text)
             self._oom_kills = count_oom_kills()
         self._face.round_runs()
 
@@ -246,8 +250,10 @@ class Agent:
         else:
             text = f"{signal_name(number)} stopped node {self._state.node_rank}"
             now = time.monotonic()
-            self._perform(self._state.stop_requested(number, text, now))
-            if self._meeting.may_leave:
+            # Ctrl-C is meant for the job; whoever preempts or drains a node sends another signal.
+            leaves = self._meeting.may_leave and number != signal.SIGINT
+            self._perform(self._state.stop_requested(number, text, now, leaves=leaves))
+            if leaves:
                 finish = Finish(outcome=Outcome.STOPPED, because=text)
                 self._perform(self._state.finished(finish, now))
 
@@ -346,11 +352,6 @@ class Agent:
 
 def _meeting_of(job: Job) -> Meeting:
     if job.rendezvous is not None:
-        if job.rendezvous.backend != "c10d":
-            raise InvalidArgumentError(
-                f"--rdzv-backend {job.rendezvous.backend} is not there yet; use c10d, which needs"
-                " no server of its own."
-            )
         from rallypoint.launch.dynamic import meeting_of as dynamic_meeting_of
 
         return dynamic_meeting_of(job, job.rendezvous)

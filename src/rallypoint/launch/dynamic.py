@@ -1,11 +1,8 @@
-"""Nodes that find each other at an endpoint and may come and go (--rdzv-backend c10d).
+"""Nodes that find each other and may come and go (--rdzv-backend c10d, etcd).
 
-    the agent that finds itself at the endpoint: coordinator, and the worker store of each round
-    all others: call it there, join, report, obey
-
-A node that dies is noticed by its closed connection, one that falls silent by missed beats. An
-agent that loses the coordinator ends its workers first, then looks for it again as a newcomer:
-whatever the others have agreed meanwhile, it is not part of it.
+Every agent has an equal part in the job, which outlives any of them. What to say to whom, and when
+to start and end workers, is rendezvous/decide.py's; here are its connections, clock and stores.
+With etcd, it decides who coordinates, and all else is the same.
 """
 
 from __future__ import annotations
@@ -14,70 +11,137 @@ import os
 import selectors
 import socket
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from random import SystemRandom
 
-from rallypoint.base.address import endpoint_of, is_loopback
+from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import ControlMessageError, HostError
-from rallypoint.cluster.network import addresses_of, check_reachable, is_here, own_address
-from rallypoint.launch.job import Job, Rendezvous
-from rallypoint.launch.meeting import Alone, Meeting
+from rallypoint.cluster.network import check_reachable, is_here, own_address
+from rallypoint.launch.job import Job, Rendezvous, Talk
+from rallypoint.launch.meeting import Meeting
 from rallypoint.launch.store_host import ANY, StoreHost, listen
 from rallypoint.launch.terminal import say
-from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
-from rallypoint.rendezvous.link import TOKEN_REFUSED, Called, Caller, Ear, Link
+from rallypoint.rendezvous.decide import Part, Participant
+from rallypoint.rendezvous.link import TOKEN_REFUSED
 from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.messages import REPORTS, Message, decode, encode
-from rallypoint.rendezvous.patience import Patience, read_is_host, read_patience
-from rallypoint.rendezvous.reports import (
-    Ended,
-    Finish,
-    Join,
-    Leave,
-    Notice,
-    Outcome,
-    Refuse,
-    Report,
-    Start,
-    Stop,
-    StopAsked,
+from rallypoint.rendezvous.messages import decode, encode
+from rallypoint.rendezvous.patience import read_attempt, read_is_host, read_patience, read_quorum
+from rallypoint.rendezvous.protocol import (
+    Begin,
+    Call,
+    Decision,
+    Message,
+    OpenStore,
+    Over,
+    Send,
+    Setup,
 )
-from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
+from rallypoint.rendezvous.reports import Finish, Join, Notice, Outcome, Refuse, Report, Start, Stop
+from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.rules import ETCD, Rules
+from rallypoint.rendezvous.switchboard import Receiver, Switchboard
 
-_RETRY_S = 0.2
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.etcd_link import EtcdLink
+
 _GOODBYE_S = 2.0
-_HANDSHAKE_S = 5.0
 _BINDING_S = 0.5
 
 
-def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
+def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
     """The meeting that this job's agent takes part in.
 
     Raises:
         HostError: nobody knows the endpoint's name, or there is no way to it.
         InvalidArgumentError: a configuration that cannot be.
     """
-    patience = read_patience(rendezvous.configuration)
-    endpoint = rendezvous.endpoints[0]
-    address = own_address(endpoint.host, rendezvous.local_addr)
-    check_reachable(address, (endpoint.host, endpoint.port))
-    if rendezvous.token is None and not is_loopback(endpoint.host):
+    configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
+    patience = read_patience(configuration, rendezvous.backend)
+    address = _own_address(endpoints, rendezvous.local_addr)
+    if rendezvous.token is None and not is_loopback(endpoints[0].host):
         say(
             "warning: anyone who reaches the endpoint can take part in the job; set the same"
             " RALLYPOINT_TOKEN on all nodes."
         )
-    member = Member(
+    slot, listener = None, None
+    is_etcd = rendezvous.backend == "etcd"
+    if not is_etcd:
+        slot, listener = _take_endpoint(endpoints, read_is_host(configuration))
+    if listener is None:
+        listener = listen(_place_of(address), 0)
+    me = Member(
         key=os.urandom(8).hex(),
         host=job.host,
         local_world_size=job.local_world_size,
         role=job.role,
         wish=rendezvous.node_rank,
         address=address,
+        port=listener.getsockname()[1],
     )
-    is_host = read_is_host(rendezvous.configuration)
-    if is_host or (is_host is None and is_here(endpoint.host)):
-        listener = _listen(endpoint, is_ours=bool(is_host))
-        if listener is not None:
-            return Host(job, rendezvous, patience, member, listener)
-    return Guest(job, rendezvous, patience, member)
+    setup = Setup(
+        me=me,
+        run_id=rendezvous.run_id,
+        limits=Limits(
+            min_nodes=rendezvous.min_nodes,
+            max_nodes=rendezvous.max_nodes,
+            join_timeout_s=patience.join_timeout_s,
+            last_call_s=patience.last_call_s,
+        ),
+        endpoints=endpoints,
+        attempt=read_attempt(os.environ),
+        slot=slot,
+        max_restarts=job.max_restarts,
+        patience=patience,
+        quorum=read_quorum(configuration),
+    )
+    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
+    if not is_etcd:
+        return Dynamic(setup, listener, token, is_verbose=is_verbose)
+    from rallypoint.rendezvous.etcd_link import EtcdLink, read_tls  # threads, http: only here
+
+    etcd = EtcdLink(setup, endpoints, read_tls(configuration))
+    return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd)
+
+
+def _own_address(endpoints: tuple[Endpoint, ...], local_addr: str | None) -> str:
+    """This node's, towards the first endpoint that has a name and a way to it."""
+    first_error: HostError | None = None
+    for endpoint in endpoints:
+        try:
+            address = own_address(endpoint.host, local_addr)
+            check_reachable(address, (endpoint.host, endpoint.port))
+        except HostError as error:
+            first_error = first_error or error
+        else:
+            return address
+    assert first_error is not None
+    raise first_error
+
+
+def _take_endpoint(
+    endpoints: tuple[Endpoint, ...], is_host: bool | None
+) -> tuple[int | None, socket.socket | None]:
+    """Listen at the first endpoint that is this machine, if there is one and it is free."""
+    if is_host is False:
+        return None, None
+    for slot, endpoint in enumerate(endpoints):
+        if is_host or _is_here(endpoint, must_be_known=len(endpoints) == 1):
+            listener = _listen(endpoint, is_ours=bool(is_host))
+            if listener is not None:
+                return slot, listener
+    return None, None
+
+
+def _is_here(endpoint: Endpoint, *, must_be_known: bool) -> bool:
+    try:
+        return is_here(endpoint.host)
+    except HostError:
+        if must_be_known:
+            raise
+        return False  # a machine that is down may have no name
 
 
 def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
@@ -85,328 +149,230 @@ def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
     deadline = time.monotonic() + _BINDING_S
     while True:
         try:
-            return listen("127.0.0.1" if is_loopback(endpoint.host) else ANY, endpoint.port)
+            return listen(_place_of(endpoint.host), endpoint.port)
         except HostError:
-            with socket.socket() as probe:  # is it one to talk to?
-                if not is_ours and probe.connect_ex(("127.0.0.1", endpoint.port)) == 0:
-                    return None
+            if not is_ours and _answers(endpoint):
+                return None
             # One that began just now has the port for a moment before it listens there.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
 
-class Host(Alone, Ear):
-    """The agent at the endpoint: the coordinator, for itself and for all who call."""
-
-    def __init__(
-        self,
-        job: Job,
-        rendezvous: Rendezvous,
-        patience: Patience,
-        member: Member,
-        listener: socket.socket,
-    ) -> None:
-        limits = Limits(
-            min_nodes=rendezvous.min_nodes,
-            max_nodes=rendezvous.max_nodes,
-            join_timeout_s=patience.join_timeout_s,
-            last_call_s=patience.last_call_s,
-        )
-        super().__init__(job, member, limits)
-        self._rendezvous = rendezvous
-        self._patience = patience
-        self._listener = listener
-        self._links: dict[Link, str] = {}  # key of the member there; empty before it joined
-        self._links_of: dict[str, Link] = {}  # by key
-        self._is_over = False
-        self._beat_at = 0.0
-
-    def open(self, selector: selectors.BaseSelector) -> None:
-        """See Meeting."""
-        self._selector = selector
-        self._listener.setblocking(False)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._beat_at = time.monotonic() + self._patience.beat_s
-        super().open(selector)
-
-    def tick(self) -> None:
-        """See Meeting."""
-        now = time.monotonic()
-        if now >= self._beat_at:
-            self._beat_at = now + self._patience.beat_s
-            for link in list(self._links):
-                silent_s = now - link.heard_at
-                if silent_s > (self._patience.silence_s if link.is_open else _HANDSHAKE_S):
-                    link.close()
-                    self.closed(link, f"silent for {silent_s:.1f} s")
-                elif link.is_open:
-                    link.beat()
-        super().tick()
-        self._set_alarm()
-
-    def close(self) -> None:
-        """See Meeting. The others must hear the last order before their links go."""
-        self._selector.unregister(self._listener)
-        self._listener.close()
-        if not self._is_over:
-            ended = Finish(outcome=Outcome.GIVEN_UP, because="the agent at the endpoint ended")
-            self._send_all(ended)
-        deadline = time.monotonic() + _GOODBYE_S
-        for link in list(self._links):
-            link.finish(deadline)
-        super().close()
-
-    # Links.
-
-    def _accept(self) -> None:
-        token = self._rendezvous.token or b""
-        while True:  # thousands may call at once
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                self._links[Called(sock, self._selector, self, token)] = ""
-            except OSError:  # gone already
-                sock.close()
-
-    def opened(self, link: Link) -> None:
-        """See Ear."""
-
-    def received(self, link: Link, payload: bytes) -> None:
-        """See Ear."""
-        key = self._links.get(link, "")
-        now = time.monotonic()
-        try:
-            message = decode(payload)
-        except ControlMessageError as error:
-            say(f"{link.peer}: {error}")
-            return
-        if isinstance(message, Join) and not key:
-            self._join(link, message, now)
-        elif isinstance(message, REPORTS) and key:
-            self._perform(self._coordinator.reported(key, message, now))
-
-    def closed(self, link: Link, why: str) -> None:
-        """See Ear."""
-        key = self._links.pop(link, "")
-        if key:
-            self._links_of.pop(key, None)
-            self._perform(self._coordinator.node_lost(key, why, time.monotonic()))
-
-    def _join(self, link: Link, join: Join, now: float) -> None:
-        ours, wanted = self._rendezvous, (join.min_nodes, join.max_nodes)
-        wrong = ""
-        if join.run_id != ours.run_id:
-            wrong = f"the job here is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
-        elif wanted != (ours.min_nodes, ours.max_nodes):
-            here = f"{ours.min_nodes}:{ours.max_nodes}"
-            wrong = f"--nnodes is {here} at the endpoint and {wanted[0]}:{wanted[1]} there"
-        if wrong or join.member.key in self._links_of:
-            link.send(encode(Refuse(join.member.key, wrong or "that member is here already")))
-            return
-        self._links[link] = join.member.key
-        self._links_of[join.member.key] = link
-        member = join.member.__replace__(address=link.peer, node_rank=-1)
-        self._perform(self._coordinator.joined(member, now, join.last_round))
-
-    # Orders.
-
-    def _perform(self, decision: object) -> None:
-        super()._perform(decision)  # type: ignore[arg-type]
-        self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        alarm = self._coordinator.wake_at
-        self.wake_at = self._beat_at if alarm is None else min(alarm, self._beat_at)
-
-    def _begin(self, opened: Round, because: str) -> dict[str, Seat]:
-        """To each its own seat: all seats to all would be a gigabyte for 10,000 nodes."""
-        seats = super()._begin(opened, because)
-        for key, link in list(self._links_of.items()):
-            if key in seats:
-                link.send(encode(Start(seat=seats[key], because=because)))
-        return seats
-
-    def _give(self, order: Stop | Finish) -> None:
-        super()._give(order)
-        self._send_all(order)
-
-    def _notice(self, text: str) -> None:
-        super()._notice(text)
-        self._send_all(Notice(text))
-
-    def _refuse(self, refusal: Refuse) -> None:
-        link = self._links_of.get(refusal.key)
-        if link is not None:
-            link.send(encode(refusal))
-
-    def _send_all(self, message: Message) -> None:
-        self._is_over = self._is_over or isinstance(message, Finish)
-        payload = encode(message)
-        for link in list(self._links_of.values()):
-            link.send(payload)
-
-    def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
-        """On a fresh port in each round, for its members only."""
-        self.settle()
-        addresses = [member.address for member in members]
-        are_all_here = all(is_loopback(address) for address in addresses)
-        self._old_store, self._store = self._store, StoreHost("127.0.0.1" if are_all_here else ANY)
-        # The others may start their workers at once: unlike those of one node, they do not wait.
-        self._store.serve(None if are_all_here else [*addresses, self._member.address])
-        host = "127.0.0.1" if are_all_here else self._member.address
-        return Endpoint(host=host, port=self._store.port)
+def _place_of(address: str) -> str:
+    """Where to listen for those who know us by this address."""
+    if not is_loopback(address):
+        return ANY
+    return "127.0.0.1" if address == "localhost" else address
 
 
-class Guest(Meeting, Ear):
-    """Any other node's agent."""
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether somebody listens at this port of this machine."""
+    place = _place_of(endpoint.host)
+    with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
+        return probe.connect_ex((place, endpoint.port)) == 0
+
+
+class Dynamic(Meeting, Receiver):
+    """One agent's part in a job that no single agent can lose.
+
+    Args:
+        listener: at the address and port that `setup.me` names; taken over.
+        is_verbose: tell the reason of each decision.
+        etcd: which decides who coordinates; None: the agents do.
+    """
 
     may_leave = True
 
     def __init__(
-        self, job: Job, rendezvous: Rendezvous, patience: Patience, member: Member
+        self,
+        setup: Setup,
+        listener: socket.socket,
+        token: bytes,
+        *,
+        is_verbose: bool = False,
+        etcd: EtcdLink | None = None,
     ) -> None:
-        super().__init__(member.key)
-        self._job = job
-        self._rendezvous = rendezvous
-        self._patience = patience
-        self._member = member
-        self._link: Link | None = None
-        self._round = self._last_round = -1  # what runs here, and ran at last
-        self._is_over = False
-        self._is_waiting = False  # for the end of its own workers, before it calls again
-        self._attempts = 0
-        self._why = "nobody has answered yet"
-        self._began = self._notice_at = self._deadline = 0.0
+        super().__init__(setup.me.key)
+        self._setup = setup
+        self._etcd = etcd
+        self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
+        self._board = Switchboard(setup.me.key, token, listener, self)
+        self._is_verbose = is_verbose
+        self._part = Part.SEEKING
+        self._events: deque[Callable[[float], Decision]] = deque()
+        self._is_busy = False
+        self._stores: dict[int, StoreHost] = {}  # by round
+        self._round = -1
+        self._finish: Finish | None = None
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+
+    # Meeting.
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """See Meeting."""
-        self._selector = selector
-        self._look_for(time.monotonic(), self._patience.join_timeout_s)
-        self.tick()
+        selector.register(self._board, selectors.EVENT_READ, self._board.poll)
+        if self._etcd is not None:
+            selector.register(self._etcd, selectors.EVENT_READ, self._hear_etcd)
+        self._happened(self._core.started)
 
     def tell(self, report: Report) -> None:
         """See Meeting."""
-        if isinstance(report, StopAsked):
-            self._is_over = True
-            report = Leave(text=report.text)
-        if isinstance(report, Ended):
-            self._round = -1
-        if self._link is not None:
-            self._link.send(encode(report))
-        if isinstance(report, Ended) and self._is_waiting:
-            self._is_waiting = False
-            self._look_for(time.monotonic(), self._patience.close_s)
+        self._happened(lambda now: self._core.reported(report, now))
 
     def tick(self) -> None:
-        """See Meeting. Show that we are here, or try again to get there."""
-        now = time.monotonic()
-        self.wake_at = None
-        if self._is_over or self._is_waiting:
-            return
-        link = self._link
-        if link is None:
-            self._try(now)
-        elif now - link.heard_at > (self._patience.silence_s if link.is_open else _HANDSHAKE_S):
-            link.close()
-            self.closed(link, f"silent for {now - link.heard_at:.1f} s")
-        elif link.is_open:
-            link.beat()
-        if self.wake_at is None and not self._is_over and not self._is_waiting:
-            self.wake_at = time.monotonic() + self._patience.beat_s
+        """See Meeting."""
+        self._board.poll()
+        self._hear_etcd()
+        self._happened(self._core.tick)
 
     def settle(self) -> None:
-        """See Meeting."""
+        """See Meeting. Old stores can go."""
+        for number in [each for each in self._stores if each < self._round]:
+            self._stores.pop(number).close()
 
     def close(self) -> None:
-        """See Meeting."""
-        if self._link is not None:
-            self._link.finish(time.monotonic() + _GOODBYE_S)
+        """See Meeting. Who leaves waits for the others to agree to it: nobody looks for it then."""
+        deadline = time.monotonic() + _GOODBYE_S
+        is_leaving = self._core.is_leaving
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._board, selectors.EVENT_READ)
+            if self._etcd is not None:
+                selector.register(self._etcd, selectors.EVENT_READ)
+            while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
+                alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
+                selector.select(max(0.0, alarm - time.monotonic()))
+                self.tick()
+        self._board.close(_GOODBYE_S)
+        if self._etcd is not None:
+            self._etcd.close()
+        for store in self._stores.values():
+            store.close()
 
-    # Getting there.
+    # For a program that is a node by itself.
 
-    def _look_for(self, now: float, patience_s: float) -> None:
-        self._began, self._deadline = now, now + patience_s
-        self._notice_at = now + NOTICE_EVERY_S
-        self.wake_at = now
+    @property
+    def waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return self._core.waiting
 
-    def _try(self, now: float) -> None:
-        endpoint = self._rendezvous.endpoints[self._attempts % len(self._rendezvous.endpoints)]
-        place = endpoint_of(endpoint.host, endpoint.port)
-        waited_s = now - self._began
-        if now >= self._deadline:
-            return self._give_up(f"no coordinator at {place} after {waited_s:.0f} s: {self._why}")
-        if now >= self._notice_at:
-            self._notice_at += NOTICE_EVERY_S
-            say(f"waiting for the coordinator at {place}, for {waited_s:.0f} s so far: {self._why}")
-        self._attempts += 1
-        self.wake_at = now + _RETRY_S
-        try:
-            address = addresses_of(endpoint.host)[0]
-            token = self._rendezvous.token or b""
-            self._link = Caller((address, endpoint.port), self._selector, self, token)
-        except (OSError, HostError) as error:
-            self._why = str(error)
-        return None
+    @property
+    def is_led(self) -> bool:
+        """Whether there is a coordinator to report to."""
+        return self._core.part in (Part.FOLLOWING, Part.LEADING)
 
-    def opened(self, link: Link) -> None:
-        """See Ear."""
-        rendezvous = self._rendezvous
-        join = Join(
-            run_id=rendezvous.run_id,
-            last_round=self._last_round,
-            min_nodes=rendezvous.min_nodes,
-            max_nodes=rendezvous.max_nodes,
-            member=self._member,
-        )
-        link.send(encode(join))
+    @property
+    def is_at_endpoint(self) -> bool:
+        """Whether newcomers call this agent."""
+        return self._setup.slot is not None
 
-    def closed(self, link: Link, why: str) -> None:
-        """See Ear."""
-        self._link = None
-        if self._is_over:
-            return
-        self._why = why
-        if why == TOKEN_REFUSED:
-            return self._give_up(f"the coordinator does not let this node in: {why}")
-        if not link.is_open:
-            self.wake_at = time.monotonic() + _RETRY_S
-            return None
-        # What ran here may be part of no round any more; this agent comes back as a newcomer.
-        self.key = os.urandom(8).hex()
-        self._member = self._member.__replace__(key=self.key)
-        lost = f"the coordinator at {link.peer} was lost: {why}"
-        say(f"{lost}; looking for it for {self._patience.close_s:g} s")
-        if self._round >= 0:
-            self._is_waiting = True
-            self.orders.append(Stop(round=self._round, because=lost))
-        else:
-            self._look_for(time.monotonic(), self._patience.close_s)
-        return None
+    # Receiver.
 
-    def received(self, link: Link, payload: bytes) -> None:
-        """See Ear."""
+    def heard(self, key: str, payload: bytes) -> None:
+        """See Receiver."""
         try:
             message = decode(payload)
         except ControlMessageError as error:
-            return self._give_up(f"{link.peer}: {error}")
-        match message:
-            case Start():
-                self._round = self._last_round = message.seat.number
-                self.orders.append(message)
-            case Stop():
-                self.orders.append(message)
-            case Finish():
-                self._is_over = True
-                self.orders.append(message)
-            case Refuse():
-                self._give_up(f"the coordinator does not let this node in: {message.why}")
-            case Notice():
-                say(message.text)
-        return None
+            say(str(error))
+            return
+        if isinstance(message, Join) and numeric_family(message.member.address) is None:
+            wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
+            self._board.send(key, None, encode(Refuse(key, wrong)))
+            return
+        if isinstance(message, Join) and self._finish is not None:
+            self._board.send(key, None, encode(Over(finish=self._finish)))
+            return
+        self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
 
-    def _give_up(self, why: str) -> None:
-        self._is_over = True
-        self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=why))
+    def gone(self, key: str, why: str) -> None:
+        """See Receiver."""
+        if self._etcd is not None:
+            self._etcd.lost(key)
+        self._happened(lambda now: self._core.closed(key, why, now))
+
+    def unreachable(self, at: Endpoint, why: str) -> None:
+        """See Receiver."""
+        if why == TOKEN_REFUSED and not self._core.job:
+            because = f"the agent at {at} does not let this node in: {why}"
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
+            self.orders.append(finish)
+            return
+        self._happened(lambda now: self._core.unreachable(at, why, now))
+
+    # Etcd.
+
+    def _hear_etcd(self) -> None:
+        for answer in [] if self._etcd is None else self._etcd.take():
+            self._happened(partial(self._answered, answer))
+
+    def _answered(self, answer: Message | str, now: float) -> Decision:
+        if isinstance(answer, str):
+            return self._core.unreachable(self._setup.endpoints[0], answer, now)
+        return self._core.received(ETCD, answer, now)
+
+    # The core.
+
+    def _happened(self, event: Callable[[float], Decision]) -> None:
+        """Let it decide on an event. What happens while that is performed comes after it."""
+        self._events.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        while self._events:
+            self._perform(self._events.popleft()(time.monotonic()))
+        self._is_busy = False
+        alarms = [at for at in (self._core.wake_at, self._board.wake_at) if at is not None]
+        self.wake_at = min(alarms, default=None)
+
+    def _perform(self, decision: Decision) -> None:
+        self._tell(decision.reason)
+        for action in decision.actions:
+            match action:
+                case Send(to=to, message=message) if to == ETCD and self._etcd is not None:
+                    self._etcd.send(message)
+                case Call(message=message) if self._etcd is not None:
+                    self._etcd.send(message)
+                case Send(to=to, at=at, message=message):
+                    self._board.send(to, at, self._bytes_of(message))
+                case Call(at=at, message=message):
+                    self._board.call(at, self._bytes_of(message))
+                case OpenStore(round=number, members=members):
+                    self._open_store(number, members)
+                case Begin(seat=seat, because=because):
+                    self._round = seat.number
+                    self.orders.append(Start(seat=seat, because=because))
+                case Stop():
+                    self.orders.append(action)
+                case Finish():
+                    self._finish = action
+                    self.orders.append(action)
+                case Notice(text):
+                    say(text)
+
+    def _bytes_of(self, message: Message) -> bytes:
+        """Much is said to many in the same words."""
+        if message is not self._encoded[0]:
+            self._encoded = (message, encode(message))
+        return self._encoded[1]
+
+    def _tell(self, reason: str) -> None:
+        """Tell the user of a new coordinator, or of a lost one; the rest on demand."""
+        before, self._part = self._part, self._core.part
+        is_known = self._core.round_before >= 0 and self._part is not Part.DONE
+        has_changed = before is not self._part and (
+            self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
+        )
+        if reason and (self._is_verbose or (is_known and has_changed)):
+            say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
+
+    def _open_store(self, number: int, members: tuple[Member, ...]) -> None:
+        """On a fresh port in each round, for its members only."""
+        if number in self._stores:
+            self._stores.pop(number).close()
+        addresses = [member.address for member in members]
+        are_all_here = all(is_loopback(address) for address in addresses)
+        own = self._setup.me.address
+        store = self._stores[number] = StoreHost(_place_of(own))
+        store.serve(None if are_all_here else addresses)
+        endpoint = Endpoint(host=own, port=store.port)
+        self._happened(lambda now: self._core.store_opened(number, endpoint, now))

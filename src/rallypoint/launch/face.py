@@ -103,8 +103,8 @@ class Face:
             say(f"{where}: {reason}")
         self._record("decision", phase=where, reason=reason)
 
-    def round_failed(self, text: str) -> None:
-        """What went wrong, though the job goes on."""
+    def round_ended(self, text: str) -> None:
+        """Why, though the job goes on."""
         if self._job.talk is not Talk.QUIET:
             say(text)
 

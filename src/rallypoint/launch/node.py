@@ -16,7 +16,16 @@ from enum import Enum
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
-from rallypoint.rendezvous.reports import Broken, Ended, Finish, Outcome, Report, StopAsked
+from rallypoint.rendezvous.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Outcome,
+    Report,
+    Stop,
+    StopAsked,
+)
 from rallypoint.rendezvous.verdict import Cause
 
 SIGINT, SIGTERM, SIGCONT = 2, 15, 18
@@ -110,12 +119,18 @@ class NodeState:
         self.group.started()
         return Decision((), f"round {round_number} with {len(ranks)} workers here")
 
-    def round_stopped(self, round_number: int, because: str, now: float) -> Decision:
-        """The coordinator ends the round on all nodes."""
-        if round_number != self.round or self.phase not in (Phase.RUNNING, Phase.HOLDING):
+    def round_stopped(self, stop: Stop, now: float) -> Decision:
+        """The coordinator ends the round on all nodes, or this node has lost it."""
+        if stop.round != self.round:
             return NOTHING
-        self.stopped_because = because
-        return self._stop(SIGTERM, because, now)
+        if self.phase in (Phase.RUNNING, Phase.HOLDING):
+            self.stopped_because = stop.because
+            if not stop.at_once:
+                return self._stop(SIGTERM, stop.because, now)
+            self.group.stopping()
+        elif self.phase is not Phase.STOPPING or not stop.at_once:
+            return NOTHING
+        return self._end(stop.because, now)
 
     def finished(self, finish: Finish, now: float) -> Decision:
         """The job is over: at once if nothing runs here, else as soon as that has ended."""
@@ -151,12 +166,15 @@ class NodeState:
                 return self._end("all workers have ended", now)
         return NOTHING
 
-    def stop_requested(self, signal: int, text: str, now: float) -> Decision:
-        """A signal, which `text` tells of, asks the agent to stop the job."""
+    def stop_requested(
+        self, signal: int, text: str, now: float, *, leaves: bool = False
+    ) -> Decision:
+        """A signal, which `text` tells of, asks the agent to stop the job, or its own part."""
         if self.phase is Phase.DONE:
             return NOTHING
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
-        tell = Tell(StopAsked(node_rank=self.node_rank, text=text))
+        asked = Leave(text=text) if leaves else StopAsked(node_rank=self.node_rank, text=text)
+        tell = Tell(asked)
         if self.phase is Phase.STOPPING and signal == SIGINT:
             end = self._end("interrupted while the workers were stopping", now)
             return Decision((tell, *end.actions), end.reason)

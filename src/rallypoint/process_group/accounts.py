@@ -31,6 +31,7 @@ def failure(
     *,
     op: int = 0,
     root: int = 0,
+    variant: int = 0,
     site: Site | None = None,
 ) -> RallypointError:
     """The error for a result of the engine that is not 0.
@@ -38,6 +39,7 @@ def failure(
     Args:
         what: the call's arrays, in words.
         root: a rank in the group.
+        variant: which algorithm was asked for.
         site: where the user's code called; found on the stack unless given.
     """
     if code == BAD_BUFFER:
@@ -50,7 +52,8 @@ def failure(
             details.append(ReduceOp(op).name)
         if operation in _WITH_ROOT:
             details.append(f"{_WITH_ROOT[operation]}={group.ranks[root]}")
-        call = f"{operation}({', '.join(details)}) at {site or Site.of_caller()}"
+        details.append(group.algorithms.in_words(variant))
+        call = f"{operation}({', '.join(filter(None, details))}) at {site or Site.of_caller()}"
         calls = _exchange(group, call, error.rank)
         if message.startswith("ranks called different") and len(set(calls.values())) > 1:
             message = _told(calls, group.ranks)

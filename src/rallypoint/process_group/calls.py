@@ -42,6 +42,7 @@ def run(
     uneven: bool = False,
     async_op: bool = False,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Run a collective, or begin it.
 
@@ -50,6 +51,7 @@ def run(
         inputs, outputs: arrays of one dtype, contiguous or not.
         root: a rank in the group.
         uneven: blocks may differ in length, here or elsewhere.
+        algorithm: the one that must serve it; the group's choice unless given.
 
     Raises as `collectives.all_reduce`.
     """
@@ -57,14 +59,15 @@ def run(
     arrays = [*given_in, *given_out]
     code, factor = code_and_factor(op)
     whole = given_in if len(given_in) >= len(given_out) else given_out
-    called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root)
+    variant = group.algorithms.variant(algorithm)
+    called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root, variant)
     is_even = not uneven and len({array.size for array in whole}) == 1
     if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):
         source, target = _joined(given_in), _room_for(given_out)
         pair = ([source], [target]) if source is not None and target is not None else ([], [])
         if source is not None and not _can_share(group, collective, *pair, root):
             source = source.copy()
-        result = group.run(collective, code, root, source, target)
+        result = group.run(collective + variant, code, root, source, target)
         if result == 0:
             if target is not None:
                 _spread(target, given_out)
@@ -83,7 +86,7 @@ def run(
             array[...] = room
 
     submitted = group.communicator.submit(
-        collective,
+        collective + variant,
         code,
         root,
         _as_given(inputs, sources),

@@ -37,6 +37,7 @@ def all_gather(
     async_op: bool = False,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Collect the arrays of all ranks on every rank.
 
@@ -62,6 +63,7 @@ def all_gather(
         targets,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -72,6 +74,7 @@ def all_gather_into_tensor(
     async_op: bool = False,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Collect the arrays of all ranks on every rank, one after the other in one array.
 
@@ -96,6 +99,7 @@ def all_gather_into_tensor(
         target,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -108,6 +112,7 @@ def gather(
     group_dst: int | None = None,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Collect the arrays of all ranks on rank `dst` (0 unless given).
 
@@ -139,6 +144,7 @@ def gather(
         root=root,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -151,6 +157,7 @@ def scatter(
     group_src: int | None = None,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Hand each rank its array of a list that rank `src` (0 unless given) has.
 
@@ -182,6 +189,7 @@ def scatter(
         root=root,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -193,6 +201,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Combine the ranks' lists item by item, and hand each rank its array of the result.
 
@@ -220,6 +229,7 @@ def reduce_scatter(
         op=operator,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -231,6 +241,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Combine the ranks' arrays item by item, and hand each rank its part of the result.
 
@@ -257,6 +268,7 @@ def reduce_scatter_tensor(
         op=operator,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -267,6 +279,7 @@ def all_to_all(
     async_op: bool = False,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Send an array to each rank and receive one from each.
 
@@ -294,6 +307,7 @@ def all_to_all(
         uneven=True,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 
@@ -306,6 +320,7 @@ def all_to_all_single(
     async_op: bool = False,
     *,
     timeout: timedelta | None = None,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Send a part of `input` to each rank, and receive a part of `output` from each.
 
@@ -334,6 +349,7 @@ def all_to_all_single(
             target,
             async_op=async_op,
             timeout=timeout,
+            algorithm=algorithm,
         )
     sources = _parts(source, input_split_sizes, chosen.size(), name, "input")
     targets = _parts(target, output_split_sizes, chosen.size(), name, "output")
@@ -346,6 +362,7 @@ def all_to_all_single(
         uneven=True,
         async_op=async_op,
         timeout=timeout,
+        algorithm=algorithm,
     )
 
 

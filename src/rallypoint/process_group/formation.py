@@ -24,9 +24,12 @@ from rallypoint.cluster.interface import VARIABLES, host_identity, listening_add
 from rallypoint.engine.communicator import Communicator, FarPeer
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
-from rallypoint.process_group.planning import COLLECTIVE_NAMES, Wishes, planner, ranks_per_host
-from rallypoint.schedule.custom import load
-from rallypoint.schedule.links import parse_model
+from rallypoint.process_group.planning import (
+    COLLECTIVE_NAMES,
+    Algorithms,
+    Wishes,
+    ranks_per_host,
+)
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
@@ -69,10 +72,10 @@ def form_communicator(
     timeout: timedelta,
     wishes: Wishes,
     backend: str = "rallypoint",
-) -> tuple[Communicator, Wishes]:
+) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
-    Returns it with the first member's `wishes`, which count for all.
+    Returns it with its algorithms, by the first member's `wishes`, which count for all.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -91,10 +94,11 @@ def form_communicator(
     if backend == "shm":
         _check_one_host(table.hosts, members)
     peers = _connect(store, prefix, rank, members, table, deadline, backend)
-    attach = _attacher(rank, members, timeout, table, peers)
+    algorithms = Algorithms(table.wishes)
+    attach = _attacher(rank, members, timeout, table, peers, algorithms)
     communicator = _share(store, prefix, rank, table.hosts, deadline, attach)
     communicator.watch_peers()
-    return communicator, table.wishes
+    return communicator, algorithms
 
 
 def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str, object]:
@@ -202,24 +206,16 @@ def _attacher(
     timeout: timedelta,
     table: _Table,
     peers: Sequence[FarPeer],
+    algorithms: Algorithms,
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    wishes = table.wishes
-    plan = planner(
-        rank=rank,
-        ranks=ranks,
-        per_host=ranks_per_host(table.hosts),
-        override=wishes.override,
-        custom=load(wishes.override) if ".py" in wishes.override else None,
-        model=parse_model(wishes.model_text) if wishes.model_text else None,
-    )
     has_cores = table.hosts.count(table.hosts[rank]) <= len(os.sched_getaffinity(0))
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=plan,
+        plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if has_cores else 0,
         yields=YIELDS,

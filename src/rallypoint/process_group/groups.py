@@ -21,7 +21,7 @@ from rallypoint.base.errors import (
     NotInitializedError,
 )
 from rallypoint.engine.communicator import Communicator
-from rallypoint.process_group.planning import Wishes
+from rallypoint.process_group.planning import Algorithms, Wishes
 from rallypoint.store.store import Store
 
 NON_GROUP_MEMBER: Final = -100
@@ -37,11 +37,13 @@ class ProcessGroup:
         group_desc: what the caller said it is for.
         backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
+        algorithms, variants: what its calls may be served by; see planning.
     """
 
     def __init__(
         self,
         communicator: Communicator,
+        algorithms: Algorithms,
         *,
         world: World,
         ranks: Sequence[int],
@@ -57,6 +59,8 @@ class ProcessGroup:
         self.group_desc = group_desc
         self.backend = backend
         self.timeout = timeout
+        self.algorithms = algorithms
+        self.variants = algorithms.variants
         self.run = communicator.run
         self.send = communicator.send
         self.receive = communicator.receive

@@ -25,7 +25,7 @@ from rallypoint.process_group.groups import (
 )
 from rallypoint.process_group.planning import Wishes
 from rallypoint.schedule.choose import check_override
-from rallypoint.schedule.links import read_model_text
+from rallypoint.schedule.links import parse_model, read_model_text
 from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store, seconds_of
 
@@ -44,6 +44,9 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
+    *,
+    algorithm: str | None = None,
+    links: str | None = None,
 ) -> None:
     """Form the default process group; every rank of the job must call it.
 
@@ -58,6 +61,11 @@ def init_process_group(
         world_size, rank: instead of the environment's; needed for ``tcp://``, ``file://``, `store`.
         store: an open store that all ranks share, instead of an `init_method`.
         group_name: kept apart from groups of other names at the same store.
+        algorithm: for every collective that has it, and for the groups made later: a name of
+            docs/algorithms.md, or a file of one's own (docs/guides/custom-algorithms.md).
+            RALLYPOINT_ALGORITHM unless given.
+        links: a link model, by name or as a TOML file: algorithms are chosen by the times that it
+            predicts. RALLYPOINT_LINKS unless given. Of both, what rank 0 says counts for all.
 
     Raises:
         AlreadyInitializedError: there is a default group already.
@@ -73,6 +81,7 @@ def init_process_group(
         )
     name = check_backend(backend or "rallypoint")
     wait = check_timeout(timeout, DEFAULT_TIMEOUT)
+    wishes = _wishes(algorithm, links)
     if store is not None:
         _check_own_store(init_method, rank, world_size)
         place = OpenStore(store=store, rank=rank, world_size=world_size)
@@ -90,7 +99,7 @@ def init_process_group(
             prefix,
             timeout=wait,
             backend=name,
-            wishes=_wishes() if place.rank == 0 else Wishes(),
+            wishes=wishes,
             on_destroy=close,
         )
     except BaseException:
@@ -99,11 +108,15 @@ def init_process_group(
     set_default(formed)
 
 
-def _wishes() -> Wishes:
-    override = os.environ.get("RALLYPOINT_ALGORITHM", "")
+def _wishes(algorithm: str | None, links: str | None) -> Wishes:
+    """What this rank was told, checked as far as it goes before the ranks meet."""
+    override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
     check_override(override)
-    links = os.environ.get("RALLYPOINT_LINKS", "")
-    return Wishes(override, read_model_text(links) if links else "")
+    name = os.environ.get("RALLYPOINT_LINKS", "") if links is None else links
+    text = read_model_text(name) if name else ""
+    if text:
+        parse_model(text)
+    return Wishes(override, text)
 
 
 def form_world(
@@ -117,7 +130,7 @@ def form_world(
 ) -> ProcessGroup:
     """Form a group of all who share a store, with keys that begin with `prefix`."""
     members = range(place.world_size)
-    communicator, agreed = form_communicator(
+    communicator, algorithms = form_communicator(
         place.store,
         prefix,
         rank=place.rank,
@@ -126,9 +139,10 @@ def form_world(
         wishes=wishes,
         backend=backend,
     )
-    world = World(place.store, prefix, agreed, on_destroy)
+    world = World(place.store, prefix, algorithms.wishes, on_destroy)
     world.group = ProcessGroup(
         communicator,
+        algorithms,
         world=world,
         ranks=members,
         group_name="",

@@ -1,22 +1,32 @@
-"""From a call to the encoded program that serves it: choose, build, encode. Pure."""
+"""From a call to the encoded program that serves it: choose, build, encode. Pure.
+
+What a group was told at its start counts for all of its calls, unless a call asks for an algorithm
+of its own. Such an algorithm is part of the program's identity, so that the engine finds out at the
+first message if ranks asked for different ones (docs/decisions/045-asked-for.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from rallypoint.schedule.catalogue import Team
-from rallypoint.schedule.choose import build, choose
-from rallypoint.schedule.custom import Custom
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.schedule.catalogue import ALGORITHMS, Team
+from rallypoint.schedule.choose import build, check_override, choose
+from rallypoint.schedule.custom import Custom, is_file, load
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.links import LinkModel
+from rallypoint.schedule.links import parse_model
 from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
 
-# (collective, root, bytes, whether blocks differ in length) -> this rank's encoded program, and
-# whether reductions of several operands have the inputs of all ranks.
+# (collective and variant, root, bytes, whether blocks differ in length) -> this rank's encoded
+# program, and whether reductions of several operands have the inputs of all ranks.
 Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
+
+COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
+VARIANT = 1 << 8  # a collective's number is below it; what is above says which algorithm it is
+_MOST_VARIANTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,52 +42,124 @@ class Wishes:
     model_text: str = ""
 
 
-COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
+class Algorithms:
+    """What a rank's calls may be served by: the group's wishes, and what calls ask for.
 
-
-def planner(
-    *,
-    rank: int,
-    ranks: int,
-    per_host: int = 0,
-    override: str = "",
-    custom: Custom | None = None,
-    model: LinkModel | None = None,
-) -> Planner:
-    """What makes the programs of a rank.
-
-    What is chosen follows from arguments that are the same on every rank. Blocks of different
-    lengths are served by the direct algorithms, which every rank can run without knowing all.
-
-    Args:
-        per_host: how many consecutive ranks share a host; 0 if all do.
-        override: an algorithm for each collective that has it.
-        custom: an algorithm of the user's, for the collective that it is for; rank 0 proves it.
-        model: link constants, for a choice by predicted time.
+    Attributes:
+        wishes: the group's.
+        variants: what calls have asked for -> a number that is added to a collective's, so that
+            the engine remembers other programs for it. A plain dict, as the call path looks there.
+            The numbers are this rank's own: what ranks compare are the programs.
     """
 
-    def own(collective: Collective, root: int) -> Program | None:
-        made = custom and custom.build(Team(ranks, root, per_host or ranks), prove=rank == 0)
-        return made if made and made.collective is collective else None
+    def __init__(self, wishes: Wishes) -> None:
+        self.wishes = wishes
+        self.variants: dict[str, int] = {}
+        self._model = parse_model(wishes.model_text) if wishes.model_text else None
+        self._asked: list[str | Custom] = [_found(wishes.override)]
 
-    def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
-        collective = Collective(number)
-        made = None if uneven else own(collective, root)
-        if made is not None:
-            return encode(made, rank), False
-        wish = "direct" if uneven else override
-        choice = choose(
-            collective,
-            nbytes=nbytes,
-            ranks=ranks,
-            per_node=per_host,
-            model=model,
-            override=wish,
+    def variant(self, name: str | None) -> int:
+        """The variant of an algorithm, read now if it is asked for the first time; None has 0.
+
+        Raises:
+            InvalidTypeError, InvalidArgumentError: there is none of this name, or no such file.
+        """
+        if name is None:
+            return 0
+        if name in self.variants:
+            return self.variants[name]
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"algorithm must be a name or a file's, not {name!r}")
+        if not name:
+            raise InvalidArgumentError("algorithm is empty; name one, or pass None")
+        if len(self._asked) == _MOST_VARIANTS:
+            raise InvalidArgumentError(f"a group can use at most {_MOST_VARIANTS} algorithms")
+        self._asked.append(_found(name))
+        self.variants[name] = (len(self._asked) - 1) * VARIANT
+        return self.variants[name]
+
+    def in_words(self, variant: int) -> str:
+        """What a call asked for, to be told beside what others did; empty for nothing special."""
+        asked = self._asked[variant // VARIANT]
+        if isinstance(asked, Custom):
+            return f"algorithm={asked.path} ({asked.name})"
+        return f"algorithm={asked}" if variant else ""
+
+    def planner(self, rank: int, ranks: int, per_host: int = 0) -> Planner:
+        """What makes the programs of a rank.
+
+        What is chosen follows from arguments that are the same on every rank. Blocks of different
+        lengths are served by the direct algorithms, which every rank can run without knowing all,
+        unless a call asks for another one that can.
+
+        Args:
+            per_host: how many consecutive ranks share a host; 0 if all do.
+        """
+
+        def plan(kind: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
+            variant, number = divmod(kind, VARIANT)
+            asked, collective = self._asked[variant], Collective(number)
+            team = Team(ranks, root, per_host or ranks)
+            if variant:
+                made = _asked_for(asked, collective, team, uneven)
+                at_once = isinstance(asked, str) and asked.startswith("direct")
+                return encode(made, rank), at_once
+            if isinstance(asked, Custom) and not uneven:
+                made = asked.build(team)
+                if made.collective is collective:
+                    return encode(made, rank), False
+            wish = "direct" if uneven else asked if isinstance(asked, str) else ""
+            choice = choose(
+                collective,
+                nbytes=nbytes,
+                ranks=ranks,
+                per_node=per_host,
+                model=self._model,
+                override=wish,
+            )
+            per_node = per_host or 1
+            made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)
+            return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
+
+        return plan
+
+
+def _found(name: str) -> str | Custom:
+    if is_file(name):
+        return load(name)
+    check_override(name)
+    return name
+
+
+def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: bool) -> Program:
+    """The program of the algorithm that a call asks for; nothing else will do.
+
+    Raises:
+        InvalidArgumentError: it is for other collectives, or cannot serve blocks that differ.
+        ProgramError: it does not take so many ranks, or, if it is the user's, is wrong.
+    """
+    operation = collective.name.lower()
+    if isinstance(asked, Custom):
+        made = asked.build(team)
+        name = asked.path
+        if made.collective is not collective:
+            other = made.collective.name.lower()
+            raise InvalidArgumentError(f"{name} is an algorithm for {other}, not for {operation}")
+    else:
+        name = asked
+        if asked not in ALGORITHMS[collective]:
+            raise InvalidArgumentError(
+                f"{operation} has no algorithm {asked!r}; it has "
+                f"{', '.join(ALGORITHMS[collective])}"
+            )
+        per_node = team.per_node if team.per_node < team.ranks else 1
+        made = build(collective, asked, ranks=team.ranks, root=team.root, per_node=per_node)
+    if uneven and (made.chunks > 1 or made.scratch_chunks > 0):
+        raise InvalidArgumentError(
+            f"{name} cannot serve blocks that may differ in length, as it cuts blocks or stores "
+            f"them elsewhere; ask for another algorithm, or none, in this {operation}"
         )
-        made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_host or 1)
-        return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
-
-    return plan
+    return replace(made, name=f"{made.name}, asked for")
 
 
 def ranks_per_host(hosts: Sequence[int]) -> int:

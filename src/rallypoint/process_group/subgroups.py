@@ -85,7 +85,7 @@ def form_group(
     world.made[kind] += 1
     if whole.own_rank not in members:
         return NON_GROUP_MEMBER
-    communicator, _ = form_communicator(
+    communicator, algorithms = form_communicator(
         world.store,
         f"{world.prefix}/{name}",
         rank=members.index(whole.own_rank),
@@ -96,6 +96,7 @@ def form_group(
     )
     formed = ProcessGroup(
         communicator,
+        algorithms,
         world=world,
         ranks=members,
         group_name=name,

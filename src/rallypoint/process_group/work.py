@@ -57,6 +57,7 @@ class Called:
     Attributes:
         what: its arrays.
         root: a rank in the group.
+        variant: which algorithm was asked for (planning.Algorithms).
         site: where the user's code called, if the call has returned since.
     """
 
@@ -64,6 +65,7 @@ class Called:
     what: object
     op: int = 0
     root: int = 0
+    variant: int = 0
     site: Site | None = None
 
     def error(self, group: ProcessGroup, code: int) -> RallypointError:
@@ -75,6 +77,7 @@ class Called:
             describe(self.what),
             op=self.op,
             root=self.root,
+            variant=self.variant,
             site=self.site,
         )
 

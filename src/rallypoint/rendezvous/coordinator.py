@@ -87,6 +87,7 @@ class Coordinator:
         self.max_restarts = max_restarts
         self.stage = Stage.GATHERING
         self.round = -1
+        self._known_round = -1  # the newest one that somebody here has seen, also of another job
         self.restarts = 0
         self.wake_at: float | None = None
         self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
@@ -99,6 +100,9 @@ class Coordinator:
         self._interrupted = ""  # why the round ended, if nobody is to blame
         self._gathering = Gathering(limits)
         self._ends: dict[str, Ended] = {}  # of the round, by key
+        self._present: set[str] = set()  # its members who are here
+        self.succeeded: set[str] = set()  # its members whose workers have all succeeded
+        self.left_succeeded: tuple[str, ...] = ()  # and who are gone
         self._lost: list[str] = []  # hosts, since the round began
         self._came: list[str] = []
         self._leaving: dict[str, str] = {}  # why, by key
@@ -153,13 +157,13 @@ class Coordinator:
         refusal = self._gathering.join(member, now)
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
-        if self.stage is Stage.GATHERING:
-            self.round = max(self.round, last_round)
+        self._known_round = max(self._known_round, last_round)
         came = f"{member.host} joined"
         match self.stage:
             case Stage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
-            case Stage.RUNNING if self._has_room() and not self._has_results():
+            # A new round would throw away what some have finished; who comes has to wait.
+            case Stage.RUNNING if self._has_room() and not self.succeeded:
                 self._came.append(member.host)
                 return self._stop(came)
         return Decision((), f"{came}, and waits for the next round")
@@ -187,9 +191,13 @@ class Coordinator:
                 if key in self._leaving and not report.succeeded:
                     return self.node_lost(key, self._leaving[key], now)
                 self._awaited.discard(key)
+                if report.succeeded:
+                    self.succeeded.add(key)
                 if report.was_cut_off:
-                    self._interrupted = f"{self._name_of(key)} had lost the coordinator"
-                stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
+                    why = report.because or "had lost the coordinator"
+                    self._interrupted = f"{self._name_of(key)} {why}"
+                words = self._interrupted if report.was_cut_off else _first_words(report)
+                stopped = NOTHING if report.succeeded else self._stop(words)
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
 
@@ -204,6 +212,7 @@ class Coordinator:
         """A member's agent is gone, and its workers with it."""
         member = self._gathering.leave(key)
         self._leaving.pop(key, None)
+        self._present.discard(key)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
         self._awaited.discard(key)
@@ -215,6 +224,7 @@ class Coordinator:
             return Decision((), f"{name}, which waited for the next round, left: {why}")
         end = self._ends.get(key)
         if end is not None and end.succeeded:  # it is only missed if there is another round
+            self.left_succeeded = (*self.left_succeeded, key)
             return Decision((), f"{name} left after its workers had succeeded: {why}")
         self._ends.pop(key, None)
         self._lost.append(name)
@@ -262,23 +272,20 @@ class Coordinator:
         return self.stage is Stage.RUNNING and self.round == round_number
 
     @property
+    def text(self) -> str:
+        """Who is here, and who is missing."""
+        return self._gathering.text()
+
+    @property
     def waiting(self) -> int:
         """How many wait for the next round while one runs."""
         if self.stage is Stage.GATHERING:
             return 0
-        return len(self.here.keys() - self._by_key.keys())
+        return len(self.here) - len(self._present)
 
     def expects(self, key: str) -> bool:
         """Whether the end of that member's workers is still to be reported."""
         return self._expects(key) and key in self._awaited
-
-    def succeeded(self) -> tuple[str, ...]:
-        """The members of the round whose workers have all succeeded."""
-        return tuple([key for key, end in self._ends.items() if end.succeeded])
-
-    def _has_results(self) -> bool:
-        """A new round would throw away what some have finished; who comes has to wait."""
-        return any(end.succeeded for end in self._ends.values())
 
     def _name_of(self, key: str, otherwise: str = "") -> str:
         """``"node 1 (host7)"``; without the rank if it has none."""
@@ -344,7 +351,7 @@ class Coordinator:
         because, self._because = self._because, ""
         self._move(Stage.RUNNING)
         self.wake_at = None
-        self.round += 1
+        self.round = max(self.round, self._known_round) + 1
         self._begin(self._gathering.form(self._ranks))
         action = OpenRound(number=self.round, members=self.members, because=because)
         return Decision((action,), because or f"{len(self.members)} nodes are here")
@@ -353,7 +360,8 @@ class Coordinator:
         self.members = members
         self._ranks_before, self._ranks = self._ranks, members
         self._by_key = {member.key: member for member in members}
-        self._awaited = set(self._by_key)
+        self._awaited, self._present = set(self._by_key), set(self._by_key)
+        self.succeeded, self.left_succeeded = set(), ()
         self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
         self._interrupted = ""
         self._is_taken_over = False

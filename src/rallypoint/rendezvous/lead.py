@@ -113,12 +113,14 @@ class Leader:
         self._out: list[Action] = []
         self._notes: list[str] = []
         self._quorum_heard: float | None = None  # cached
+        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
+        self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
-        if bound is not None:
-            self._await(bound, now)
-        else:
+        if bound is None:
             self._resume(now)
+        elif decided.number > BEFORE_ALL:
+            self._await(bound, now)
         self._advance(now)
 
     def take(self) -> tuple[list[Action], str]:
@@ -165,7 +167,8 @@ class Leader:
             peer.has_beaten, peer.since = True, now
         peer.confirms(beat.stamp, now, self._setup.fence_s)
         peer.round, peer.sent_at = beat.round, beat.sent_at
-        self._quorum_heard = None
+        if beat.key in self._voters:
+            self._quorum_heard = None
         if self.job is not None and self._over_at is None:
             if beat.key not in self.job.here and beat.key not in self._gone:
                 self._perform(self.job.joined(peer.member, now), now)
@@ -183,7 +186,9 @@ class Leader:
         peer = self.peers.get(message.voter)
         if peer is not None:
             peer.confirms(message.stamp, now, self._setup.fence_s)
-            self._quorum_heard = None
+        else:
+            self._words[message.voter] = max(self._words.get(message.voter, _NEVER), message.stamp)
+        self._quorum_heard = None
         pending = self._pending
         if pending is None or message.number != pending.agreement.number:
             return
@@ -195,10 +200,15 @@ class Leader:
         self._advance(now)
 
     def refused(self, message: Refused) -> None:
-        """Another one was promised more."""
+        """Another one was promised more, or has agreed on more than we know of."""
         is_ours = message.job in ("", self.agreement.host) or self.agreement.host == ""
-        if is_ours and message.ballot == self._ballot and self._ballot < message.promised:
+        if not is_ours or message.ballot != self._ballot:
+            return
+        decided = message.decided
+        if self._ballot < message.promised:
             self.deposed = f"{message.promised.candidate} was promised term {message.promised.term}"
+        elif decided is not None and decided.number > self.agreement.number:
+            self.deposed = f"others know of agreement {decided.number}"
 
     def closed(self, key: str, why: str, now: float) -> None:
         """An agent has ended."""
@@ -234,6 +244,7 @@ class Leader:
         if self._pending is not None:
             self._propose(self._pending, now, is_first=False)
             self._tell_if_stuck(self._pending, now)
+        self._tell_arbiter(now)
         for key, peer in self.peers.items():
             if self._over_at is not None:
                 self._send(key, Over(finish=self._finish_of(self.agreement)))
@@ -243,6 +254,18 @@ class Leader:
             for slot, endpoint in enumerate(self._setup.endpoints):
                 if slot != self._setup.slot:
                     self._out.append(Call(at=endpoint, message=self.led(None)))
+
+    def _tell_arbiter(self, now: float) -> None:
+        """That this coordinator lives: agents say with their beats that they know it."""
+        arbiter, pending = self._rules.arbiter, self._pending
+        if arbiter is None or self.agreement.number == BEFORE_ALL or self._over_at is not None:
+            return
+        if pending is None or arbiter.key in pending.accepted_by:
+            newest = self.agreement if pending is None else pending.agreement
+            again = Propose(
+                ballot=self._ballot, stamp=now, agreement=newest, decided=self.agreement
+            )
+            self._out.append(Send(to=arbiter.key, at=None, message=again))
 
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
         """What a lost coordinator had begun may need voters who are lost as well."""
@@ -273,7 +296,7 @@ class Leader:
             is_silent = now - max(peer.heard_at, peer.since) >= self._setup.fence_s
         if is_silent and not peer.is_silent:
             peer.is_silent = True
-            self._perform(job.node_silent(key, f"for {self._setup.fence_s:g} s"), now)
+            self._perform(job.node_silent(key, f"nothing came for {self._setup.fence_s:g} s"), now)
         if (peer.is_silent or not peer.has_beaten) and now >= dead_at:
             self.peers.pop(key)
             self._gone.add(key)
@@ -284,7 +307,7 @@ class Leader:
     # Agreements.
 
     def led(self, stamp: float | None) -> Led:
-        """Who coordinates."""
+        """Who coordinates; there must be a job."""
         return Led(
             ballot=self._ballot,
             leader=self._setup.me,
@@ -323,7 +346,8 @@ class Leader:
         shrunk = self._follow_up(members=tuple(left), because="some have left")
         if left and not (self._setup.quorum == "host" and self.agreement.host in self._gone):
             return shrunk
-        ended = Finish(outcome=Outcome.STOPPED, because="the last node left")
+        because = "the last node left"
+        ended = Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True)
         if left:
             ended = ended.__replace__(because="the node that began the job left")
         return shrunk.__replace__(members=self.agreement.members, finish=ended)
@@ -377,6 +401,7 @@ class Leader:
     def _hold(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
         self.agreement = new
+        self._voters = frozenset({voter.key for voter in self._rules.voters(new)})
         self._quorum_heard = None
         if new.finish is not None:
             self._over_at = now + self._setup.fence_s
@@ -451,13 +476,12 @@ class Leader:
                 case Refuse():
                     self._send(action.key, action)
                     self.peers.pop(action.key, None)
-        self._done = tuple(
-            [key for key in self.job.succeeded() if key == self._key or key not in self.job.here]
-        )
+        is_done = self._key in self.job.succeeded
+        self._done = self.job.left_succeeded + (self._key,) * is_done
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         opened = Round(number=new.round, members=new.members, store=store)
-        voters = self._rules.voters(new)
+        voters = self._rules.heirs(new)
         self._sent_round, self._sent_at = new.round, now
         self._sent = {
             key: Go(
@@ -486,8 +510,9 @@ class Leader:
 
     def _halt(self, stop: Stop, now: float) -> None:
         if stop.round in (self._sent_round, self._old_round):
+            halt = Halt(ballot=self._ballot, round=stop.round, because=stop.because)
             for key in self.peers:
-                self._send(key, Halt(ballot=self._ballot, round=stop.round, because=stop.because))
+                self._send(key, halt)
             return
         assert self.job is not None
         self.job.revoke()
@@ -517,9 +542,7 @@ class Leader:
             self._send(
                 key, Halt(ballot=self._ballot, round=beat.round, because="that round is over")
             )
-        if beat.number < self.agreement.number and any(
-            voter.key == key for voter in self._rules.voters(self.agreement)
-        ):
+        if beat.number < self.agreement.number and key in self._voters:
             held = self.agreement
             again = Propose(ballot=self._ballot, stamp=now, agreement=held, decided=held)
             self._send(key, again)
@@ -573,18 +596,13 @@ class Leader:
     def _find_word(self, now: float) -> float:
         held = self.agreement
         if held.number == BEFORE_ALL:
-            return now
-        heard: set[str] = set()
-        words = [(now, self._key)]
-        for voter in self._rules.voters(held):
-            peer = self.peers.get(voter.key)
-            if peer is not None and voter.key != self._key:
-                words.append((peer.heard_at, voter.key))
-        for at, key in sorted(words, reverse=True):
-            heard.add(key)
-            if self._rules.is_quorum(held, heard):
-                return at
-        return _NEVER
+            return self._began
+        heard = dict(self._words)
+        counted = self._voters if self._rules.arbiter is None else self.peers
+        heard.update((key, self.peers[key].heard_at) for key in counted if key in self.peers)
+        heard[self._key] = now
+        pending = None if self._pending is None else self._pending.agreement
+        return self._rules.newest_word(held, pending, heard)
 
     def _look_who_is_left(self, now: float) -> None:
         """Once the job is over: end when all others have, or have been told for long enough."""
@@ -599,15 +617,17 @@ class Leader:
 
     def _mismatch(self, join: Join) -> str:
         ours, limits = self._setup, self._setup.limits
-        if (join.run_id, join.attempt) != (ours.run_id, ours.attempt):
-            here, there = f"{ours.run_id!r}", f"{join.run_id!r}"
-            if join.run_id == ours.run_id:
-                here, there = f"attempt {ours.attempt}", f"attempt {join.attempt}"
-            return f"the job here is {here}, not {there}; give the same --rdzv-id"
+        if join.run_id != ours.run_id:
+            return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
+        if join.attempt != ours.attempt:
+            return (
+                f"this node was started for attempt {join.attempt} of the job, which is in attempt"
+                f" {ours.attempt}; end what is left of the older one"
+            )
         if (join.min_nodes, join.max_nodes) != (limits.min_nodes, limits.max_nodes):
             return (
-                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} here and"
-                f" {join.min_nodes}:{join.max_nodes} there; give the same"
+                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
+                f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
             )
         return ""
 

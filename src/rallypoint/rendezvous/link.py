@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
-GREETING = b"RLYLNK1\n"
+GREETING = b"RLYLNK2\n"
 MAX_FRAME_BYTES = 4 << 20
 MAX_UNSENT_BYTES = 32 << 20
 _LENGTH = struct.Struct("!I")
@@ -54,6 +54,8 @@ class Link:
         peer: the other side's numeric address.
         is_open: whether both sides have proved themselves.
         heard_at: when something last came (time.monotonic()).
+        was_ended: whether the other side closed it, as the kernel does for a process that ends;
+            else it broke on the way, or we closed it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Link:
         sock.setblocking(False)
         self.peer = ""
         self.is_open = False
+        self.was_ended = False
         self.heard_at = time.monotonic()
         self._sock = sock
         self._selector = selector
@@ -150,8 +153,9 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            return self._fail(f"its connection broke: {error.strerror}")
+            return self._broke(error)
         if not data:
+            self.was_ended = True
             return self._fail(self._end_text())
         self.heard_at = time.monotonic()
         self._unread += data
@@ -200,12 +204,16 @@ class Link:
         except (BlockingIOError, TimeoutError):
             pass
         except OSError as error:
-            return self._fail(f"its connection broke: {error.strerror}")
+            return self._broke(error)
         return self._watch()
 
     def _opened(self) -> None:
         self.is_open = True
         self._ear.opened(self)
+
+    def _broke(self, error: OSError) -> None:
+        self.was_ended = isinstance(error, ConnectionResetError | BrokenPipeError)
+        self._fail(f"its connection broke: {error.strerror}")
 
     def _fail(self, why: str) -> None:
         if not self._is_closed:

@@ -1,31 +1,35 @@
-"""Reports and orders between agents as JSON: frozen records <-> bytes, strictly checked.
+"""Messages between agents as JSON: frozen records <-> bytes, strictly checked by their annotations.
+
+    message:  [VERSION, KIND, FIELD, FIELD, ...]
+    record in a message:   [FIELD, FIELD, ...]       one of several: [KIND, FIELD, ...]
+    a beat, or its answer, with nothing to report: bytes (pulse.py)
 
 Whatever is not exactly a message of this version is refused: an agent must not act on half of one.
 """
 
 from __future__ import annotations
 
-from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.record import Record
-from rallypoint.rendezvous.reports import (
-    Broken,
-    Ended,
-    Finish,
-    Join,
-    Leave,
-    Notice,
-    Order,
-    Outcome,
-    Refuse,
-    Report,
-    Start,
-    Stop,
-    StopAsked,
-)
-from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
-from rallypoint.rendezvous.verdict import Cause
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from math import isfinite
+from struct import error as StructError  # noqa: N812 - as exceptions are called
+from types import GenericAlias, UnionType
 
-VERSION = 2
+from rallypoint.base.errors import ControlMessageError, InvalidArgumentError
+from rallypoint.base.record import Record
+from rallypoint.rendezvous import protocol, reports
+from rallypoint.rendezvous.pulse import ACK, BEAT, decode_pulse, encode_pulse
+from rallypoint.rendezvous.round import Member, Round
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    R = TypeVar("R", bound=Record)
+
+VERSION = 3
+REPORTS = (reports.Broken, reports.Ended, reports.StopAsked, reports.Leave)
 
 
 class Opened(Record, kw_only=True):
@@ -35,82 +39,24 @@ class Opened(Record, kw_only=True):
     because: str
 
 
-Message = Report | Order | Opened | Member | Join | Notice | Refuse
-
-# Per record: its fields and their types; a list of one type is a tuple of such records.
-_FIELDS: dict[type, dict[str, object]] = {
-    Cause: {
-        "rank": int,
-        "node_rank": int,
-        "text": str,
-        "time_s": float,
-        "is_echo": bool,
-        "is_startup": bool,
-    },
-    Broken: {"node_rank": int, "round": int, "text": str},
-    Ended: {
-        "node_rank": int,
-        "round": int,
-        "succeeded": bool,
-        "causes": [Cause],
-        "unkillable": int,
-        "was_cut_off": bool,
-    },
-    StopAsked: {"node_rank": int, "text": str},
-    Leave: {"text": str},
-    Notice: {"text": str},
-    Refuse: {"key": str, "why": str},
-    Join: {
-        "run_id": str,
-        "last_round": int,
-        "min_nodes": int,
-        "max_nodes": int,
-        "member": Member,
-        "attempt": int,
-        "job": str,
-        "running": int,
-    },
-    Member: {
-        "key": str,
-        "node_rank": int,
-        "host": str,
-        "local_world_size": int,
-        "role": str,
-        "wish": (int, None),
-        "address": str,
-        "port": int,
-    },
-    Endpoint: {"host": str, "port": int},
-    Round: {"number": int, "members": [Member], "store": Endpoint},
-    Seat: {
-        "number": int,
-        "store": Endpoint,
-        "node_rank": int,
-        "nodes": int,
-        "local_world_size": int,
-        "first_rank": int,
-        "world_size": int,
-        "first_role_rank": int,
-        "role_world_size": int,
-    },
-    Opened: {"round": Round, "because": str},
-    Start: {"seat": Seat, "because": str},
-    Stop: {"round": int, "because": str, "at_once": bool},
-    Finish: {"outcome": Outcome, "because": str, "culprit": (int, None), "what": str},
-}
-REPORTS = (Broken, Ended, StopAsked, Leave)
-ORDERS = (Start, Stop, Finish)
-_MESSAGES = {
-    kind.__name__: kind for kind in (*REPORTS, *ORDERS, Opened, Member, Join, Notice, Refuse)
-}
+Message = reports.Report | reports.Order | Opened | Member | protocol.Message
 
 
-def encode(message: Message) -> bytes:
-    """One message."""
+@cache
+def _kinds() -> dict[str, type[Record]]:
+    return {kind.__name__: kind for kind in Message.__args__}
+
+
+def encode(message: Record) -> bytes:
+    """One message; any other record can be kept somewhere in the same way."""
     import json
 
-    body = {"v": VERSION, "kind": type(message).__name__, **_plain(message)}
-    return json.dumps(body).encode("ascii")
+    pulse = encode_pulse(message)
+    if pulse:
+        return pulse
+    kind = type(message)
+    body = [VERSION, kind.__name__, *_record_codec(kind)[0](message)]
+    return json.dumps(body, separators=(",", ":")).encode("ascii")
 
 
 def decode(data: bytes) -> Message:
@@ -119,56 +65,146 @@ def decode(data: bytes) -> Message:
     Raises:
         ControlMessageError: it is none, or one of another version.
     """
+    return _decode(_kinds(), data)  # type: ignore[return-value]
+
+
+def decode_record(kind: type[R], data: bytes) -> R:
+    """Read what must be of that kind.
+
+    Raises:
+        ControlMessageError: it is not, or of another version.
+    """
+    return _decode({kind.__name__: kind}, data)  # type: ignore[return-value]
+
+
+def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
     import json
 
     try:
-        fields = json.loads(data)
-        if fields.pop("v") != VERSION:
+        if data[:1] in (BEAT, ACK):
+            return decode_pulse(data)
+        version, name, *fields = json.loads(data)
+        if version != VERSION:
             raise ControlMessageError(
                 "an agent of another version of rallypoint takes part; install the same everywhere."
             )
-        message = _record(_MESSAGES[fields.pop("kind")], fields)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        message = _record_codec(kinds[name])[1](fields)
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError, RecursionError, StructError),
+        InvalidArgumentError,
+    ) as error:
         if isinstance(error, ControlMessageError):
             raise
         raise ControlMessageError(f"an agent sent what is no message: {data[:80]!r}.") from None
-    assert isinstance(message, Message)
     return message
 
 
-def _plain(record: object) -> dict[str, object]:
-    return {name: _plain_value(getattr(record, name)) for name in _FIELDS[type(record)]}
+# One pair of functions for each kind of value: to what JSON knows, and back.
+_Codec = tuple[Callable[..., object], Callable[..., object]]
 
 
-def _plain_value(value: object) -> object:
-    if isinstance(value, Outcome):
-        return value.value
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return _plain(value) if type(value) in _FIELDS else value
-
-
-def _record(kind: type, fields: dict[str, object]) -> object:
-    expected = _FIELDS[kind]
-    if fields.keys() != expected.keys():
-        raise TypeError(kind)
-    values = {name: _value(expected[name], value) for name, value in fields.items()}
-    return kind(**values)
-
-
-def _value(expected: object, value: object) -> object:
-    if expected is Outcome:
-        return Outcome(value)
-    if isinstance(expected, list):
-        if not isinstance(value, list):
-            raise TypeError(value)
-        return tuple(_value(expected[0], each) for each in value)
-    if isinstance(expected, tuple):
-        return None if value is None else _value(expected[0], value)
-    if isinstance(expected, type) and expected in _FIELDS:
-        if not isinstance(value, dict):
-            raise TypeError(value)
-        return _record(expected, value)
-    if type(value) is not expected:  # a bool is no number here
-        raise TypeError(value)
+def _same(value: object) -> object:
     return value
+
+
+@cache
+def _record_codec(kind: type[Record]) -> tuple[Callable[..., list[object]], Callable[..., object]]:
+    from typing import get_type_hints
+
+    hints = get_type_hints(kind)
+    names = kind._fields
+    codecs = [_codec(hints[name]) for name in names]
+    writers = [
+        (name, None if codec[0] is _same else codec[0])
+        for name, codec in zip(names, codecs, strict=True)
+    ]
+    readers = [codec[1] for codec in codecs]
+
+    def write(record: Record) -> list[object]:
+        return [
+            getattr(record, name) if writer is None else writer(getattr(record, name))
+            for name, writer in writers
+        ]
+
+    def read(values: object) -> object:
+        if not isinstance(values, list) or len(values) != len(names):
+            raise TypeError(values)
+        return kind(
+            **{
+                name: reader(value)
+                for name, reader, value in zip(names, readers, values, strict=True)
+            }
+        )
+
+    return write, read
+
+
+def _codec(hint: object) -> _Codec:
+    if isinstance(hint, UnionType):
+        kinds = [each for each in hint.__args__ if each is not type(None)]
+        inner = _codec(kinds[0]) if len(kinds) == 1 else _one_of(kinds)
+        return _or_none(inner) if type(None) in hint.__args__ else inner
+    if isinstance(hint, GenericAlias):  # tuple[X, ...]
+        return _tuple_of(_codec(hint.__args__[0]))
+    assert isinstance(hint, type)
+    if issubclass(hint, Record):
+        return _record_codec(hint)
+    if issubclass(hint, Enum):
+        return (lambda value: value.value), hint
+    return _same, _exactly(hint)
+
+
+def _exactly(kind: type) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        if type(value) is not kind:  # a bool is no number here
+            raise TypeError(value)
+        return value
+
+    def read_number(value: object) -> object:
+        if type(value) is not float or not isfinite(value):
+            raise TypeError(value)
+        return value
+
+    return read_number if kind is float else read
+
+
+def _or_none(inner: _Codec) -> _Codec:
+    write, read = inner
+    return (
+        lambda value: None if value is None else write(value),
+        lambda value: None if value is None else read(value),
+    )
+
+
+def _tuple_of(inner: _Codec) -> _Codec:
+    write, read = inner
+
+    def read_all(values: object) -> tuple[object, ...]:
+        if not isinstance(values, list):
+            raise TypeError(values)
+        return tuple([read(value) for value in values])
+
+    last: tuple[object, list[object]] = ((), [])  # thousands are told of the same voters
+
+    def write_all(values: tuple[object, ...]) -> list[object]:
+        nonlocal last
+        if values is not last[0]:
+            last = values, [write(value) for value in values]
+        return last[1]
+
+    return write_all, read_all
+
+
+def _one_of(kinds: list[type[Record]]) -> _Codec:
+    by_name = {kind.__name__: _record_codec(kind) for kind in kinds}
+
+    def write(record: Record) -> list[object]:
+        name = type(record).__name__
+        return [name, *by_name[name][0](record)]
+
+    def read(values: object) -> object:
+        if not isinstance(values, list) or not values:
+            raise TypeError(values)
+        return by_name[values[0]][1](values[1:])
+
+    return write, read

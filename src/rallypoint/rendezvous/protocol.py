@@ -10,6 +10,7 @@ messages are the sender's clock's, and only ever come back to it. Frozen data; n
 
 from __future__ import annotations
 
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
@@ -51,6 +52,10 @@ class Agreement(Record, kw_only=True):
     because: str = ""
     host: str = ""
     finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        if self.runs and not self.members:
+            raise InvalidArgumentError("a round needs members.")
 
 
 # From members to the coordinator.

@@ -29,12 +29,19 @@ _FIRST_GUESS = (0.5, 0.2, 0.5, 1e-4, 1e-4)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One measured time of an all_reduce."""
+    """One measured time of an all_reduce.
+
+    Attributes:
+        noise: how far its two halves are from each other, as a share of the shorter one.
+        others: how many cores other work on the machine took meanwhile.
+    """
 
     algorithm: str
     ranks: int
     nbytes: int
     time_us: float
+    noise: float = 0.0
+    others: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +57,18 @@ class Error:
         return abs(self.predicted_us / self.measured.time_us - 1)
 
 
-def fit(measurements: Sequence[Measurement], *, block_bytes: int, slots: int) -> Links:
-    """The links, with a crowd for each number of ranks that was measured."""
+def fit(measurements: Sequence[Measurement], *, block_bytes: int, slots: int, cores: int) -> Links:
+    """The links, with a crowd for each number of ranks that was measured.
+
+    Args:
+        cores: how many the ranks had; with more ranks they took turns.
+    """
     by_ranks: dict[int, list[Measurement]] = {}
     for each in measurements:
         by_ranks.setdefault(each.ranks, []).append(each)
     crowds = [
-        (ranks, _fit(ranks, rows, block_bytes, slots)) for ranks, rows in sorted(by_ranks.items())
+        (ranks, _fit(ranks, rows, block_bytes, slots, cores))
+        for ranks, rows in sorted(by_ranks.items())
     ]
     return replace(crowds[0][1], crowds=tuple(crowds))
 
@@ -79,6 +91,7 @@ def to_toml(links: Links, *, name: str, source: str) -> str:
     most = max(ranks for ranks, _ in links.crowds)
     lines = [f'name = "{name}"', f'source = "{source}"', f"measured_ranks = {most}"]
     lines += [f"per_node = {most}", "multicast = true", "shares_core = true"]
+    lines += [f"cores = {links.cores}"]
     lines += [f"slots = {links.slots}", f"block_bytes = {links.block_bytes}"]
     lines += _constants(links, "")
     for ranks, crowd in links.crowds:
@@ -107,10 +120,12 @@ def _time_us(graph: Graph, nbytes: int) -> float:
     return links.start_us + max(float(graph.run(pieces).max()), busy_us)
 
 
-def _fit(ranks: int, rows: Sequence[Measurement], block_bytes: int, slots: int) -> Links:
+def _fit(
+    ranks: int, rows: Sequence[Measurement], block_bytes: int, slots: int, cores: int
+) -> Links:
     def links_of(logs: Floats) -> Links:
         start, latency, overhead, send, reduce = (float(each) for each in np.exp(logs))
-        level = Level("node", 0, latency, overhead, 1 / send / 1e3)
+        level = Level("node", ranks, latency, overhead, 1 / send / 1e3)
         return Links(
             "calibrated",
             (level,),
@@ -118,6 +133,7 @@ def _fit(ranks: int, rows: Sequence[Measurement], block_bytes: int, slots: int) 
             reduce_gb_per_s=1 / reduce / 1e3,
             slots=slots,
             block_bytes=block_bytes,
+            cores=cores,
             multicast=True,
             shares_core=True,
         )

@@ -13,6 +13,7 @@ from functools import lru_cache
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import ALGORITHMS as ALGORITHMS  # noqa: PLC0414 - re-exported
 from rallypoint.schedule.catalogue import build as build  # noqa: PLC0414
+from rallypoint.schedule.custom import is_file
 from rallypoint.schedule.links import LinkModel, Links
 from rallypoint.schedule.program import Collective, ProgramError
 from rallypoint.schedule.simulation import Simulation
@@ -154,8 +155,8 @@ def _simulation(
 def check_override(name: str) -> None:
     """Raise InvalidArgumentError if no collective has an algorithm of this name."""
     known = sorted({name for algorithms in ALGORITHMS.values() for name in algorithms})
-    if name and name not in known and ".py" not in name:
+    if name and name not in known and not is_file(name):
         raise InvalidArgumentError(
-            f"there is no algorithm {name!r}; RALLYPOINT_ALGORITHM may be one of "
-            f"{', '.join(known)}, or a file: my_algorithm.py"
+            f"there is no algorithm {name!r}; name one of {', '.join(known)}, or a file of your "
+            "own: my_algorithm.py"
         )

@@ -3,6 +3,9 @@
 A value is (input chunk, set of ranks as bits, order). Combining values of different chunks, or of
 which both hold the same rank, fails at once and there. Orders are numbered, equal ones alike, so
 that "the same operands in the same order" is a comparison of two numbers.
+
+Where some ranks stand for all (symmetry.py), what comes from a peer is turned, and so is its order:
+its number times the number of turns there are, plus how often it was turned.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from rallypoint.schedule.execution import Event, Trace, chunk_of
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,
+    Incoming,
     Program,
     ProgramError,
     Send,
     describe,
 )
+from rallypoint.schedule.symmetry import Turn
 
 
 class Value(NamedTuple):
@@ -37,16 +42,17 @@ class Contents:
             to it, or a message is longer or shorter than its place.
     """
 
-    def __init__(self, program: Program, trace: Trace) -> None:
-        self._program, self._trace = program, trace
+    def __init__(self, program: Program, trace: Trace, turn: Turn | None = None) -> None:
+        self._program, self._trace, self._turn = program, trace, turn
+        self._times = turn.times if turn else 1
         self._orders: dict[tuple[int, ...], int] = {(r,): r for r in range(program.ranks)}
         self._messages: dict[int, list[Value]] = {}
         self._values: dict[tuple[int, Buffer, int], Value] = {}
         self._writers: dict[tuple[int, Buffer, int], Event] = {}
-        for rank in range(program.ranks):
+        for rank in range(trace.ranks):
             for index in range(program.input_blocks(rank) * program.chunks):
                 place = (rank, Buffer.INPUT, index)
-                self._values[place] = Value(index, 1 << rank, rank)
+                self._values[place] = Value(index, 1 << rank, rank * self._times)
         for number, event in enumerate(trace.events):
             if event.piece == 0:
                 self._run(number, event)
@@ -60,7 +66,7 @@ class Contents:
         operands = [
             self._read(event, operand)
             if isinstance(operand, Chunks)
-            else self._messages[next(messages)]
+            else self._taken(operand, self._messages[next(messages)])
             for operand in operation.operands
         ]
         for target in operation.targets:
@@ -68,6 +74,19 @@ class Contents:
                 if len(operand) != target.count:
                     raise self._error(event, f"a message of {len(operand)} chunks comes here")
             self._write(event, target, operands)
+
+    def _taken(self, operand: Incoming, values: list[Value]) -> list[Value]:
+        """What a message holds: what its sender put in, or, if its like did, that turned."""
+        if self._turn is None or operand.peer < self._trace.ranks:
+            return values
+        times = operand.peer // self._trace.ranks
+        return [self._turned(self._turn, value, times) for value in values]
+
+    def _turned(self, turn: Turn, value: Value, times: int) -> Value:
+        number, turned = divmod(value.order, self._times)
+        order = number * self._times + (turned + times) % self._times
+        index = turn.index(Buffer.INPUT, value.chunk, times)
+        return Value(index, turn.bits(value.ranks, times), order)
 
     def _read(self, event: Event, chunks: Chunks) -> list[Value]:
         rank = self._trace.lanes[event.lane][0]
@@ -107,8 +126,19 @@ class Contents:
                 twice = ranks_of(value.ranks & ranks)
                 raise self._error(event, f"chunk {chunk} of {twice} would be counted twice")
             ranks |= value.ranks
-        order = tuple(value.order for value in values)
-        return Value(chunk, ranks, self._orders.setdefault(order, self._next_order()))
+        return Value(chunk, ranks, self._order(values))
+
+    def _order(self, values: list[Value]) -> int:
+        """The number of an order; as often turned as the first operand's, the others against it."""
+        if self._turn is None:
+            order = tuple(value.order for value in values)
+            return self._orders.setdefault(order, self._next_order())
+        times = self._times
+        turned = values[0].order % times
+        order = tuple(
+            each.order // times * times + (each.order - turned) % times for each in values
+        )
+        return self._orders.setdefault(order, self._next_order()) * times + turned
 
     def _next_order(self) -> int:
         return self._program.ranks + len(self._orders)
@@ -119,7 +149,7 @@ class Contents:
         if program.collective is Collective.BARRIER:
             return
         everyone = (1 << program.ranks) - 1
-        for rank in range(program.ranks):
+        for rank in range(self._trace.ranks):
             source = program.collective.source_block(rank, program.ranks)
             for block in range(program.output_blocks(rank)):
                 ranks = everyone
@@ -132,6 +162,8 @@ class Contents:
                     index = block * program.chunks + chunk
                     wanted = source * program.chunks + chunk
                     self._check_output(rank, index, wanted, ranks)
+        if self._turn and program.collective is Collective.ALL_REDUCE:
+            self._check_turned_alike(self._turn)
 
     def _check_output(self, rank: int, index: int, wanted: int, ranks: int) -> None:
         place = (rank, Buffer.OUTPUT, index)
@@ -152,6 +184,12 @@ class Contents:
         text += f"; lane {lane}, step {event.step} ({describe(event.operation)}) put it there"
         raise ProgramError(text, rank=rank, lane=lane, step=event.step, chunk=index)
 
+    def _check_turned_alike(self, turn: Turn) -> None:
+        """What holds for one turn holds for all: each rank has what the one before it has."""
+        for index in range(self._program.chunks):
+            value = self._turned(turn, self._values[0, Buffer.OUTPUT, index], 1)
+            self._check_alike(turn.period, turn.index(Buffer.OUTPUT, index, 1), value)
+
     def _check_alike(self, rank: int, index: int, value: Value) -> None:
         first = self._values[0, Buffer.OUTPUT, index]
         if value.order != first.order:
@@ -166,6 +204,8 @@ class Contents:
     @property
     def is_in_rank_order(self) -> bool:
         """Whether every output chunk was combined from rank 0 to rank n - 1."""
+        if self._turn is not None:
+            return not self._program.collective.reduces  # turned orders cannot all begin at 0
         parts = {number: order for order, number in self._orders.items()}
         flat: dict[int, list[int]] = {}
 

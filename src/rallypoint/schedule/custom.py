@@ -4,8 +4,9 @@
     def two_way(team):                  # team.ranks, team.root, team.per_node
         return Program(...)
 
-A program of so many ranks that proving it would take minutes is proved for 1 to 16 ranks instead;
-`Custom.proof` says which it was. Its name gets a few digits of the file's hash, so that ranks that
+A program of so many ranks that proving it would take minutes is proved on the ranks that stand for
+all, if it says that there are some (`period`), or else for 1 to 16 ranks instead; `Custom.proof`
+says which it was. Its name gets a few digits of the file's hash, so that ranks that
 run different versions of the file find out at the first message.
 """
 
@@ -20,7 +21,8 @@ from pathlib import Path
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.program import SLOTS, Program, ProgramError
-from rallypoint.schedule.verify import verify
+from rallypoint.schedule.symmetry import find_turn
+from rallypoint.schedule.verify import operations_of, verify
 
 MOST_OPERATIONS = 200_000  # to be proved; a few seconds
 SMALL_RANKS = 16
@@ -42,24 +44,25 @@ class Custom:
     proof: str = ""
     _known: dict[Team, Program] = field(default_factory=dict)
 
-    def build(self, team: Team, *, prove: bool = True) -> Program:
-        """The program for a team, proved unless another rank does that.
+    def build(self, team: Team) -> Program:
+        """The program for a team, proved once.
 
         Raises:
             ProgramError: it is wrong; with the rank, lane, step and chunk at fault.
         """
         if team not in self._known:
             program = self._call(team)
-            if prove:
-                self._prove(program, team)
+            self._prove(program, team)
             self._known[team] = program
         return self._known[team]
 
     def _prove(self, program: Program, team: Team) -> None:
-        first = sum(len(lane) for lane in program.lanes(0))
-        if first * team.ranks <= MOST_OPERATIONS:
-            verify(program, slots=SLOTS)
-            self.proof = f"proved for {team.ranks} ranks"
+        operations = operations_of(program)
+        is_short = operations <= MOST_OPERATIONS * team.ranks and find_turn(program) is not None
+        if operations <= MOST_OPERATIONS or is_short:
+            report = verify(program, slots=SLOTS, most=MOST_OPERATIONS)
+            how = "" if report.proof == "all ranks" else f" ({report.proof})"
+            self.proof = f"proved for {team.ranks} ranks{how}"
             return
         for ranks in range(1, SMALL_RANKS + 1):
             verify(self._call(Team(ranks, min(team.root, ranks - 1))), slots=SLOTS)
@@ -80,6 +83,11 @@ class Custom:
                 f"not {program!r}"
             )
         return replace(program, name=self.name)
+
+
+def is_file(spec: str) -> bool:
+    """Whether an algorithm's name is that of a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
+    return spec.partition(":")[0].endswith(".py")
 
 
 def load(spec: str) -> Custom:

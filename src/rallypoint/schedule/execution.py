@@ -47,34 +47,43 @@ class Trace:
     Attributes:
         lanes: (rank, number of the lane), by lane.
         events: what happened.
-        takers: for each event that is a send, the events that took its message.
+        takers: for each event that is a send, the events that took its message. Where some ranks
+            stand for all, those of other ranks as in symmetry.TurnedClocks.
+        ranks: how many were run.
     """
 
     lanes: list[tuple[int, int]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     takers: dict[int, list[int]] = field(default_factory=dict)
+    ranks: int = 0
 
 
-def execute(program: Program, *, slots: int, pieces: int) -> Trace:
+def execute(program: Program, *, slots: int, pieces: int, ranks: int = 0) -> Trace:
     """Run `pieces` pieces.
+
+    Args:
+        ranks: only so many ranks are run, which stand for all others (see symmetry.py); 0 for all.
 
     Raises:
         ProgramError: lanes wait for each other; a message is never sent, never taken, or taken by
             several lanes.
     """
-    machine = _Machine(program, slots, pieces)
+    machine = _Machine(program, slots, pieces, ranks or program.ranks)
     machine.run()
     machine.check_finished()
+    if machine.trace.ranks < program.ranks:
+        machine.number_takers()
     return machine.trace
 
 
 class _Machine:
-    def __init__(self, program: Program, slots: int, pieces: int) -> None:
-        self.trace = Trace()
+    def __init__(self, program: Program, slots: int, pieces: int, ranks: int) -> None:
+        self.trace = Trace(ranks=ranks)
+        self._all_ranks = program.ranks
         self._name = program.name
         self._slots, self._pieces = slots, pieces
         self._lanes: list[tuple[Operation, ...]] = []
-        for rank in range(program.ranks):
+        for rank in range(ranks):
             for number, lane in enumerate(program.lanes(rank)):
                 self.trace.lanes.append((rank, number))
                 self._lanes.append(lane)
@@ -100,10 +109,13 @@ class _Machine:
             for operand in operation.operands:
                 if not isinstance(operand, Incoming):
                     continue
-                sender = self._ids.get((operand.peer, operand.lane))
+                # A peer's like is run in its place; to it, this rank is as far off the other way.
+                like = operand.peer % self.trace.ranks
+                receiver = (rank + like - operand.peer) % self._all_ranks
+                sender = self._ids.get((like, operand.lane))
                 if sender is None:
                     raise self._error(lane, step, f"rank {operand.peer} has no lane {operand.lane}")
-                route = self._route(sender, rank)
+                route = self._route(sender, receiver)
                 taker = self._taker[route]
                 if taker not in (-1, lane):
                     raise self._error(
@@ -197,6 +209,23 @@ class _Machine:
         for (sender, receiver), route in self._routes.items():
             if self._mail[route]:
                 raise self._never_taken(sender, receiver, self._mail[route][0][1])
+
+    def number_takers(self) -> None:
+        """Let takers of other ranks be told from those of their likes."""
+        ranks, count = self.trace.ranks, len(self.trace.events)
+        lanes = {route: key for key, route in self._routes.items()}
+        takers: dict[int, list[int]] = {}
+        queues: dict[int, deque[int]] = {}
+        for number, event in enumerate(self.trace.events):
+            for route in self._ways[event.lane][event.step]:
+                if isinstance(event.operation, Send):
+                    queues.setdefault(route, deque()).append(number)
+        for number, event in enumerate(self.trace.events):
+            if not isinstance(event.operation, Send):
+                for route in self._ways[event.lane][event.step]:
+                    times = lanes[route][1] // ranks
+                    takers.setdefault(queues[route].popleft(), []).append(number + times * count)
+        self.trace.takers = takers
 
     def _deadlock(self, lane: int) -> ProgramError:
         """Follow who waits for whom until it goes round, or ends at one who will not come."""

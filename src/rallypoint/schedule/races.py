@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,13 @@ class Race(NamedTuple):
     other: Access
     write: Access
     kind: Kind
+
+
+class Before(Protocol):
+    """Knows which events always come before which."""
+
+    def before(self, first: int, second: int) -> bool:
+        """Whether the first event always comes before the second one."""
 
 
 class Clocks:
@@ -159,7 +166,7 @@ def accesses(trace: Trace) -> Accesses:
 def in_place(program: Program, trace: Trace, found: Accesses) -> Accesses:
     """The accesses to those chunks that are both input and output, as outputs."""
     shared = {}
-    for rank in range(program.ranks):
+    for rank in range(trace.ranks):
         alias = program.collective.alias(rank, is_root=rank == program.root)
         if alias is None:
             continue
@@ -179,7 +186,7 @@ def is_copy(trace: Trace, event: int) -> bool:
     return not isinstance(operation, Send) and len(operation.operands) == 1
 
 
-def races(trace: Trace, clocks: Clocks, found: Accesses) -> Iterator[Race]:
+def races(trace: Trace, clocks: Before, found: Accesses) -> Iterator[Race]:
     """Pairs of accesses to a chunk, at least one a write, that nothing puts in order.
 
     Order is transitive, so that each access need only be compared with those since the last write.
@@ -203,7 +210,7 @@ def races(trace: Trace, clocks: Clocks, found: Accesses) -> Iterator[Race]:
             write, reads = access, []
 
 
-def _conflict(clocks: Clocks, other: Access, write: Access) -> Kind | None:
+def _conflict(clocks: Before, other: Access, write: Access) -> Kind | None:
     if other.event == write.event:
         return None
     if not clocks.before(other.event, write.event):

@@ -32,9 +32,11 @@ from rallypoint.schedule.program import (
     Send,
     describe,
 )
-from rallypoint.schedule.races import Accesses, Clocks, Kind, accesses, in_place, races
+from rallypoint.schedule.races import Accesses, Before, Clocks, Kind, accesses, in_place, races
+from rallypoint.schedule.symmetry import Turn, TurnedClocks, find_turn, sample
 
 LANES = 4  # as many as the engine has
+MOST_OPERATIONS = 2_000_000  # that are looked at one by one if there is a shorter way
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Report:
         copies_scratch: with several pieces, some sends from scratch must copy it.
         uneven: blocks may be of different lengths, as no rank stores blocks that are not its own.
         restartable: see Program.restartable.
+        proof: "all ranks" if each rank was looked at, or which stand for the others, and how many
+            of those were compared with them (symmetry.py).
         races_of: of which ranks races were looked for (and whether it is restartable): all, unless
             there are so many that a sample must do. All else is proved for all ranks.
     """
@@ -64,15 +68,23 @@ class Report:
     copies_scratch: bool
     uneven: bool
     restartable: bool
+    proof: str
     races_of: str
 
 
-def verify(program: Program, *, slots: int = 1) -> Report:
+def verify(program: Program, *, slots: int = 1, most: int = MOST_OPERATIONS) -> Report:
     """Prove a program right.
+
+    Args:
+        most: with more operations, and ranks that do the same, some of them stand for all.
 
     Raises:
         ProgramError: it is not; with the rank, lane, step and chunk at fault.
     """
+    if operations_of(program) > most:
+        turn = find_turn(program)
+        if turn is not None:
+            return _verify_turned(program, turn, slots)
     form = [_Form(program, rank) for rank in range(program.ranks)]
     # Once a piece is through, all slots are free again: only shared memory ties pieces together.
     trace = execute(program, slots=slots, pieces=2 if any(p.scratch for p in form) else 1)
@@ -82,9 +94,9 @@ def verify(program: Program, *, slots: int = 1) -> Report:
     if program.collective is Collective.BARRIER:
         _check_barrier(program, trace, clocks)
     found = accesses(trace)
-    sample = _sample(program.ranks) if clocks.is_large else None
-    if sample is not None:
-        found = {place: row for place, row in found.items() if place[0] in sample}
+    chosen = _sample(program.ranks) if clocks.is_large else None
+    if chosen is not None:
+        found = {place: row for place, row in found.items() if place[0] in chosen}
     copies_apart = _check_races(program, trace, clocks, found)
     shared = in_place(program, trace, found)
     copies_in_place = _check_races(program, trace, clocks, shared, in_place=True)
@@ -104,7 +116,44 @@ def verify(program: Program, *, slots: int = 1) -> Report:
         copies_scratch=copies_apart,
         uneven=program.chunks == 1 and not any(part.scratch for part in form),
         restartable=restartable,
-        races_of="all ranks" if sample is None else f"{len(sample)} ranks",
+        proof="all ranks",
+        races_of="all ranks" if chosen is None else f"{len(chosen)} ranks",
+    )
+
+
+def operations_of(program: Program) -> int:
+    """About how many operations all ranks have together."""
+    return sum(len(lane) for lane in program.lanes(0)) * program.ranks
+
+
+def _verify_turned(program: Program, turn: Turn, slots: int) -> Report:
+    """The same with some ranks that stand for all."""
+    form = [_Form(program, rank) for rank in range(turn.period)]
+    pieces = 2 if any(part.scratch for part in form) else 1
+    trace = execute(program, slots=slots, pieces=pieces, ranks=turn.period)
+    contents = Contents(program, trace, turn)
+    contents.check()
+    found = accesses(trace)
+    shared = in_place(program, trace, found)
+    some, some_shared = sample(trace, turn, found), sample(trace, turn, shared)
+    is_whole = len(some) == len(found) and len(some_shared) == len(shared)
+    copies = [
+        _check_races(program, trace, TurnedClocks(trace, turn, places), places, in_place=again)
+        for places, again in ((some, False), (some_shared, True))
+    ]
+    which = "rank 0" if turn.period == 1 else f"ranks 0 to {turn.period - 1}"
+    return Report(
+        ranks=program.ranks,
+        slots=slots,
+        operations=sum(part.operations for part in form) * turn.times,
+        scratch_chunks=max(part.scratch for part in form),
+        in_rank_order=contents.is_in_rank_order,
+        copies_in_place=copies[1],
+        copies_scratch=copies[0],
+        uneven=program.chunks == 1 and not any(part.scratch for part in form),
+        restartable=False,
+        proof=f"{which} for all, of which {turn.compared} were compared with them",
+        races_of="all ranks" if is_whole else f"{len(some)} of {len(found)} chunks",
     )
 
 
@@ -214,7 +263,7 @@ def _check_barrier(program: Program, trace: Trace, clocks: Clocks) -> None:
 def _check_races(
     program: Program,
     trace: Trace,
-    clocks: Clocks,
+    clocks: Before,
     found: Accesses,
     *,
     in_place: bool = False,

@@ -1,6 +1,6 @@
 """Test hosts: network namespaces on one bridge, each with a name, an address and faults to inject.
 
-    host1 (10.77.0.1)   host2 (10.77.0.2)   ...
+    host1 (10.77.0.1, fd77::1)   host2 (10.77.0.2, fd77::2)   ...
           \\                 /
            bridge, in a namespace of its own
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-NETWORK = "10.77.0"
+NETWORK, NETWORK_6 = "10.77.0", "fd77:"
 _HOST = ("--net", "--uts", "--mount", "--ipc")
 _TOOLS = ("unshare", "nsenter", "ip", "nft")
 
@@ -72,8 +72,9 @@ class Namespace:
         if self._holder.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         self._holder.wait()
-        if self._holder.stdout is not None:
-            self._holder.stdout.close()
+        for pipe in (self._holder.stdout, self._holder.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 class Host(Namespace):
@@ -84,6 +85,7 @@ class Host(Namespace):
         self.number = number
         self.name = f"host{number}"
         self.address = f"{NETWORK}.{number}"
+        self.address_6 = f"{NETWORK_6}:{number:x}"
 
     def popen(
         self,
@@ -206,11 +208,14 @@ class Hosts:
             [*_unshare(*more), "sh", "-c", text],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # unshare has a word to say when its child is killed
             text=True,
         )
         assert holder.stdout is not None
+        assert holder.stderr is not None
         if holder.stdout.readline() != "ready\n":
-            raise RuntimeError(f"a test host could not be made: {text} failed")
+            why = holder.stderr.read()
+            raise RuntimeError(f"a test host could not be made: {text} failed: {why}")
         return holder
 
     def _connect(self, host: Host) -> None:
@@ -220,3 +225,4 @@ class Hosts:
         self.switch.run("ip", "link", "set", port, "master", "br0", "up")
         host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
         host.run("ip", "link", "set", "eth0", "up")
+        host.run("ip", "addr", "add", f"{host.address_6}/64", "dev", "eth0", "nodad")

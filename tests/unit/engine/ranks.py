@@ -15,8 +15,7 @@ from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer
-from rallypoint.process_group.planning import Planner
-from rallypoint.process_group.planning import planner as real_planner
+from rallypoint.process_group.planning import Algorithms, Planner, Wishes
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
 
@@ -64,7 +63,8 @@ def planner(
         if custom is not None and collective is custom.collective:
             return encode(custom, rank), False
         name = override if isinstance(override, str) else override.get(collective, "")
-        return real_planner(rank=rank, ranks=ranks, override=name)(number, root, nbytes, uneven)
+        plan = Algorithms(Wishes(name)).planner(rank, ranks)
+        return plan(number, root, nbytes, uneven)
 
     return plan
 

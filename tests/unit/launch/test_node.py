@@ -290,8 +290,8 @@ class Alone:
                 case OpenRound(number=number):
                     self.shown.append(f"start round {number}")
                     self.perform(self.node.started(number, range(3)))
-                case Stop(round=number, because=because):
-                    self.perform(self.node.round_stopped(number, because, self._now))
+                case Stop():
+                    self.perform(self.node.round_stopped(action, self._now))
                 case Finish():
                     self.perform(self.node.finished(action, self._now))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +31,8 @@ from rallypoint.schedule.program import (
     receive,
 )
 from rallypoint.schedule.races import Clocks
-from rallypoint.schedule.verify import verify
+from rallypoint.schedule.symmetry import find_turn
+from rallypoint.schedule.verify import MOST_OPERATIONS, verify
 from rallypoint.schedule.widen import widen
 
 CASES = [(c, name) for c in Collective if c is not Collective.SEND for name in ALGORITHMS[c]]
@@ -77,6 +80,128 @@ def test_thousands_of_ranks(name: str) -> None:
     report = verify(build(Collective.ALL_REDUCE, name, ranks=3_000))
     assert report.races_of == "16 ranks"
     assert verify(build(Collective.ALL_REDUCE, name, ranks=64)).races_of == "all ranks"
+
+
+TURNING = {
+    (Collective.ALL_REDUCE, "ring"),
+    (Collective.ALL_REDUCE, "node_ring"),
+    (Collective.ALL_GATHER, "ring"),
+    (Collective.ALL_GATHER, "direct"),
+    (Collective.REDUCE_SCATTER, "ring"),
+    (Collective.ALL_TO_ALL, "direct"),
+    (Collective.ALL_TO_ALL, "bruck"),
+}
+
+
+def test_some_ranks_stand_for_all_as_if_all_were_looked_at() -> None:
+    """Every program whose ranks turn, by both ways: the reports must be the same."""
+    found = set()
+    for collective, algorithms in ALGORITHMS.items():
+        for name in algorithms:
+            for ranks, per_node in itertools.product(range(2, 13), (1, 2, 3)):
+                try:
+                    program = build(collective, name, ranks=ranks, per_node=per_node)
+                except ProgramError:
+                    continue
+                if find_turn(program) is None:
+                    continue
+                found.add((collective, name))
+                whole, turned = verify(program, slots=SLOTS), verify(program, slots=SLOTS, most=0)
+                assert turned.proof.endswith(f"{ranks - program.period} were compared with them")
+                assert turned == replace(whole, proof=turned.proof, restartable=False)
+    assert found == TURNING
+
+
+def test_ring_of_thousands_of_ranks() -> None:
+    """Four million operations, proved on those of one rank; and it says so."""
+    report = verify(build(Collective.ALL_REDUCE, "ring", ranks=1_000))
+    assert report.operations == 1_000 * (4 * 999)
+    assert re.fullmatch(r"rank 0 for all, of which 2\d were compared with them", report.proof)
+    assert report.races_of == "all ranks"
+
+
+def turning(lanes: Callable[[int], list[Operation]], ranks: int = 6) -> Program:
+    """A program that calls its ranks alike."""
+    ring = build(Collective.ALL_REDUCE, "ring", ranks=ranks)
+    return replace(ring, lanes=lambda rank: (tuple(lanes(rank)),))
+
+
+def ring_lane(rank: int) -> list[Operation]:
+    return list(build(Collective.ALL_REDUCE, "ring", ranks=6).lanes(rank)[0])
+
+
+def unread(send: Any) -> Any:
+    return replace(send, source=Chunks(Buffer.OUTPUT, send.source.index))
+
+
+def less(reduce: Any) -> Any:
+    return replace(reduce, operands=reduce.operands[:1])
+
+
+def twice(reduce: Any) -> Any:
+    return replace(reduce, operands=(*reduce.operands, reduce.operands[1]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda lane: lane[:-1], "rank 1 never takes this message"),
+        (lambda lane: [lane[1], lane[0], *lane[2:]], "these wait for each other"),
+        (lambda lane: [unread(lane[0]), *lane[1:]], "output 0 holds nothing yet"),
+        (lambda lane: [lane[0], less(lane[1]), *lane[2:]], "holds input . of ranks .*, not input"),
+        (lambda lane: [lane[0], twice(lane[1]), *lane[2:]], "would be counted twice"),
+    ],
+)
+def test_what_is_wrong_on_all_ranks_is_found_on_one(
+    spoil: Callable[[list[Any]], list[Operation]], words: str
+) -> None:
+    """Both ways refuse it, and for the same reason."""
+    wrong = turning(lambda rank: spoil(ring_lane(rank)))
+    with pytest.raises(ProgramError, match=words) as whole:
+        verify(wrong, slots=SLOTS)
+    assert find_turn(wrong) is not None
+    with pytest.raises(ProgramError, match=words) as turned:
+        verify(wrong, slots=SLOTS, most=0)
+    assert (whole.value.lane, whole.value.step) == (turned.value.lane, turned.value.step)
+
+
+def test_races_are_found_on_one_rank_too() -> None:
+    """The receiver may still be reading what the next piece of the same lane overwrites."""
+
+    ring = build(Collective.ALL_GATHER, "ring", ranks=3)
+
+    def racing(rank: int) -> tuple[Lane, ...]:
+        own, left, right = Chunks(Buffer.OUTPUT, rank), (rank - 1) % 3, (rank + 1) % 3
+        after = Chunks(Buffer.OUTPUT, left)
+        source = Chunks(Buffer.INPUT, 0)
+        return (
+            (
+                copy(source, own),
+                Send(own, (right,)),
+                copy(source, own),
+                receive(left, after),
+                Send(after, (right,)),
+                receive(left, Chunks(Buffer.OUTPUT, (rank - 2) % 3)),
+            ),
+        )
+
+    wrong = replace(ring, lanes=racing)
+    assert find_turn(wrong) is not None
+    for most in (MOST_OPERATIONS, 0):
+        with pytest.raises(ProgramError, match=r"step 2 .* overwrites output 0, which lane 0"):
+            verify(wrong, slots=SLOTS, most=most)
+
+
+def test_a_rank_that_differs_is_noticed() -> None:
+    """Then all are looked at, and what is wrong there is found there."""
+
+    def lanes(rank: int) -> list[Operation]:
+        return ring_lane(rank)[:-1] if rank == 4 else ring_lane(rank)
+
+    wrong = turning(lanes)
+    assert find_turn(wrong) is None
+    with pytest.raises(ProgramError, match="rank 4 never takes this message"):
+        verify(wrong, slots=SLOTS, most=0)
 
 
 def test_causes_are_the_same_followed_as_tabled(monkeypatch: pytest.MonkeyPatch) -> None:

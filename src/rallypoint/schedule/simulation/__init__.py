@@ -20,7 +20,7 @@ from rallypoint.schedule.links import Level, Links
 from rallypoint.schedule.program import Program
 from rallypoint.schedule.simulation import closed_form
 from rallypoint.schedule.simulation.collector import without_collector
-from rallypoint.schedule.simulation.load import Load, tally
+from rallypoint.schedule.simulation.load import Census, Load, census, tally
 from rallypoint.schedule.simulation.prices import Pieces, cut, slowed
 from rallypoint.schedule.simulation.walk import walk
 from rallypoint.schedule.simulation.wave import CALM, Conditions, Graph
@@ -61,12 +61,15 @@ class Simulation:
         self._graph: Graph | None = None
         self._load: Load | None = None
         self._steps: int | None = None
+        self._counted: Census | None = None
         with without_collector():
-            rank_operations = sum(len(lane) for lane in program.lanes(program.root))
-        self._operations = rank_operations * (self._period or program.ranks)
-        if self._operations > MOST_OPERATIONS:
+            self._rank_operations: int = (
+                twin._rank_operations if twin else sum(map(len, program.lanes(program.root)))
+            )
+        operations = self._rank_operations * (self._period or program.ranks)
+        if operations > MOST_OPERATIONS:
             raise InvalidArgumentError(
-                f"{program.name} of {program.ranks} ranks has about {self._operations:.0e} "
+                f"{program.name} of {program.ranks} ranks has about {operations:.0e} "
                 "operations, too many to simulate; take fewer ranks or another algorithm"
             )
 
@@ -122,13 +125,23 @@ class Simulation:
         return self._graph
 
     @property
+    def census(self) -> Census:
+        """What the ranks of a period do."""
+        if self._counted is None:
+            if self._twin is not None:
+                self._counted = self._twin.census
+            else:
+                with without_collector():
+                    self._counted = census(self.program)
+        return self._counted
+
+    @property
     def load(self) -> Load:
         """What the program asks of each rank and link."""
         if self._load is None:
             if self._period:
                 ranks = self._period if Load.is_shared(self.links) else self.program.period
-                with without_collector():
-                    self._load = tally(self.program, self.links, ranks)
+                self._load = tally(self.census, self.links, ranks=ranks, of=self.program.ranks)
             else:
                 self._load = self._whole().load
         return self._load

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,25 +62,51 @@ class Load:
         return max(bounds, key=lambda each: each[1])
 
 
-def tally(program: Program, links: Links, ranks: int) -> Load:
-    """The load of the first `ranks` ranks."""
-    busy = np.zeros((ranks, 2))
-    chunks: Counter[tuple[int, int]] = Counter()
-    for rank in range(ranks):
+# For each rank of a period: an operation, and how many of its like the rank has.
+Census: TypeAlias = list[list[tuple[Operation, int]]]
+
+
+def census(program: Program) -> Census:
+    """What the ranks of a period do, whatever the links; ranks further on do it further on."""
+    ranks: Census = []
+    for rank in range(program.period or program.ranks):
         alike: dict[tuple[object, ...], list[Operation]] = {}
         for lane in program.lanes(rank):
             for operation in lane:
                 alike.setdefault(_price_key(operation), []).append(operation)
-        for operations in alike.values():
-            first, count = operations[0], len(operations)
-            if isinstance(first, Send):
-                busy[rank] += np.multiply(send_price(links, rank, first)[0], count)
-                for to in first.to:
-                    chunks[rank, to] += first.source.count * count
+        ranks.append([(operations[0], len(operations)) for operations in alike.values()])
+    return ranks
+
+
+def tally(counted: Census, links: Links, *, ranks: int, of: int) -> Load:
+    """The load of the first `ranks` ranks `of` so many."""
+    busy = np.zeros((ranks, 2))
+    chunks: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        like = rank % len(counted)
+        for kind, count in counted[like]:
+            operation = _moved(kind, rank - like, of)
+            if isinstance(operation, Send):
+                busy[rank] += np.multiply(send_price(links, rank, operation)[0], count)
+                for to in operation.to:
+                    chunks[rank, to] += operation.source.count * count
             else:
-                busy[rank] += np.multiply(reduce_price(links, rank, first), count)
+                busy[rank] += np.multiply(reduce_price(links, rank, operation), count)
     pairs = np.array(list(chunks), np.int64).reshape(-1, 2)
     return Load(busy, pairs, np.array(list(chunks.values()), np.int64))
+
+
+def _moved(operation: Operation, by: int, ranks: int) -> Operation:
+    """The operation of a rank further on."""
+    if by == 0:
+        return operation
+    if isinstance(operation, Send):
+        return replace(operation, to=tuple((to + by) % ranks for to in operation.to))
+    operands = tuple(
+        replace(each, peer=(each.peer + by) % ranks) if isinstance(each, Incoming) else each
+        for each in operation.operands
+    )
+    return replace(operation, operands=operands)
 
 
 def _price_key(operation: Operation) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from rallypoint.schedule.links import Links
 from rallypoint.schedule.program import Program, Send
 from rallypoint.schedule.simulation.collector import without_collector
 from rallypoint.schedule.simulation.load import Load
-from rallypoint.schedule.simulation.prices import Pieces, Price, reduce_price, send_price
+from rallypoint.schedule.simulation.prices import Pieces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -69,8 +68,8 @@ class Graph:
         with without_collector():
             self._trace = execute(program, slots=links.slots, pieces=1)
             self._flatten(self._trace)
-            self._price(self._trace)
-            self._waves = list(self._sort(self._trace))
+            self._waves = self._sort(self._trace)
+        self._price()
 
     def repriced(self, links: Links) -> Graph:
         """The same program on other links."""
@@ -78,8 +77,7 @@ class Graph:
             return Graph(self.program, links)
         other = copy(self)
         other.links = links
-        with without_collector():
-            other._price(self._trace)
+        other._price()
         return other
 
     @property
@@ -105,33 +103,64 @@ class Graph:
         self._after = np.empty(count, np.int64)
         last = [count + lane for lane in range(self._lanes)]
         takes: list[tuple[int, int]] = []
+        letters: dict[tuple[int, int], int] = {}  # (event of the send, receiver) -> its number
+        messages: list[int] = []  # by take
+        self._reads = np.zeros(count, np.int64)  # of a reduction: chunks of all operands
         for number, event in enumerate(trace.events):
             self._after[number], last[event.lane] = last[event.lane], number
-            if isinstance(event.operation, Send):
-                self._chunks[number] = event.operation.source.count
-            takes += [(number, each) for each in event.takes]
+            operation = event.operation
+            if isinstance(operation, Send):
+                self._chunks[number] = operation.source.count
+                for to in operation.to:
+                    letters[number, to] = len(letters)
+            else:
+                stored = sum(target.count for target in operation.targets[:1])
+                self._reads[number] = stored * len(operation.operands)
+                rank = lane_ranks[event.lane]
+                takes += [(number, each) for each in event.takes]
+                messages += [letters[each, rank] for each in event.takes]
         self._last = np.array(last, np.int64)
         self._taker, self._sender = np.array(takes, np.int64).reshape(-1, 2).T
+        self._message = np.array(messages, np.int64)
+        self._letters = np.array(list(letters), np.int64).reshape(-1, 2)
 
-    def _price(self, trace: Trace) -> None:
-        """What every operation and message costs on the links."""
-        self._busy = np.empty((self._count, 2))
-        arrivals: dict[tuple[int, int], Price] = {}
-        delays: list[Price] = []
-        for number, event in enumerate(trace.events):
-            operation, rank = event.operation, trace.lanes[event.lane][0]
-            if isinstance(operation, Send):
-                busy, ways = send_price(self.links, rank, operation)
-                for to, way in zip(operation.to, ways, strict=True):
-                    arrivals[number, to] = way
+    def _price(self) -> None:
+        """What every operation and message costs on the links: prices.py for all at once."""
+        links = self.links
+        bounds = [level.ranks for level in links.levels[:-1]]
+        latency, overhead, us_per_byte = np.array(
+            [(each.latency_us, each.overhead_us, 1 / each.gb_per_s / 1e3) for each in links.levels]
+        ).T
+        event, receiver = self._letters.T
+        level = _levels(self._rank[event], receiver, bounds)
+        fixed, per_byte = overhead[level], us_per_byte[level] * self._chunks[event]
+        first = np.flatnonzero(np.diff(event, prepend=-1))  # where another send begins
+        place = np.arange(len(event)) - np.repeat(first, np.diff(first, append=len(event)))
+        for behind in range(1, int(place.max(initial=0)) + 1):
+            here = np.flatnonzero(place == behind)
+            if links.multicast:  # the farthest counts, the first of several
+                nearer = here[latency[level[here]] <= latency[level[here - 1]]]
+                level[nearer] = level[nearer - 1]
             else:
-                busy = reduce_price(self.links, rank, operation)
-                delays += [arrivals[each, rank] for each in event.takes]
-            self._busy[number] = busy
-        self._delay = np.array(delays, np.float64).reshape(-1, 2)
+                fixed[here] += fixed[here - 1]
+                per_byte[here] += per_byte[here - 1]
+        self._busy = np.zeros((self._count, 2))
+        last = np.append(first[1:], len(event)) - 1 if len(event) else first
+        if links.multicast:
+            own = _levels(self._rank[event], receiver, bounds)
+            far = np.repeat(level[last], np.diff(first, append=len(event)))
+            fixed, per_byte = overhead[far], us_per_byte[far] * self._chunks[event]
+            level = own
+        self._busy[event[last]] = np.stack((fixed[last], per_byte[last]), axis=1)
+        arrivals = np.stack((fixed + latency[level], per_byte), axis=1)
+        is_reduce = self._chunks == 0
+        self._busy[is_reduce, 1] = self._reads[is_reduce] / links.reduce_gb_per_s / 1e3
+        taken = overhead[_levels(self._rank[self._taker], self._rank[self._sender], bounds)]
+        np.add.at(self._busy[:, 0], self._taker, taken)
+        self._delay = arrivals[self._message]
 
-    def _sort(self, trace: Trace) -> Iterator[_Wave]:
-        """Put events into waves."""
+    def _sort(self, trace: Trace) -> list[_Wave]:
+        """Put events into waves, and number them anew: those of a wave one after the other."""
         sends: list[list[int]] = [[] for _ in trace.lanes]
         for number, event in enumerate(trace.events):
             if isinstance(event.operation, Send):
@@ -161,14 +190,32 @@ class Graph:
         bounds = np.searchsorted(depth[order], np.arange(depth.max(initial=-1) + 2))
         take_order = np.lexsort((self._taker, depth[self._taker]))
         take_bounds = np.searchsorted(depth[self._taker][take_order], np.arange(len(bounds)))
+        self._renumber(order, take_order)
+        holders, back = holders[order], back[order]
+        new = np.argsort(order)
+        holders[holders >= 0] = new[holders[holders >= 0]]
+        waves = []
         for wave in range(len(bounds) - 1):
-            events = order[bounds[wave] : bounds[wave + 1]]
-            takes = take_order[take_bounds[wave] : take_bounds[wave + 1]]
+            events = slice(int(bounds[wave]), int(bounds[wave + 1]))
+            takes = slice(int(take_bounds[wave]), int(take_bounds[wave + 1]))
             takers, first = np.unique(self._taker[takes], return_index=True)
-            held = [
-                events[(holders[events] >= 0) & (back[events] == k)] for k in range(self._back + 1)
-            ]
-            yield _Wave(events, takes, takers, first, [(each, holders[each]) for each in held])
+            held = []
+            for pieces in range(self._back + 1):
+                waits = (holders[events] >= 0) & (back[events] == pieces)
+                waiting = np.flatnonzero(waits) + events.start
+                held.append((waiting, holders[waiting]))
+            waves.append(_Wave(events, takes, takers, first, held))
+        return waves
+
+    def _renumber(self, order: Ints, take_order: Ints) -> None:
+        new = np.append(np.argsort(order), np.arange(self._count, self._count + self._lanes))
+        self._rank, self._chunks, self._reads = (
+            each[order] for each in (self._rank, self._chunks, self._reads)
+        )
+        self._after, self._last = new[self._after[order]], new[self._last]
+        self._taker, self._sender = new[self._taker[take_order]], new[self._sender[take_order]]
+        self._message = self._message[take_order]
+        self._letters[:, 0] = new[self._letters[:, 0]]
 
     def run(
         self, pieces: Pieces, *, conditions: Conditions = CALM, starts_us: Floats | None = None
@@ -186,11 +233,10 @@ class Graph:
         history: deque[Floats] = deque(maxlen=self._back + 1)
         growths: list[float] = []
         for piece in range(pieces.number):
+            noisy, late = busy, delay
             if conditions.noise:
                 noisy = busy * (1 + chance.exponential(conditions.noise, busy.shape))
                 late = delay * (1 + chance.exponential(conditions.noise, delay.shape))
-            else:
-                noisy, late = busy, delay
             before = ends[: self._count].copy()
             history.append(np.zeros(self._count))
             self._run_piece(ends, start, noisy, late, history)
@@ -226,19 +272,27 @@ class Graph:
         """One piece, in place: `ends` of events and lanes, `start` of events."""
         taken = history[-1]
         for wave in self._waves:
-            begin = ends[self._after[wave.events]]
-            start[wave.events] = begin
-            if len(wave.takes):
-                arrived = start[self._sender[wave.takes]] + delay[wave.takes]
-                latest = np.maximum.reduceat(arrived, wave.first)
+            events, takes = wave.events, wave.takes
+            senders = self._sender[takes]
+            start[events] = ends[self._after[events]]
+            if len(senders):
+                latest = np.maximum.reduceat(start[senders] + delay[takes], wave.first)
                 start[wave.takers] = np.maximum(start[wave.takers], latest)
             for back, (waiting, holders) in enumerate(wave.held):
                 if len(waiting) and back < len(history):
                     free = history[-1 - back][holders]
                     start[waiting] = np.maximum(start[waiting], free)
-            ends[wave.events] = start[wave.events] + busy[wave.events]
-            if len(wave.takes):
-                np.maximum.at(taken, self._sender[wave.takes], ends[self._taker[wave.takes]])
+            np.add(start[events], busy[events], out=ends[events])
+            if len(senders):
+                np.maximum.at(taken, senders, ends[self._taker[takes]])
+
+
+def _levels(one: Ints, other: Ints, bounds: list[float]) -> Ints:
+    """For each pair of ranks, which level their link is of (Links.between)."""
+    level = np.full(len(one), len(bounds))
+    for number in reversed(range(len(bounds))):
+        level[one // bounds[number] == other // bounds[number]] = number
+    return level
 
 
 def _carried_on(growths: list[float], reach: int, count: int) -> float | None:
@@ -267,8 +321,8 @@ class _Wave:
         held: for 0, 1, ... pieces back: the sends that wait for a slot, and the sends that hold it.
     """
 
-    events: Ints
-    takes: Ints
+    events: slice
+    takes: slice
     takers: Ints
     first: Ints
     held: list[tuple[Ints, Ints]]

@@ -1,0 +1,217 @@
+"""One simulated agent: its own decisions, performed on a simulated network, with simulated workers.
+
+Workers end late when they are asked to, and just in time when they must. The process may die
+between any two actions of one decision.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from rallypoint.rendezvous.decide import Part, Participant
+from rallypoint.rendezvous.etcd_rules import EtcdRules
+from rallypoint.rendezvous.etcd_voter import EtcdVoter
+from rallypoint.rendezvous.protocol import Begin, Call, Decision, Message, OpenStore, Send, Setup
+from rallypoint.rendezvous.reports import Broken, Ended, Finish, Leave, Notice, Report, Stop
+from rallypoint.rendezvous.round import Endpoint, Seat
+from rallypoint.rendezvous.rules import ETCD
+from rallypoint.rendezvous.verdict import Cause
+from rallypoint.testing.sim_clock import SimClock
+from rallypoint.testing.sim_etcd import SimEtcdLink
+from rallypoint.testing.sim_network import Process
+
+if TYPE_CHECKING:
+    from rallypoint.testing.sim_cluster import SimCluster
+
+
+class SimAgent(Process):
+    """One agent process and its workers."""
+
+    def __init__(self, cluster: SimCluster, name: str, key: str, setup: Setup) -> None:
+        self.name, self.key, self.host = name, key, name
+        self.at = Endpoint(host=setup.me.address, port=setup.me.port)
+        self.is_alive = True
+        self.seat: Seat | None = None
+        self.finish: Finish | None = None
+        self.core = Participant(setup, Random(cluster.random.random()), cluster.rules)
+        self.clock = SimClock(
+            cluster.loop,
+            offset_s=cluster.random.uniform(0, 1000),
+            speed=1 + cluster.random.uniform(-0.5, 0.5) * setup.drift,
+        )
+        self.dies_after: int | None = None  # so many more actions
+        self.job = ""
+        self.etcd: SimEtcdLink | None = None
+        if cluster.etcd is not None:
+            rules = cluster.rules if issubclass(cluster.rules, EtcdRules) else EtcdRules
+            self.etcd = SimEtcdLink(setup, self.clock, cluster.etcd, self._hear_etcd, rules)
+        self._cluster = cluster
+        self._alarm = float("inf")
+        self._stopping = False
+
+    # What the network tells.
+
+    def hear(self, sender: str, message: Message) -> None:
+        """See Process."""
+        self.perform(self.core.received(sender, message, self.clock.now()))
+
+    def hear_closed(self, key: str) -> None:
+        """See Process."""
+        if self.is_alive:
+            if self.etcd is not None:
+                self.etcd.voter.lost(key)
+            self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
+
+    def hear_unreachable(self, at: Endpoint) -> None:
+        """See Process."""
+        if self.is_alive:
+            self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
+
+    def _hear_etcd(self, voter: EtcdVoter) -> None:
+        for answer in voter.take():
+            if self.is_alive and isinstance(answer, str):
+                at, now = self.core.setup.endpoints[0], self.clock.now()
+                self.perform(self.core.unreachable(at, answer, now))
+            elif self.is_alive:
+                self.hear(ETCD, answer)  # type: ignore[arg-type]
+
+    # What it does.
+
+    def perform(self, decision: Decision) -> None:
+        """Perform a decision, or die within it."""
+        cluster = self._cluster
+        if decision.reason:
+            cluster.tell(f"{self.name} {self.core.part.value}: {decision.reason}")
+        for action in decision.actions:
+            if self.dies_after is not None:
+                self.dies_after -= 1
+                if self.dies_after < 0:
+                    return cluster.kill_agent(self, "in the middle of a decision")
+            match action:
+                case Send(to="etcd", message=message) | Call(message=message) if self.etcd:
+                    self.etcd.send(message)
+                case Send(to=to, at=at, message=message):
+                    cluster.network.send(self, to, at, message)
+                case Call(at=at, message=message):
+                    cluster.network.call(self, at, message)
+                case OpenStore(round=number):
+                    self._open_store(number)
+                case Begin(seat=seat):
+                    self._begin(seat)
+                case Stop():
+                    self._stop(action)
+                case Finish():
+                    self.finish = action
+                    self._end_by(0.1 if self.seat else 0.0)
+                case Notice(text=text):
+                    cluster.tell(f"{self.name} says: {text}")
+        cluster.witness.look_at(self.key, self.core)
+        self._set_alarm()
+        return None
+
+    def report(self, report: Report) -> None:
+        """Its workers, or a signal, report."""
+        if self.is_alive:
+            self.perform(self.core.reported(report, self.clock.now()))
+
+    def _open_store(self, number: int) -> None:
+        def opened() -> None:
+            if self.is_alive:
+                store = Endpoint(host=self.at.host, port=30000 + number)
+                self.perform(self.core.store_opened(number, store, self.clock.now()))
+
+        self._cluster.loop.after(self._cluster.random.uniform(0.0, 0.002), opened)
+
+    def _begin(self, seat: Seat) -> None:
+        if self.seat is not None:
+            self._cluster.witness.violated(f"{self.name} begins twice")
+        self.seat = seat
+        self._stopping = False
+        self._cluster.begun(self, seat)
+
+    def fail(self) -> None:
+        """A worker fails, and the rest of them ends."""
+        seat = self.seat
+        if seat is None or self._stopping or not self.is_alive:
+            return
+        self._stopping = True
+        self._cluster.witness.failures.add(seat.number)
+        self._cluster.tell(f"{self.name}: a worker fails")
+        self.report(Broken(node_rank=seat.node_rank, round=seat.number, text="rank failed"))
+        cause = Cause(
+            rank=seat.first_rank,
+            node_rank=seat.node_rank,
+            text="rank failed",
+            time_s=self._cluster.loop.now,
+        )
+        self._cluster.loop.after(0.05, lambda: self._end(seat, succeeded=False, causes=(cause,)))
+
+    def succeed(self) -> None:
+        """All workers end well."""
+        seat = self.seat
+        if seat is not None and not self._stopping and self.is_alive:
+            self._end(seat, succeeded=True)
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        if not self.is_alive or self.core.part is Part.DONE:
+            return
+        self._cluster.tell(f"{self.name}: SIGTERM")
+        self.report(Leave(text="SIGTERM stopped it"))
+        if self.seat is not None and not self._stopping:
+            self._end_later(self.seat, self._cluster.random.uniform(0.01, 0.3))
+
+    def _stop(self, stop: Stop) -> None:
+        seat = self.seat
+        if seat is None or seat.number != stop.round:
+            return
+        if stop.at_once:  # at most what an agent is allowed
+            kill_s = self._cluster.kill_s * self._cluster.random.uniform(0.1, 0.95)
+            self._end_later(seat, kill_s)
+        elif not self._stopping:
+            self._end_later(seat, self._cluster.random.uniform(0.005, self._cluster.grace_s))
+
+    def _end_later(self, seat: Seat, delay_s: float) -> None:
+        self._stopping = True
+        self._cluster.loop.after(delay_s, lambda: self._end(seat, succeeded=False))
+
+    def _end(self, seat: Seat, *, succeeded: bool, causes: tuple[Cause, ...] = ()) -> None:
+        if self.seat is not seat or not self.is_alive:
+            return
+        self.seat = None
+        self._cluster.ended(self, seat, succeeded=succeeded)
+        end = Ended(node_rank=seat.node_rank, round=seat.number, succeeded=succeeded, causes=causes)
+        self.report(end)
+
+    def _end_by(self, delay_s: float) -> None:
+        def end() -> None:
+            if self.is_alive:
+                self._cluster.exited(self)
+
+        self._cluster.loop.after(delay_s, end)
+
+    def start(self) -> None:
+        """The process begins."""
+        self.perform(self.core.started(self.clock.now()))
+
+    def _set_alarm(self) -> None:
+        wake_at = self.core.wake_at
+        if wake_at is None or not self.is_alive:
+            return
+        when = max(self.clock.when(wake_at), self._cluster.loop.now)
+        if when < self._alarm or self._alarm <= self._cluster.loop.now:
+            self._alarm = when
+            self._cluster.loop.at(when, lambda: self._ring(when))
+
+    def _ring(self, when: float) -> None:
+        if not self.is_alive or when != self._alarm:
+            return
+        self._alarm = float("inf")
+        now = self.clock.now()
+        wake_at = self.core.wake_at
+        if wake_at is not None and now < wake_at - 1e-9:
+            return self._set_alarm()
+        # Rounding must not make time stand still.
+        self.perform(self.core.tick(max(now, wake_at or now)))
+        return None
