@@ -69,11 +69,11 @@ def check_and_close(outcomes: list[list[FarPeer]]) -> None:
             assert peer.pid == 100 + peer.rank
             for purpose, fd in enumerate([peer.control, peer.mail, *peer.data]):
                 ends[rank, peer.rank, purpose] = socket.socket(fileno=fd)
-    for (rank, peer, purpose), sock in ends.items():
+    for (rank, other, purpose), sock in ends.items():
         sock.setblocking(True)
-        sock.sendall(bytes([rank, peer, purpose]))
-    for (rank, peer, purpose), sock in ends.items():
-        assert sock.recv(3) == bytes([peer, rank, purpose])
+        sock.sendall(bytes([rank, other, purpose]))
+    for (rank, other, purpose), sock in ends.items():
+        assert sock.recv(3) == bytes([other, rank, purpose])
     for sock in ends.values():
         sock.close()
 
