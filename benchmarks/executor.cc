@@ -106,7 +106,7 @@ class HandWritten {
   void piece(std::byte* values, std::uint64_t items) {
     const std::uint64_t bytes = items * sizeof(float);
     const std::uint64_t iteration = channel_.iterations;
-    Waiter waiter(region_, kPolicy, host_);
+    Waiter waiter(region_, kPolicy, host_, nullptr);
     std::uint32_t blocker = 0;
     Slot slot;
     std::byte* target = nullptr;
@@ -152,7 +152,7 @@ class Bare {
 
   void all_reduce(float* values, std::uint64_t count) {
     const std::uint64_t most = kBlockBytes / sizeof(float);
-    Waiter waiter(region_, kPolicy, host_);
+    Waiter waiter(region_, kPolicy, host_, nullptr);
     std::uint64_t at = 0;
     do {
       const std::uint64_t items = std::min(most, count - at);
@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   {
-    for (const int fd : regions) const Region header(fd, 0, kRanks);
+    for (const int fd : regions) const Region header(fd, 0, kRanks, {});
     if (write(ready[1], &byte, 1) != 1) return 1;
   }
   run_rank(0, regions, bytes, repeats, argv[3]);
