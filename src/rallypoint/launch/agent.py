@@ -353,11 +353,15 @@ class Agent:
 
 def _meeting_of(job: Job) -> Meeting:
     if job.rendezvous is not None:
-        if job.rendezvous.backend != "c10d":
+        if job.rendezvous.backend in ("etcd", "etcd-v2"):
             raise InvalidArgumentError(
                 f"--rdzv-backend {job.rendezvous.backend} is not there yet; use c10d, which needs"
                 " no server of its own."
             )
+        if job.rendezvous.backend != "c10d":
+            from rallypoint.launch.plug_in import meeting_of as plug_in_meeting_of
+
+            return plug_in_meeting_of(job, job.rendezvous)
         from rallypoint.launch.dynamic import meeting_of as dynamic_meeting_of
 
         return dynamic_meeting_of(job, job.rendezvous)

@@ -15,6 +15,7 @@ from rallypoint.base.errors import (
     RallypointError,
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
 from rallypoint.launch.dynamic import Dynamic, meeting_of
@@ -169,23 +170,26 @@ class MeetingHandler(RendezvousHandler):
                 seat = node.take_seat(self._round)
                 if seat is not None:
                     return seat
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                node.changed.wait(left_s)
+                now = time.monotonic()
+                if now >= deadline:
+                    if not node.is_spare:
+                        break
+                    deadline = now + self._timeout.join.total_seconds()
+                node.changed.wait(deadline - now)
         self._node = None
         node.withdraw()
         node.join(self._timeout.close.total_seconds())
         raise RendezvousTimeoutError(
             f"no round of {self._params.run_id!r} began within"
-            f" {self._timeout.join.total_seconds():g} s: the nodes of the running round have not"
-            " come back, or leave no room; look at them, or give them more time with join_timeout."
+            f" {self._timeout.join.total_seconds():g} s: nodes of the round before have not come"
+            " back; look at them, or give them more time with join_timeout."
         )
 
     def _raise_if_over(self, node: ProgramNode) -> None:
         name = self._params.run_id
         if node.closed:
-            raise RendezvousClosedError(f"the rendezvous {name!r} is closed: {node.closed}")
+            kind = RendezvousGracefulExitError if node.is_spare else RendezvousClosedError
+            raise kind(f"the rendezvous {name!r} is closed: {node.closed}")
         if node.error is None and node.finish is None:
             return
         self._node = None  # another try is a newcomer's

@@ -20,6 +20,7 @@ from rallypoint.base.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
     StoreError,
@@ -164,7 +165,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         deadline = time.monotonic() + self._timeout.join.total_seconds()
         with self._reaching():
             if self._own.check([self._keys.closed]):
-                raise self._closed(self._own.get(self._keys.closed).decode())
+                why = self._own.get(self._keys.closed).decode()
+                raise RendezvousClosedError(self._closed_text(why))
             meeting = self._come()
             standing = self._await(meeting, deadline)
             self._round = standing.round
@@ -241,23 +243,30 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _await(self, meeting: StoreMeeting, deadline: float) -> Standing:
         with meeting.changed:
             while True:
+                standing = meeting.standing
+                is_full = standing.runs and not standing.stopped
                 if meeting.closed:
-                    raise self._closed(meeting.closed)
+                    is_spare = is_full and standing.rank_of(meeting.key) is None
+                    kind = RendezvousGracefulExitError if is_spare else RendezvousClosedError
+                    raise kind(self._closed_text(meeting.closed))
                 if meeting.error is not None:
                     raise self._error(meeting.error) from meeting.error
-                standing = meeting.take_seat()
-                if standing is not None:
-                    return standing
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                seat = meeting.take_seat()
+                if seat is not None:
+                    return seat
+                now = time.monotonic()
+                if is_full:
+                    # A spare node waits as long as there is no room for it.
+                    deadline = now + self._timeout.join.total_seconds()
+                if now >= deadline:
                     break
-                meeting.changed.wait(left_s)
+                meeting.changed.wait(deadline - now)
             text = meeting.standing.text
         self._meeting = None
         self._round = -1
         self._end(meeting)
         waited_s = self._timeout.join.total_seconds()
-        what = text or "the nodes of the running round have not come back, or leave no room"
+        what = text or "nodes of the round before have not come back"
         raise RendezvousTimeoutError(
             f"no round of {self._run_id!r} began within {waited_s:g} s: {what}; look at the other"
             " nodes, or give them more time with join_timeout."
@@ -285,10 +294,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if server is not None:
             server.close()
 
-    def _closed(self, why: str) -> RendezvousClosedError:
-        return RendezvousClosedError(
-            f"the rendezvous {self._run_id!r} is closed: {why}; give a new job a new run id."
-        )
+    def _closed_text(self, why: str) -> str:
+        return f"the rendezvous {self._run_id!r} is closed: {why}; give a new job a new run id."
 
     def _reaching(self) -> _Reaching:
         return _Reaching(self)
