@@ -37,10 +37,6 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.prefix import PrefixStore
 
-_NOT_THERE = {
-    "etcd": "is not there yet; use c10d, which needs no server of its own.",
-    "etcd-v2": "speaks a version of etcd's interface that its servers offer no more; use etcd.",
-}
 PORTS = {"c10d": 29400, "etcd": 2379}
 _GRACE_S = 1.0  # for the one who leads to say who is missing, rather than only that it took long
 
@@ -228,10 +224,6 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _meeting_of(params: RendezvousParameters) -> Dynamic:
-    if params.backend in _NOT_THERE:
-        raise InvalidArgumentError(
-            f"the rendezvous backend {params.backend} {_NOT_THERE[params.backend]}"
-        )
     configuration = texts(params.config)
     configuration.pop("token", None)
     wish = configuration.pop("rank", None)

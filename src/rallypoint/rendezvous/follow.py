@@ -34,7 +34,6 @@ class Follower:
         ballot: whose coordinator it follows; its `leader`, where known.
         round: what runs here; -1: nothing.
         heard_at: when it last heard its coordinator.
-        job: the key of the agent that began the job that it is told of.
         waiting, done: as the coordinator last said.
         voters: whom to ask if the coordinator is lost.
     """
@@ -45,7 +44,6 @@ class Follower:
         self.round = -1
         self.last_round = -1
         self.heard_at = _NEVER
-        self.job = ""
         self.waiting = 0
         self.done: tuple[str, ...] = ()
         self.voters: tuple[Member, ...] = ()
@@ -74,12 +72,11 @@ class Follower:
     def change_voter(self, voter: Voter) -> None:
         """This agent's old vote counts no more."""
         self._voter = voter
-        self.ballot, self.leader, self.job = NO_BALLOT, None, ""
+        self.ballot, self.leader = NO_BALLOT, None
 
     def led(self, message: Led, now: float) -> None:
         """Our coordinator says where the job stands."""
         self._voter.decided_in(message.ballot, message.number)
-        self.job = message.host
         self._stamp = message.stamp if message.stamp is not None else self._stamp
         self.beat_at = now
 

@@ -113,13 +113,14 @@ class Leader:
         self._out: list[Action] = []
         self._notes: list[str] = []
         self._quorum_heard: float | None = None  # cached
+        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
         self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
-        if bound is not None:
-            self._await(bound, now)
-        else:
+        if bound is None:
             self._resume(now)
+        elif decided.number > BEFORE_ALL:
+            self._await(bound, now)
         self._advance(now)
 
     def take(self) -> tuple[list[Action], str]:
@@ -185,7 +186,9 @@ class Leader:
         peer = self.peers.get(message.voter)
         if peer is not None:
             peer.confirms(message.stamp, now, self._setup.fence_s)
-            self._quorum_heard = None
+        else:
+            self._words[message.voter] = max(self._words.get(message.voter, _NEVER), message.stamp)
+        self._quorum_heard = None
         pending = self._pending
         if pending is None or message.number != pending.agreement.number:
             return
@@ -197,10 +200,15 @@ class Leader:
         self._advance(now)
 
     def refused(self, message: Refused) -> None:
-        """Another one was promised more."""
+        """Another one was promised more, or has agreed on more than we know of."""
         is_ours = message.job in ("", self.agreement.host) or self.agreement.host == ""
-        if is_ours and message.ballot == self._ballot and self._ballot < message.promised:
+        if not is_ours or message.ballot != self._ballot:
+            return
+        decided = message.decided
+        if self._ballot < message.promised:
             self.deposed = f"{message.promised.candidate} was promised term {message.promised.term}"
+        elif decided is not None and decided.number > self.agreement.number:
+            self.deposed = f"others know of agreement {decided.number}"
 
     def closed(self, key: str, why: str, now: float) -> None:
         """An agent has ended."""
@@ -236,6 +244,7 @@ class Leader:
         if self._pending is not None:
             self._propose(self._pending, now, is_first=False)
             self._tell_if_stuck(self._pending, now)
+        self._tell_arbiter(now)
         for key, peer in self.peers.items():
             if self._over_at is not None:
                 self._send(key, Over(finish=self._finish_of(self.agreement)))
@@ -245,6 +254,18 @@ class Leader:
             for slot, endpoint in enumerate(self._setup.endpoints):
                 if slot != self._setup.slot:
                     self._out.append(Call(at=endpoint, message=self.led(None)))
+
+    def _tell_arbiter(self, now: float) -> None:
+        """That this coordinator lives: agents say with their beats that they know it."""
+        arbiter, pending = self._rules.arbiter, self._pending
+        if arbiter is None or self.agreement.number == BEFORE_ALL or self._over_at is not None:
+            return
+        if pending is None or arbiter.key in pending.accepted_by:
+            newest = self.agreement if pending is None else pending.agreement
+            again = Propose(
+                ballot=self._ballot, stamp=now, agreement=newest, decided=self.agreement
+            )
+            self._out.append(Send(to=arbiter.key, at=None, message=again))
 
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
         """What a lost coordinator had begun may need voters who are lost as well."""
@@ -286,7 +307,7 @@ class Leader:
     # Agreements.
 
     def led(self, stamp: float | None) -> Led:
-        """Who coordinates."""
+        """Who coordinates; there must be a job."""
         return Led(
             ballot=self._ballot,
             leader=self._setup.me,
@@ -460,7 +481,7 @@ class Leader:
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         opened = Round(number=new.round, members=new.members, store=store)
-        voters = self._rules.voters(new)
+        voters = self._rules.heirs(new)
         self._sent_round, self._sent_at = new.round, now
         self._sent = {
             key: Go(
@@ -575,24 +596,13 @@ class Leader:
     def _find_word(self, now: float) -> float:
         held = self.agreement
         if held.number == BEFORE_ALL:
-            return now
-        words = [(now, self._key)]
-        for voter in self._rules.voters(held):
-            peer = self.peers.get(voter.key)
-            if peer is not None and voter.key != self._key:
-                words.append((peer.heard_at, voter.key))
-        words.sort(reverse=True)
-        keys = [key for _, key in words]
-        if not self._rules.is_quorum(held, keys):
-            return _NEVER
-        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
-        while fewest + 1 < enough:
-            middle = (fewest + enough) // 2
-            if self._rules.is_quorum(held, keys[:middle]):
-                enough = middle
-            else:
-                fewest = middle
-        return words[enough - 1][0]
+            return self._began
+        heard = dict(self._words)
+        counted = self._voters if self._rules.arbiter is None else self.peers
+        heard.update((key, self.peers[key].heard_at) for key in counted if key in self.peers)
+        heard[self._key] = now
+        pending = None if self._pending is None else self._pending.agreement
+        return self._rules.newest_word(held, pending, heard)
 
     def _look_who_is_left(self, now: float) -> None:
         """Once the job is over: end when all others have, or have been told for long enough."""

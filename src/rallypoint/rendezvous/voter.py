@@ -62,7 +62,8 @@ class Voter:
         self._slot = setup.slot
         self._rules = rules
         self._heard_at = float("-inf")
-        if setup.slot is not None:
+        self._told = ""
+        if setup.slot is not None or rules.arbiter is not None:
             self.decided = before_all(setup.endpoints)
 
     @property
@@ -70,8 +71,15 @@ class Voter:
         """Of the newest decided agreement that it knows; below that of all endpoints: none."""
         return BEFORE_ALL - 1 if self.decided is None else self.decided.number
 
+    @property
+    def job(self) -> str:
+        """The key of the agent that began the job that it knows of; empty: none."""
+        return self._told if self.decided is None else self.decided.host or self._told
+
     def has_vote(self) -> bool:
-        """Whether this agent decides on the next agreement that it knows of."""
+        """Whether this agent decides on the next agreement that it knows of, or may ask to."""
+        if self._rules.arbiter is not None:
+            return True
         return self.decided is not None and self._vote_on(self.decided) != ""
 
     def heard(self, ballot: Ballot, now: float) -> None:
@@ -80,6 +88,10 @@ class Voter:
         self.leader_key = ballot.candidate
         self.was_lost = False
         self._heard_at = now
+
+    def told(self, job: str) -> None:
+        """That job exists: at an endpoint, no other one is to be begun."""
+        self._told = job
 
     def lost(self, key: str) -> None:
         """An agent has ended; if it coordinated, no promise to it counts any more."""
@@ -115,8 +127,10 @@ class Voter:
     def propose(self, message: Propose, now: float) -> Accepted | Refused:
         """Accept, or say what speaks against it."""
         agreement, ballot = message.agreement, message.ballot
-        is_late = self._is_other_job(agreement) or agreement.number < self.number
-        if is_late or self._is_bound(ballot, now):
+        # Who proposes again what we know to be decided asks us for the one after it, as well: but
+        # we may have accepted another one already, and it has not asked for that.
+        is_late = agreement.number <= self.number and message.decided.number < agreement.number
+        if self._is_other_job(agreement) or is_late or self._is_bound(ballot, now):
             return self._refused(ballot)
         if not self._rules.may_promise(ballot, self.promised):
             return self._refused(ballot)
@@ -146,11 +160,7 @@ class Voter:
     def _is_other_job(self, agreement: Agreement) -> bool:
         if agreement.host in self.left:
             return True
-        return agreement.host != "" and self._host not in ("", agreement.host)
-
-    @property
-    def _host(self) -> str:
-        return "" if self.decided is None else self.decided.host
+        return agreement.host != "" and self.job not in ("", agreement.host)
 
     def _is_bound(self, ballot: Ballot, now: float) -> bool:
         """Whether we follow another coordinator, which may count on us."""
@@ -160,7 +170,10 @@ class Voter:
 
     def _vote_on(self, agreement: Agreement) -> str:
         if agreement.number == BEFORE_ALL:
-            return "" if self._slot is None else slot_key(self._slot)
+            begun = "" if self.accepted is None else self.accepted.host
+            if self._slot is None or self._told not in ("", begun):
+                return ""
+            return slot_key(self._slot)
         keys = [voter.key for voter in self._rules.voters(agreement)]
         return self._me.key if self._me.key in keys else ""
 
@@ -170,6 +183,6 @@ class Voter:
         return Refused(
             ballot=ballot,
             promised=self.promised,
-            job=self._host,
+            job=self.job,
             decided=decided if has_job else None,
         )

@@ -10,17 +10,18 @@ One seed is one story. What must never happen raises `ViolationError` at once (s
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part
+from rallypoint.rendezvous.etcd_rules import EtcdRules
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.protocol import Setup
 from rallypoint.rendezvous.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.testing.sim_agent import SimAgent
 from rallypoint.testing.sim_clock import SimLoop
+from rallypoint.testing.sim_etcd import SimEtcd
 from rallypoint.testing.sim_network import SimNetwork
 from rallypoint.testing.sim_witness import Witness
 
@@ -42,12 +43,14 @@ class SimCluster:
         patience: Patience = Patience(),  # noqa: B008 - frozen
         wishes: tuple[int | None, ...] = (),
         names: tuple[str, ...] = (),
+        has_etcd: bool = False,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.rules = rules
+        self.rules = EtcdRules if has_etcd and rules is Rules else rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
+        self.etcd = SimEtcd(self.loop, self.random) if has_etcd else None
         self.kill_s, self.grace_s = 1.0, 0.1
         self.works_for_s: float | None = None  # after which workers succeed
         self.agents: dict[str, SimAgent] = {}  # the newest of each node, by name
@@ -65,15 +68,15 @@ class SimCluster:
                 join_timeout_s=patience.join_timeout_s,
                 last_call_s=patience.last_call_s,
             ),
-            "endpoints": tuple(
-                [Endpoint(host=name, port=29400) for name in self._names[:endpoints]]
-            ),
+            "endpoints": (Endpoint(host="etcd", port=2379),)
+            if has_etcd
+            else tuple([Endpoint(host=name, port=29400) for name in self._names[:endpoints]]),
             "max_restarts": max_restarts,
             "patience": patience,
             "quorum": quorum,
             "kill_s": self.kill_s,
         }
-        self._endpoints = endpoints
+        self._endpoints = 0 if has_etcd else endpoints
         self._late_endpoints = 0
 
     # What a story asks and does.
@@ -98,7 +101,8 @@ class SimCluster:
         self._late_endpoints += is_late and name in self._names[: self._endpoints]
         # What an endpoint's agent promised dies with it. Documented; with three endpoints it takes
         # two that are started again while none of the first job can be reached.
-        self.witness.may_fork = self._late_endpoints > (self._endpoints - 1) // 2
+        too_many = (self._endpoints - 1) // 2
+        self.witness.may_fork = self.etcd is None and self._late_endpoints > too_many
         index = self._names.index(name)
         key = name if self.steady_keys else f"{name}.{self._starts[name]}"
         is_endpoint = index < self._endpoints
@@ -123,11 +127,11 @@ class SimCluster:
         """All agents, within that time."""
         for name in self._names:
             delay_s = self.random.uniform(0, spread_s) if spread_s else 0.0
-            self.loop.after(delay_s, partial(self._start_once, name))
+            self.start_later(name, delay_s)
 
-    def _start_once(self, name: str) -> None:
-        if name not in self.agents:
-            self.start(name)
+    def start_later(self, name: str, delay_s: float = 0.0) -> None:
+        """Then, if none runs there."""
+        self.loop.after(delay_s, lambda: self.is_alive(name) or self.start(name))
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -147,6 +151,8 @@ class SimCluster:
     def cut(self, groups: list[set[str]]) -> None:
         """Only who is in one group reaches each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
+        if self.etcd is not None:
+            self.etcd.cuts = {name for group in groups if ETCD not in group for name in group}
         for group in groups:
             for other in groups:
                 if group is not other:
@@ -157,10 +163,28 @@ class SimCluster:
         self.tell(f"network: {name} hears nobody")
         self.network.cut(names, {name})
 
-    def mend(self) -> None:
-        """No cable is cut any more."""
+    def mend(self, *, is_lost: bool = False) -> None:
+        """No cable is cut any more; what was sent meanwhile comes, unless it is lost."""
         self.tell("network: whole again")
-        self.network.mend()
+        self.network.mend(is_lost=is_lost)
+        if self.etcd is not None:
+            self.etcd.cuts, self.etcd.is_away = set(), False
+
+    def divided(self) -> tuple[set[str], set[str]]:
+        """Who knows the newest agreement, and who does not."""
+        newest = self.witness.newest
+        know = {each.name for each in self.alive() if each.core.agreement == newest}
+        return know, set(self._names) - know
+
+    def calm(self) -> None:
+        """Nothing happens from now on."""
+        self.mend()
+        self.network.calm()
+        if self.etcd is not None:
+            self.etcd.max_delay_s = min(self.etcd.max_delay_s, 0.05)
+        self.witness.when_agreed = None
+        for agent in self.alive():
+            agent.dies_after = None
 
     # What agents do.
 
@@ -217,13 +241,17 @@ class SimCluster:
 
     def stuck(self) -> str:
         """What is not as it must become, if there are no more faults."""
-        alive = self.alive()
-        newest = self.witness.newest
+        alive, job = self.alive(), self.witness.newest
         limits = self._common["limits"]
         assert isinstance(limits, Limits)
-        if self.witness.may_fork or newest is None or newest.finish is not None or not alive:
+        held = [each.core.agreement for each in alive if each.core.agreement is not None]
+        held = [each for each in held if job is not None and each.host == job.host]
+        if self.witness.may_fork or not held:
             return ""
-        keys = {agent.key for agent in alive}
+        newest = max(held, key=lambda each: each.number)  # of what those who live know
+        if newest.finish is not None:
+            return ""
+        keys = {ETCD, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that those who live cannot decide?
             pending = agent.core.accepted
             if pending is None or pending.number <= newest.number:
@@ -237,8 +265,8 @@ class SimCluster:
             return f"{sorted(running)} run without a quorum" if running else ""
         # Newcomers find the job at its endpoints only.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
-        count = len(alive) if is_found else len(members)
-        if count >= limits.min_nodes and members:
+        count = len(alive) if is_found or self.etcd is not None else len(members)
+        if count >= limits.min_nodes and (members or self.etcd is not None):
             places = {agent.seat.nodes for agent in alive if agent.seat}
             wanted = min(limits.max_nodes, count)
             least = min(wanted, limits.min_nodes) if self.works_for_s is not None else wanted

@@ -8,11 +8,14 @@ between. Harsher than TCP on purpose: single messages get lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from random import Random
 
-from rallypoint.rendezvous.protocol import Message
+from rallypoint.rendezvous.protocol import Accepted, Message, Prepare, Promise, Propose
 from rallypoint.rendezvous.round import Endpoint
 from rallypoint.testing.sim_clock import SimLoop
+
+_VOTES = frozenset({Prepare, Promise, Propose, Accepted})
 
 
 class Process(ABC):
@@ -51,6 +54,8 @@ class SimNetwork:
         self._arrival: dict[tuple[str, str], float] = {}
         self._cuts: set[tuple[str, str]] = set()  # hosts, in the direction of the message
         self._held: list[tuple[Process, Process, Message | None]] = []
+        self._ambushes: list[tuple[int, Callable[[], object]]] = []
+        self._votes = 0
 
     def attach(self, process: Process) -> None:
         """A process listens."""
@@ -60,6 +65,8 @@ class SimNetwork:
 
     def send(self, sender: Process, to: str, at: Endpoint | None, message: Message) -> None:
         """Over a connection, or by making one."""
+        if type(message) in _VOTES:
+            self._count_vote()
         target = self._by_key.get(to)
         if target is None:
             return
@@ -95,10 +102,27 @@ class SimNetwork:
         """From these hosts nothing reaches those."""
         self._cuts.update((a, b) for a in senders for b in receivers if a != b)
 
-    def mend(self) -> None:
-        """All cables are whole again, and what waited comes."""
+    def ambush(self, votes: int, what: Callable[[], object]) -> None:
+        """Do that just before so many votes, and what asks for them, have been sent."""
+        self._ambushes.append((self._votes + votes, what))
+
+    def _count_vote(self) -> None:
+        self._votes += 1
+        for ambush in [each for each in self._ambushes if each[0] <= self._votes]:
+            self._ambushes.remove(ambush)
+            ambush[1]()
+
+    def calm(self) -> None:
+        """Nothing is lost any more, and nothing lies in wait."""
+        self.loss = 0.0
+        self._ambushes.clear()
+
+    def mend(self, *, is_lost: bool = False) -> None:
+        """All cables are whole again, and what waited comes, unless it is lost."""
         self._cuts.clear()
         held, self._held = self._held, []
+        if is_lost:
+            return
         for sender, target, message in held:
             self._deliver(sender, target, message)
 
@@ -128,6 +152,9 @@ class SimNetwork:
         self._arrival[way] = arrival
 
         def arrive() -> None:
+            if self._cuts and (sender.host, target.host) in self._cuts:
+                self._held.append((sender, target, message))
+                return
             if not target.is_alive:
                 return
             if message is None:

@@ -15,11 +15,19 @@ from collections.abc import Iterable
 from random import Random
 
 from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.testing.sim_cluster import SimCluster
+from rallypoint.testing.sim_etcd import SimEtcd
 from rallypoint.testing.sim_witness import ViolationError
 
-PATIENCE = Patience(join_timeout_s=600.0, last_call_s=0.5, beat_s=0.75, missed_beats=4)
+PATIENCE = Patience(
+    join_timeout_s=600.0,
+    last_call_s=0.5,
+    beat_s=0.75,
+    missed_beats=4,
+    close_s=6.0,
+    outage_s=6.0,
+)
 _FAULTS_S = 30.0
 _CALM_S = 25.0  # within which all is well again
 
@@ -31,6 +39,7 @@ def story(
     rules: type[Rules] = Rules,
     steady_keys: bool = False,
     faults_s: float = _FAULTS_S,
+    has_etcd: bool = False,
 ) -> SimCluster:
     """Play one story to its end.
 
@@ -39,6 +48,9 @@ def story(
     """
     random = Random(f"story {seed}")
     nodes = int(2 * (max_size / 2) ** (random.random() ** 4))  # mostly small
+    events = _EVENTS
+    if random.random() < 0.5:  # few die, but who reaches whom changes all the time
+        events, nodes = _DIVISIONS, random.randint(2, min(7, max_size))
     max_nodes = nodes if random.random() < 0.7 else max(1, nodes - random.randint(1, nodes))
     cluster = SimCluster(
         seed=seed,
@@ -49,6 +61,7 @@ def story(
         max_restarts=random.choice([0, 3, 1000]),
         rules=rules,
         patience=PATIENCE,
+        has_etcd=has_etcd,
         wishes=tuple(range(nodes)) if random.random() < 0.2 and nodes == max_nodes else (),
     )
     cluster.steady_keys = steady_keys
@@ -58,14 +71,13 @@ def story(
     cluster.run(random.uniform(0.0, 4.0))
     end = cluster.loop.now + faults_s
     while cluster.loop.now < end:
-        _befall(cluster, random)
+        _befall(cluster, random, random.choice(events))
         cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 5.0]) * random.uniform(0.5, 1.5))
         cluster.check_running()
-    cluster.mend()
-    cluster.network.loss = 0.0
+    cluster.calm()
     for name in cluster.names:  # a scheduler would do so
-        if random.random() < 0.5 and not cluster.is_alive(name):
-            cluster.start(name)
+        if random.random() < 0.5:
+            cluster.start_later(name)
     end = cluster.loop.now + _CALM_S
     cluster.run(_CALM_S / 3)
     while cluster.loop.now < end and cluster.stuck():
@@ -74,13 +86,17 @@ def story(
     return cluster
 
 
-def _befall(  # noqa: PLR0912 - one case for each event
-    cluster: SimCluster, random: Random
+def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
+    cluster: SimCluster, random: Random, what: str
 ) -> None:
     """One thing happens."""
     names = list(cluster.names)
     name = random.choice(names)
-    match random.choice(_EVENTS):
+    places = names
+    if cluster.etcd is not None:
+        places = [*names, ETCD]
+        _befall_etcd(cluster, cluster.etcd, random)
+    match what:
         case "kill":
             cluster.kill(name)
         case "kill leader":
@@ -92,25 +108,32 @@ def _befall(  # noqa: PLR0912 - one case for each event
                 agent.dies_after = random.randint(0, 2 * len(names))
         case "start":
             for each in random.sample(names, min(len(names), random.choice([1, 3]))):
-                if not cluster.is_alive(each):
-                    cluster.start(each)
+                cluster.start_later(each)
         case "restart":
             if cluster.is_alive(name):
                 cluster.kill(name)
-                cluster.run(random.choice([0.0, 0.1, 1.0]))
-                cluster.start(name)
+                cluster.start_later(name, random.choice([0.0, 0.1, 1.0]))
         case "split":
             groups = [set[str](), set[str](), set[str]()][: random.choice([2, 2, 3])]
-            for each in names:
+            for each in places:
                 random.choice(groups).add(each)
             cluster.cut(groups)
+        case "divide":  # those who know the newest agreement, those who do not, the coordinator
+            know, others = cluster.divided()
+            alone = set(cluster.leaders()) if random.random() < 0.5 else set[str]()
+            cluster.cut([know - alone, others - alone, alone])
         case "isolate":
             some = {name, *cluster.leaders()} if random.random() < 0.5 else {name}
-            cluster.cut([some, set(names) - some])
+            cluster.cut([some, set(places) - some])
         case "deafen":
             cluster.deafen(random.choice([name, *cluster.leaders()]), set(names))
         case "mend":
-            cluster.mend()
+            cluster.mend(is_lost=random.random() < 0.3)
+        case "shift":
+            cluster.mend(is_lost=random.random() < 0.5)
+            _befall(cluster, random, random.choice(["split", "divide", "isolate"]))
+        case "ambush":
+            _ambush(cluster, random, random.choice([1, 1, 2, 3]))
         case "fail":
             if name in cluster.agents:
                 cluster.agents[name].fail()
@@ -122,9 +145,49 @@ def _befall(  # noqa: PLR0912 - one case for each event
                 cluster.works_for_s = random.uniform(0.1, 5.0)
 
 
+def _befall_etcd(cluster: SimCluster, etcd: SimEtcd, random: Random) -> None:
+    """Perhaps something happens to etcd, too."""
+    if random.random() < 0.2:
+        etcd.is_away = not etcd.is_away
+        cluster.tell(f"etcd: {'away' if etcd.is_away else 'here again'}")
+    if random.random() < 0.1:
+        etcd.max_delay_s = random.choice([0.005, 0.05, 0.8])
+
+
+def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
+    """So many things happen in the middle of ballots, where most can go wrong."""
+
+    def spring() -> None:
+        what = random.choice(_SUDDEN)
+        if "kill" in what:  # the one that speaks now must finish its sentence
+            cluster.loop.after(0.0, lambda: _befall(cluster, random, what))
+        else:
+            _befall(cluster, random, what)
+        if count > 1:
+            _ambush(cluster, random, count - 1)
+
+    if random.random() < 0.5:
+        cluster.network.ambush(int(2 ** random.uniform(0, 5)), spring)
+    else:
+        cluster.witness.when_agreed = spring
+
+
+_SUDDEN = ("kill", "kill leader", *["split", "shift"] * 3, "divide", "isolate", "deafen", "mend")
 _EVENTS = (
     *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
     *["isolate", "isolate", "deafen", "mend", "mend", "fail", "leave", "succeed"],
+    *["shift", "ambush", "ambush", "ambush"],
+)
+_DIVISIONS = (
+    *["ambush"] * 4,
+    *["shift"] * 3,
+    "divide",
+    "mend",
+    "start",
+    "start",
+    "kill",
+    "leave",
+    "fail",
 )
 
 

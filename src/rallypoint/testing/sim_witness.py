@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from itertools import groupby
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from rallypoint.rendezvous.round import Seat
 from rallypoint.testing.sim_clock import SimLoop
 
 _SHOWN = 400  # lines of a story
-_SAME = re.compile(r"^ *([0-9.]+)  (\S+)( \w+)?: (agent starts|round \d+ \w+|.* silent for .*)")
+_LINE = re.compile(r"^ *([0-9.]+)  (\S+)(?: \w+)?: (.*?)(?:, node \d+ of \d+)?$")
 
 
 class ViolationError(AssertionError):
@@ -34,6 +35,7 @@ class Witness:
         newest: the agreement with the highest number.
         failures: rounds with a failed worker.
         may_fork: whether a second job of the name may have begun; see SimCluster.
+        when_agreed: what to do, once, when there is a new agreement.
     """
 
     def __init__(self, loop: SimLoop, title: str) -> None:
@@ -42,6 +44,7 @@ class Witness:
         self.newest: Agreement | None = None
         self.failures: set[int] = set()
         self.may_fork = False
+        self.when_agreed: Callable[[], object] | None = None
         self._loop, self._title = loop, title
         self._held: dict[str, Agreement] = {}  # by agent
         self._begun: dict[tuple[str, int], dict[int, str]] = {}  # by job and round: ranks
@@ -76,6 +79,9 @@ class Witness:
             if decided.number == max(job):
                 self.newest = decided
             self._check_follow_up(job, decided)
+            act, self.when_agreed = self.when_agreed, None
+            if act is not None:
+                act()
         elif known != decided:
             text = f"{key} holds another agreement {decided.number}: {_text(decided)}"
             self.violated(f"{text}, not {_text(known)}")
@@ -85,22 +91,22 @@ class Witness:
             self.violated(f"{new.restarts} restarts are charged for {len(self.failures)} failures")
         if not new.runs:
             return
-        # A round that was agreed on may have begun nowhere: ranks stay since that one, or since
-        # the one that ran before it.
+        # A round that was agreed on may have begun nowhere, which a new coordinator cannot know:
+        # ranks stay since that one, or since the one that ran before it.
         ran: dict[str, int] = {}
-        agreed: dict[str, int] = {}
+        agreed: list[tuple[str, int]] = []
         for old in sorted(job.values(), key=lambda each: each.number):
             if old.runs and old.number < new.number:
-                agreed = {member.key: member.node_rank for member in old.members}
-                if (old.host, old.round) in self._begun:
-                    ran = agreed
+                ranks = {member.key: member.node_rank for member in old.members}
+                has_begun = (old.host, old.round) in self._begun
+                ran, agreed = (ranks, []) if has_begun else (ran, [*agreed, *ranks.items()])
             stay = {member.key for member in old.members}
             ran = {key: rank for key, rank in ran.items() if key in stay}
         wished = {member.wish for member in new.members if member.wish is not None}
         for member in new.members:
             rank = ran.get(member.key, -1)
             is_free = 0 <= rank < len(new.members) and rank not in wished
-            stays = member.node_rank in (rank, agreed.get(member.key))
+            stays = member.node_rank == rank or (member.key, member.node_rank) in agreed
             if is_free and member.wish is None and not stays:
                 self.violated(f"{member.host} had rank {rank}, and has {member.node_rank}")
 
@@ -134,19 +140,19 @@ def _text(agreement: Agreement) -> str:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """With one line for many agents that do the same."""
+    """With one line for many agents that do or say the same."""
     short: list[str] = []
-    for same, group in groupby(lines, key=_what):
+    for what, group in groupby(lines, key=_what):
         several = list(group)
-        if not same or len(several) == 1:
+        found = [match for match in map(_LINE.match, several) if match]
+        if len(several) == 1 or not found:
             short += several
-            continue
-        found = [match for match in map(_SAME.match, several) if match]
-        names = [match.group(2) for match in found]
-        short.append(f"{found[0].group(1):>9}  {' '.join(names)}: {same}")
+        else:
+            names = " ".join(match.group(2) for match in found)
+            short.append(f"{found[0].group(1):>9}  {names}: {what}")
     return short
 
 
 def _what(line: str) -> str:
-    match = _SAME.match(line)
-    return match.group(4) if match else ""
+    match = _LINE.match(line)
+    return match.group(3) if match else ""
