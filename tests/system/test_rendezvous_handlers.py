@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.system.etcd_cluster import Cluster
 from tests.system.meetings import Call, Programs, meet, until
 
 from rallypoint.rendezvous import (
@@ -363,3 +364,29 @@ def test_static_nodes_meet_by_rank_again_and_again(free_port: int) -> None:
         second.next_rendezvous()
     assert [first.num_nodes_waiting(), second.shutdown(), first.shutdown()] == [0, True, True]
     lonely.shutdown()
+
+
+def test_programs_meet_at_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_TOKEN", "secret")
+    cluster = Cluster(tmp_path, 1)
+    try:
+        with cluster.client() as client:
+            client.read("ready/")
+        endpoint = ",".join(f"{host}:{port}" for host, port in cluster.endpoints)
+
+        def make() -> RendezvousHandler:
+            return get_rendezvous_handler(
+                RendezvousParameters("etcd", endpoint, "r", 2, 3, last_call_timeout=1)
+            )
+
+        first, second = make(), make()
+        assert sorted(place.rank for place in meet(first, second)) == [0, 1]
+        late = make()
+        call = Call(late)
+        until(lambda: first.num_nodes_waiting() and second.num_nodes_waiting())
+        assert {place.world_size for place in [*meet(first, second), call.result()]} == {3}
+        first.set_closed()
+        until(lambda: second.is_closed() and late.is_closed())
+        assert [handler.shutdown() for handler in (late, second, first)] == [True] * 3
+    finally:
+        cluster.close()

@@ -12,11 +12,11 @@ from datetime import timedelta
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
-    RallypointError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
+    StoreConnectionError,
 )
 from rallypoint.launch.dynamic import Dynamic, meeting_of
 from rallypoint.launch.job import Job, Rendezvous
@@ -36,8 +36,10 @@ from rallypoint.rendezvous.round import Seat
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.store import DEFAULT_TIMEOUT
 
 PORTS = {"c10d": 29400, "etcd": 2379}
+_REACH_S = 2.0  # for one try to reach a round's store
 _GRACE_S = 1.0  # for the one who leads to say who is missing, rather than only that it took long
 
 
@@ -79,20 +81,16 @@ class MeetingHandler(RendezvousHandler):
             node = self._begin()
         else:
             node.want_round()
-        seat = self._await(node, deadline)
-        self._round = seat.number
         if self._store is not None:
             self._store.close()
-        try:
-            left_s = max(1.0, deadline - time.monotonic())
-            self._store = TCPStore(
-                seat.store.host, seat.store.port, timeout=timedelta(seconds=left_s)
-            )
-        except RallypointError as error:
-            raise RendezvousConnectionError(
-                f"the store of round {seat.number} cannot be reached: {error}"
-            ) from error
-        self._store.set_timeout(timedelta(seconds=300))
+            self._store = None
+        while True:
+            seat = self._await(node, deadline)
+            self._round = seat.number
+            self._store = self._reach(node, seat, deadline)
+            if self._store is not None:
+                break
+            node.want_round()
         return RendezvousInfo(
             PrefixStore(f"rallypoint.rendezvous/{self._params.run_id}/{seat.number}", self._store),
             seat.node_rank,
@@ -180,6 +178,24 @@ class MeetingHandler(RendezvousHandler):
             f" {self._timeout.join.total_seconds():g} s: nodes of the round before have not come"
             " back; look at them, or give them more time with join_timeout."
         )
+
+    def _reach(self, node: ProgramNode, seat: Seat, deadline: float) -> TCPStore | None:
+        """A client of the round's store; None if the round was over before it could be reached."""
+        while True:
+            try:
+                patience = timedelta(seconds=_REACH_S)
+                store = TCPStore(seat.store.host, seat.store.port, timeout=patience)
+            except StoreConnectionError as error:
+                with node.changed:
+                    if node.stopped or node.finish or node.error:
+                        return None
+                if time.monotonic() < deadline:
+                    continue
+                raise RendezvousConnectionError(
+                    f"the store of round {seat.number} cannot be reached: {error}"
+                ) from error
+            store.set_timeout(DEFAULT_TIMEOUT)
+            return store
 
     def _raise_if_over(self, node: ProgramNode) -> None:
         name = self._params.run_id

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from contextlib import suppress
+from datetime import timedelta
 from typing import Protocol
 
 from rallypoint.base.errors import (
@@ -24,6 +26,7 @@ from rallypoint.base.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
     StoreError,
+    StoreTimeoutError,
 )
 from rallypoint.cluster.network import own_address
 from rallypoint.rendezvous.handler import (
@@ -168,16 +171,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 why = self._own.get(self._keys.closed).decode()
                 raise RendezvousClosedError(self._closed_text(why))
             meeting = self._come()
-            standing = self._await(meeting, deadline)
-            self._round = standing.round
-            rank = standing.rank_of(meeting.key)
-            assert rank is not None
-            prefix = self._keys.store(standing.round)
-            address = self._serve(standing) if rank == 0 else None
-            port = self._server.port if self._server else None
-            own = PrefixStore(prefix, self._own)
-            info = RendezvousStoreInfo.build(rank, own, address, port)
-        store = PrefixStore(prefix, self._store)
+            while True:
+                standing = self._await(meeting, deadline)
+                self._round = standing.round
+                rank = standing.rank_of(meeting.key)
+                info = None if rank is None else self._bootstrap(standing, rank)
+                if rank is not None and info is not None:
+                    break
+                meeting = self._come()
+        store = PrefixStore(self._keys.store(standing.round), self._store)
         return RendezvousInfo(store, rank, len(standing.members), info)
 
     def is_closed(self) -> bool:
@@ -271,6 +273,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
             f"no round of {self._run_id!r} began within {waited_s:g} s: {what}; look at the other"
             " nodes, or give them more time with join_timeout."
         )
+
+    def _bootstrap(self, standing: Standing, rank: int) -> RendezvousStoreInfo | None:
+        """Node 0's word where its store is; None if the round was over before that came."""
+        store = PrefixStore(self._keys.store(standing.round), self._own)
+        if rank == 0:
+            address = self._serve(standing)
+            assert self._server is not None
+            return RendezvousStoreInfo.build(rank, store, address, self._server.port)
+        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+        while not self.num_nodes_waiting():
+            with suppress(StoreTimeoutError):
+                store.wait(keys, timedelta(seconds=self._patience.beat_s))
+                return RendezvousStoreInfo.build(rank, store, None)
+        return None
 
     def _end(self, meeting: StoreMeeting) -> bool:
         """Let go of this node's place; whether the others can see it."""

@@ -278,7 +278,8 @@ def ring(store: Store, keys: Keys) -> None:
 def _tie(store: Store, key: str) -> bool:
     """Set a key that vanishes with the store's connection, if the store has one that can."""
     while isinstance(store, PrefixStore):
-        store, key = store.underlying_store, f"{store.prefix}/{key}"
+        key = f"{store.prefix}/{key}"
+        store = store.underlying_store
     if not isinstance(store, TCPStore) or not store.is_ours:
         return False
     store.set_ephemeral(key, b"")
