@@ -15,7 +15,6 @@ from rallypoint.rendezvous.protocol import Accepted, Message, Prepare, Promise, 
 from rallypoint.rendezvous.round import Endpoint
 from rallypoint.testing.sim_clock import SimLoop
 
-
 _VOTES = frozenset({Prepare, Promise, Propose, Accepted})
 
 
