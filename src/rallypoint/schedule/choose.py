@@ -88,9 +88,7 @@ def rule_of_thumb(ranks: int) -> str:
     return "beyond 512 ranks: trees (two for large messages), and levels where nodes have several"
 
 
-def _measured(  # noqa: PLR0911 - one line for each rule
-    collective: Collective, nbytes: int, ranks: int, per_node: int
-) -> tuple[str, str]:
+def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
     """By rules."""
     has_levels = 1 < per_node < ranks
     if has_levels and collective is Collective.ALL_REDUCE and nbytes > ONE_SHOT_BYTES:
