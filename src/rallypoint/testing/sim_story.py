@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.decide import Part
@@ -214,7 +215,7 @@ def _duel(cluster: SimCluster) -> None:
         newest = cluster.witness.newest
         for agent in cluster.alive():
             if agent.core.part is Part.LEADING and agent.core.agreement == newest:
-                cluster.loop.after(0.0, lambda name=agent.name: cluster.kill(name))
+                cluster.loop.after(0.0, partial(cluster.kill, agent.name))
 
     for leader in cluster.leaders():
         cluster.kill(leader)
