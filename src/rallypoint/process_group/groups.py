@@ -123,6 +123,12 @@ class ProcessGroup:
         self.send = self._refuse
         self.receive = self._refuse
 
+    def abort(self) -> None:
+        """End the waits of all members with an error, and leave; without one, do nothing."""
+        if self._communicator is not None:
+            self._communicator.abort()
+            self.destroy()
+
     def _refuse(self, *_: object) -> Never:
         raise NotInitializedError(
             f"the process group {self.group_name or 'of all ranks'} was destroyed; make a new one"
