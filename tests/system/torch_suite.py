@@ -1,10 +1,9 @@
 """Runs PyTorch's own tests of torch.distributed, bundled in its wheel, against a backend.
 
-    python -m tests.system.torch_suite BACKEND WORLD_SIZE OUTCOMES.json [TEST ...]
+    python -m tests.system.torch_suite BACKEND WORLD_SIZE OUTCOMES.json [PART/PARTS | TEST ...]
 
-Its decorators ask at import whether the backend is one that PyTorch knows, so they are shown gloo,
-and the tests then run with BACKEND. The ranks are forked: each test would otherwise import torch
-anew on each rank.
+Its tests ask whether the backend is one that PyTorch knows, and are told that it is gloo. The ranks
+are forked: each test would otherwise import torch anew on each rank.
 """
 
 from __future__ import annotations
@@ -18,15 +17,27 @@ from pathlib import Path
 from typing import Any
 
 
+class Posing(str):
+    """A backend's name that passes for gloo."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
 def load(backend: str, world_size: int) -> Any:
     """The suite's class of tests."""
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(world_size), OMP_NUM_THREADS="1")
     import torch
     from torch.testing._internal.distributed import distributed_test
 
-    distributed_test.BACKEND = backend
+    tests: Any = distributed_test
+    tests.BACKEND = Posing(backend)
 
-    class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    class Suite(tests.TestDistBackend, tests.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
@@ -70,12 +81,21 @@ class Outcomes(unittest.TextTestResult):
         super().addError(test, err)
 
 
+def chosen(suite: Any, words: list[str]) -> list[str]:
+    """The tests that are meant: all, some, or every so-manieth."""
+    names = list(unittest.defaultTestLoader.getTestCaseNames(suite))
+    if not words:
+        return names
+    if "/" not in words[0]:
+        return words
+    part, parts = map(int, words[0].split("/"))
+    return names[part::parts]
+
+
 def main() -> None:
-    backend, world_size, path, *names = sys.argv[1:]
+    backend, world_size, path, *words = sys.argv[1:]
     suite = load(backend, int(world_size))
-    tests = unittest.TestSuite(
-        suite(name) for name in names or unittest.defaultTestLoader.getTestCaseNames(suite)
-    )
+    tests = unittest.TestSuite(map(suite, chosen(suite, words)))
     outcomes = unittest.TextTestRunner(resultclass=Outcomes, verbosity=2).run(tests)
     assert isinstance(outcomes, Outcomes)
     Path(path).write_text(json.dumps(outcomes.by_test, indent=1))

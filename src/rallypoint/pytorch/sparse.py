@@ -39,7 +39,8 @@ def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  
     ).coalesce()
     if op is ReduceOp.AVG:
         total = total / group.size()
-    tensor.detach().copy_(total)
+    with torch.no_grad():  # a detached tensor would take the entries for itself
+        tensor.copy_(total)
 
 
 def _all_gather(group: ProcessGroup, source: Any, targets: list[Any]) -> None:  # noqa: ANN401
