@@ -16,10 +16,10 @@ import torch.distributed as dist
 from rallypoint.process_group.collectives import monitored_barrier
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.point_to_point import post_message
-from rallypoint.pytorch.autoload import BACKEND
 from rallypoint.pytorch.collectives import Collectives, only
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.memory import Memory
+from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import RunningWork, joined
 
 Base: Any = dist.ProcessGroup
@@ -39,6 +39,7 @@ def create(options: Any, _: object) -> RallypointGroup:  # noqa: ANN401 - of tor
     return RallypointGroup(group, options.store)
 
 
+@untraced
 class RallypointGroup(Collectives, Base):
     """A group of ranks, as PyTorch calls it; see Collectives for what it can do together."""
 
@@ -60,11 +61,11 @@ class RallypointGroup(Collectives, Base):
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's names, here and below
         """The backend's name."""
-        return BACKEND
+        return self.engine_group.backend
 
     def name(self) -> str:
         """The backend's name."""
-        return BACKEND
+        return self.engine_group.backend
 
     _get_backend_name = getBackendName
 

@@ -25,6 +25,7 @@ from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.work import Called, OneWork
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.sparse import all_reduce_sparse
+from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import DoneWork, RunningWork, joined
 from rallypoint.schedule.collective import Collective
 
@@ -38,6 +39,7 @@ _PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 _ALL_REDUCE, _BROADCAST = int(Collective.ALL_REDUCE), int(Collective.BROADCAST)
 
 
+@untraced
 class Collectives:
     """What a group does together.
 

@@ -21,11 +21,13 @@ from torch.futures import Future
 from rallypoint.base.errors import RallypointError
 from rallypoint.process_group.point_to_point import Message
 from rallypoint.process_group.work import ManyWorks, Work
+from rallypoint.pytorch.untraced import untraced
 
 _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
 
 
+@untraced
 class DoneWork(dist.Work):
     """An operation that was over when its call returned, and went well."""
 
@@ -64,6 +66,7 @@ class DoneWork(dist.Work):
         return future
 
 
+@untraced
 class RunningWork(dist.Work):
     """An operation that goes on in the background.
 
