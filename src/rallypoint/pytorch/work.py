@@ -27,6 +27,15 @@ _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
 
 
+class _Telling(threading.local):
+    """In a thread that tells what follows a work: where works go that this begins."""
+
+    followers: list[RunningWork] | None = None
+
+
+_telling = _Telling()
+
+
 @untraced
 class DoneWork(dist.Work):
     """An operation that was over when its call returned, and went well."""
@@ -86,6 +95,8 @@ class RunningWork(dist.Work):
         self._lock = threading.Lock()
         self._signal: Any = None
         self._future: Any = None
+        self._is_told = threading.Event()
+        self._followers: list[RunningWork] = []  # begun by what follows this one, or them
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait until it is completed.
@@ -133,7 +144,8 @@ class RunningWork(dist.Work):
         """A future of `result()`; what follows it may wait for other operations.
 
         Asked for during a backward pass, as DDP does, its error is raised at the end of that pass
-        as what it is, not only as the RuntimeError that C++ makes of it.
+        as what it is, not only as the RuntimeError that C++ makes of it; and so are those of what
+        its callbacks begin, as PowerSGD's do.
         """
         if _is_for_typed_hook(self._outputs):
             self.wait()
@@ -143,8 +155,20 @@ class RunningWork(dist.Work):
             self._future = self._signal.then(self._value)
             self.engine_work.get_future().add_done_callback(lambda _: self._tell_if_over())
             if torch._C._current_graph_task_id() != _NO_GRAPH:
-                Variable._execution_engine.queue_callback(self.wait)
+                Variable._execution_engine.queue_callback(self._end_backward)
+            elif _telling.followers is not None:
+                self._followers = _telling.followers
+                self._followers.append(self)
         return self._future
+
+    def _end_backward(self) -> None:
+        """Called before DDP waits in C++."""
+        self.wait()
+        self._is_told.wait()
+        while self._followers:
+            follower = self._followers.pop(0)
+            follower.wait()
+            follower._is_told.wait()
 
     def _value(self, _: object) -> list[Any]:
         error = self.engine_work.exception()
@@ -161,8 +185,14 @@ class RunningWork(dist.Work):
             signal, self._signal = self._signal, None
             if finish is not None and self.engine_work.exception() is None:
                 finish()
-        if signal is not None:  # outside of the lock: what follows runs in here
-            signal.set_result(None)
+        if signal is None:
+            return
+        outer, _telling.followers = _telling.followers, self._followers
+        try:
+            signal.set_result(None)  # outside of the lock: what follows runs in here
+        finally:
+            _telling.followers = outer
+            self._is_told.set()
 
 
 def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - a Work
