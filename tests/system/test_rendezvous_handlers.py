@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.system.etcd_cluster import Cluster
 from tests.system.meetings import Call, Programs, meet, until
 
 from rallypoint.rendezvous import (
     DynamicRendezvousHandler,
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousParameters,
     RendezvousStateError,
@@ -153,7 +155,7 @@ def test_every_store_holds_a_rendezvous(make_in: Make) -> None:
 def test_complete_at_once_when_all_are_there(make: Make) -> None:
     handlers = [make(last_call_s=20) for _ in range(3)]
     began = time.monotonic()
-    places: list[Any] = meet(*handlers)
+    places = meet(*handlers)
     assert time.monotonic() - began < 10
     assert sorted(place.rank for place in places) == [0, 1, 2]
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0, 0]
@@ -164,14 +166,24 @@ def test_complete_at_once_when_all_are_there(make: Make) -> None:
         assert store.list_keys() == [] or all("rendezvous" in key for key in store.list_keys())
 
 
-def test_who_comes_while_the_round_is_full_waits_in_vain(make: Make) -> None:
+def test_a_spare_node_waits_as_long_as_it_takes(make: Make) -> None:
     first, second = make(most=2), make(most=2)
     meet(first, second)
-    late = make(most=2, join_s=2)
-    with pytest.raises(RendezvousTimeoutError, match="within 2 s"):
-        late.next_rendezvous()
+    spare = Call(make(most=2, join_s=1))
+    time.sleep(2.5)
+    assert spare.waits
     assert [first.num_nodes_waiting(), second.num_nodes_waiting()] == [0, 0]
-    assert not first.is_closed()
+    first.set_closed()
+    with pytest.raises(RendezvousGracefulExitError, match="closed"):
+        spare.result()
+
+
+def test_who_never_comes_back_is_not_waited_for_without_end(make_in: Make) -> None:
+    first, second = make_in(), make_in()
+    meet(first, second)
+    late = make_in(join_s=1)
+    with pytest.raises(RendezvousTimeoutError, match="have not come back"):
+        late.next_rendezvous()
 
 
 def test_too_few_is_told_with_numbers_and_can_be_tried_again(make: Make) -> None:
@@ -352,3 +364,29 @@ def test_static_nodes_meet_by_rank_again_and_again(free_port: int) -> None:
         second.next_rendezvous()
     assert [first.num_nodes_waiting(), second.shutdown(), first.shutdown()] == [0, True, True]
     lonely.shutdown()
+
+
+def test_programs_meet_at_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_TOKEN", "secret")
+    cluster = Cluster(tmp_path, 1)
+    try:
+        with cluster.client() as client:
+            client.read("ready/")
+        endpoint = ",".join(f"{host}:{port}" for host, port in cluster.endpoints)
+
+        def make() -> RendezvousHandler:
+            return get_rendezvous_handler(
+                RendezvousParameters("etcd", endpoint, "r", 2, 3, last_call_timeout=1)
+            )
+
+        first, second = make(), make()
+        assert sorted(place.rank for place in meet(first, second)) == [0, 1]
+        late = make()
+        call = Call(late)
+        until(lambda: first.num_nodes_waiting() and second.num_nodes_waiting())
+        assert {place.world_size for place in [*meet(first, second), call.result()]} == {3}
+        first.set_closed()
+        until(lambda: second.is_closed() and late.is_closed())
+        assert [handler.shutdown() for handler in (late, second, first)] == [True] * 3
+    finally:
+        cluster.close()

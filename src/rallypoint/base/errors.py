@@ -148,6 +148,10 @@ class RendezvousClosedError(RendezvousError):
     """The rendezvous is closed for good: there is no further round."""
 
 
+class RendezvousGracefulExitError(RendezvousClosedError):
+    """It was closed while this node was a spare one: there was never a place for it."""
+
+
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
     """No round that this node could take part in began in time."""
 

@@ -22,7 +22,7 @@ CONTROL_FD_NUMBER = 3
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
-BACKENDS = ("c10d", "etcd")  # of a Rendezvous
+BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
 class WorkerSpec(Record, kw_only=True):
@@ -116,10 +116,6 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
             raise InvalidArgumentError(
                 "--rdzv-backend etcd-v2 speaks etcd's interface of version 2, which its servers"
                 " offer no more; choose etcd, which speaks version 3 with the same endpoint."
-            )
-        if self.backend not in BACKENDS:
-            raise InvalidArgumentError(
-                f"--rdzv-backend {self.backend} is none; choose {' or '.join(BACKENDS)}."
             )
         if not self.endpoints:
             raise InvalidArgumentError(

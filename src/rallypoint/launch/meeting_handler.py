@@ -12,10 +12,11 @@ from datetime import timedelta
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
-    RallypointError,
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
+    StoreConnectionError,
 )
 from rallypoint.launch.dynamic import Dynamic, meeting_of
 from rallypoint.launch.job import Job, Rendezvous
@@ -35,12 +36,10 @@ from rallypoint.rendezvous.round import Seat
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.store import DEFAULT_TIMEOUT
 
-_NOT_THERE = {
-    "etcd": "is not there yet; use c10d, which needs no server of its own.",
-    "etcd-v2": "speaks a version of etcd's interface that its servers offer no more; use etcd.",
-}
 PORTS = {"c10d": 29400, "etcd": 2379}
+_REACH_S = 2.0  # for one try to reach a round's store
 _GRACE_S = 1.0  # for the one who leads to say who is missing, rather than only that it took long
 
 
@@ -82,20 +81,16 @@ class MeetingHandler(RendezvousHandler):
             node = self._begin()
         else:
             node.want_round()
-        seat = self._await(node, deadline)
-        self._round = seat.number
         if self._store is not None:
             self._store.close()
-        try:
-            left_s = max(1.0, deadline - time.monotonic())
-            self._store = TCPStore(
-                seat.store.host, seat.store.port, timeout=timedelta(seconds=left_s)
-            )
-        except RallypointError as error:
-            raise RendezvousConnectionError(
-                f"the store of round {seat.number} cannot be reached: {error}"
-            ) from error
-        self._store.set_timeout(timedelta(seconds=300))
+            self._store = None
+        while True:
+            seat = self._await(node, deadline)
+            self._round = seat.number
+            self._store = self._reach(node, seat, deadline)
+            if self._store is not None:
+                break
+            node.want_round()
         return RendezvousInfo(
             PrefixStore(f"rallypoint.rendezvous/{self._params.run_id}/{seat.number}", self._store),
             seat.node_rank,
@@ -169,23 +164,44 @@ class MeetingHandler(RendezvousHandler):
                 seat = node.take_seat(self._round)
                 if seat is not None:
                     return seat
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                node.changed.wait(left_s)
+                now = time.monotonic()
+                if now >= deadline:
+                    if not node.is_spare:
+                        break
+                    deadline = now + self._timeout.join.total_seconds()
+                node.changed.wait(deadline - now)
         self._node = None
         node.withdraw()
         node.join(self._timeout.close.total_seconds())
         raise RendezvousTimeoutError(
             f"no round of {self._params.run_id!r} began within"
-            f" {self._timeout.join.total_seconds():g} s: the nodes of the running round have not"
-            " come back, or leave no room; look at them, or give them more time with join_timeout."
+            f" {self._timeout.join.total_seconds():g} s: nodes of the round before have not come"
+            " back; look at them, or give them more time with join_timeout."
         )
+
+    def _reach(self, node: ProgramNode, seat: Seat, deadline: float) -> TCPStore | None:
+        """A client of the round's store; None if the round was over before it could be reached."""
+        while True:
+            try:
+                patience = timedelta(seconds=_REACH_S)
+                store = TCPStore(seat.store.host, seat.store.port, timeout=patience)
+            except StoreConnectionError as error:
+                with node.changed:
+                    if node.stopped or node.finish or node.error:
+                        return None
+                if time.monotonic() < deadline:
+                    continue
+                raise RendezvousConnectionError(
+                    f"the store of round {seat.number} cannot be reached: {error}"
+                ) from error
+            store.set_timeout(DEFAULT_TIMEOUT)
+            return store
 
     def _raise_if_over(self, node: ProgramNode) -> None:
         name = self._params.run_id
         if node.closed:
-            raise RendezvousClosedError(f"the rendezvous {name!r} is closed: {node.closed}")
+            kind = RendezvousGracefulExitError if node.is_spare else RendezvousClosedError
+            raise kind(f"the rendezvous {name!r} is closed: {node.closed}")
         if node.error is None and node.finish is None:
             return
         self._node = None  # another try is a newcomer's
@@ -224,10 +240,6 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _meeting_of(params: RendezvousParameters) -> Dynamic:
-    if params.backend in _NOT_THERE:
-        raise InvalidArgumentError(
-            f"the rendezvous backend {params.backend} {_NOT_THERE[params.backend]}"
-        )
     configuration = texts(params.config)
     configuration.pop("token", None)
     wish = configuration.pop("rank", None)

@@ -74,6 +74,11 @@ class ProgramNode:
         """How many wait for the next round, as the one who leads said last."""
         return self._meeting.waiting
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether it waits for a place in a round that runs without it."""
+        return self._wants and self.seat is None and self.waiting > 0
+
     def want_round(self) -> None:
         """Leave the round, if there is one, and wait for the next."""
         self._call(self._leave_round)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         RendezvousClosedError,
         RendezvousConnectionError,
         RendezvousError,
+        RendezvousGracefulExitError,
         RendezvousStateError,
         RendezvousTimeoutError,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "RendezvousClosedError",
     "RendezvousConnectionError",
     "RendezvousError",
+    "RendezvousGracefulExitError",
     "RendezvousHandler",
     "RendezvousHandlerCreator",
     "RendezvousHandlerRegistry",

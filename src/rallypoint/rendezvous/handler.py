@@ -79,10 +79,11 @@ class RendezvousHandler(ABC):
         """Wait until a round begins in which this node takes part.
 
         Whoever took part in a round leaves it by this call; the next one begins when all who are
-        left of it have come here.
+        left of it have come here. A spare node, for which the round has no room, waits without end.
 
         Raises:
             RendezvousClosedError: there is no further round.
+            RendezvousGracefulExitError: nor was there ever a place for this node, a spare one.
             RendezvousTimeoutError: none began in time; this node is not waiting any more.
             RendezvousConnectionError: what holds the rendezvous cannot be reached.
             RendezvousStateError: it holds what makes no sense.

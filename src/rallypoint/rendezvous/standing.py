@@ -5,6 +5,7 @@
     node/<n>     one node's place: written only by that node, in the same way; once it is given up,
                  it is GIVEN_UP for good
     rings        how often somebody rang; ring/<n> appears with the n-th time, to wait for
+    alive/<key>  vanishes with the connection of the node of that key, if the store can do that
     closed       why there is no further round, if so
     <n>/store/   the store of round n
 
@@ -52,6 +53,10 @@ class Keys(Record):
         """A `Place`, or GIVEN_UP."""
         return f"{self.root}node/{slot}"
 
+    def alive(self, key: str) -> str:
+        """Vanishes with a node's connection."""
+        return f"{self.root}alive/{key}"
+
     def store(self, round_number: int) -> str:
         """The prefix of a round's keys."""
         return f"{self.root}{round_number}/store"
@@ -63,11 +68,13 @@ class Place(Record, kw_only=True):
     Attributes:
         beat: grows; if it stops, so did the node.
         ended: the newest round that the node has left; -1: none.
+        is_tied: whether its key `alive` vanishes with its connection.
     """
 
     member: Member
     beat: int = 0
     ended: int = -1
+    is_tied: bool = False
 
 
 class Standing(Record, kw_only=True):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from contextlib import suppress
+from datetime import timedelta
 from typing import Protocol
 
 from rallypoint.base.errors import (
@@ -20,9 +22,11 @@ from rallypoint.base.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
     StoreError,
+    StoreTimeoutError,
 )
 from rallypoint.cluster.network import own_address
 from rallypoint.rendezvous.handler import (
@@ -164,18 +168,18 @@ class DynamicRendezvousHandler(RendezvousHandler):
         deadline = time.monotonic() + self._timeout.join.total_seconds()
         with self._reaching():
             if self._own.check([self._keys.closed]):
-                raise self._closed(self._own.get(self._keys.closed).decode())
+                why = self._own.get(self._keys.closed).decode()
+                raise RendezvousClosedError(self._closed_text(why))
             meeting = self._come()
-            standing = self._await(meeting, deadline)
-            self._round = standing.round
-            rank = standing.rank_of(meeting.key)
-            assert rank is not None
-            prefix = self._keys.store(standing.round)
-            address = self._serve(standing) if rank == 0 else None
-            port = self._server.port if self._server else None
-            own = PrefixStore(prefix, self._own)
-            info = RendezvousStoreInfo.build(rank, own, address, port)
-        store = PrefixStore(prefix, self._store)
+            while True:
+                standing = self._await(meeting, deadline)
+                self._round = standing.round
+                rank = standing.rank_of(meeting.key)
+                info = None if rank is None else self._bootstrap(standing, rank)
+                if rank is not None and info is not None:
+                    break
+                meeting = self._come()
+        store = PrefixStore(self._keys.store(standing.round), self._store)
         return RendezvousInfo(store, rank, len(standing.members), info)
 
     def is_closed(self) -> bool:
@@ -241,27 +245,48 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _await(self, meeting: StoreMeeting, deadline: float) -> Standing:
         with meeting.changed:
             while True:
+                standing = meeting.standing
+                is_full = standing.runs and not standing.stopped
                 if meeting.closed:
-                    raise self._closed(meeting.closed)
+                    is_spare = is_full and standing.rank_of(meeting.key) is None
+                    kind = RendezvousGracefulExitError if is_spare else RendezvousClosedError
+                    raise kind(self._closed_text(meeting.closed))
                 if meeting.error is not None:
                     raise self._error(meeting.error) from meeting.error
-                standing = meeting.take_seat()
-                if standing is not None:
-                    return standing
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                seat = meeting.take_seat()
+                if seat is not None:
+                    return seat
+                now = time.monotonic()
+                if is_full:
+                    # A spare node waits as long as there is no room for it.
+                    deadline = now + self._timeout.join.total_seconds()
+                if now >= deadline:
                     break
-                meeting.changed.wait(left_s)
+                meeting.changed.wait(deadline - now)
             text = meeting.standing.text
         self._meeting = None
         self._round = -1
         self._end(meeting)
         waited_s = self._timeout.join.total_seconds()
-        what = text or "the nodes of the running round have not come back, or leave no room"
+        what = text or "nodes of the round before have not come back"
         raise RendezvousTimeoutError(
             f"no round of {self._run_id!r} began within {waited_s:g} s: {what}; look at the other"
             " nodes, or give them more time with join_timeout."
         )
+
+    def _bootstrap(self, standing: Standing, rank: int) -> RendezvousStoreInfo | None:
+        """Node 0's word where its store is; None if the round was over before that came."""
+        store = PrefixStore(self._keys.store(standing.round), self._own)
+        if rank == 0:
+            address = self._serve(standing)
+            assert self._server is not None
+            return RendezvousStoreInfo.build(rank, store, address, self._server.port)
+        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+        while not self.num_nodes_waiting():
+            with suppress(StoreTimeoutError):
+                store.wait(keys, timedelta(seconds=self._patience.beat_s))
+                return RendezvousStoreInfo.build(rank, store, None)
+        return None
 
     def _end(self, meeting: StoreMeeting) -> bool:
         """Let go of this node's place; whether the others can see it."""
@@ -285,10 +310,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if server is not None:
             server.close()
 
-    def _closed(self, why: str) -> RendezvousClosedError:
-        return RendezvousClosedError(
-            f"the rendezvous {self._run_id!r} is closed: {why}; give a new job a new run id."
-        )
+    def _closed_text(self, why: str) -> str:
+        return f"the rendezvous {self._run_id!r} is closed: {why}; give a new job a new run id."
 
     def _reaching(self) -> _Reaching:
         return _Reaching(self)

@@ -25,6 +25,8 @@ from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.round import Member
 from rallypoint.rendezvous.standing import GIVEN_UP, Keys, Place, Standing
 from rallypoint.rendezvous.store_lead import Lead
+from rallypoint.store.client import TCPStore
+from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
 _RINGS_KEPT = 64
@@ -140,7 +142,8 @@ class StoreMeeting:
         standing = decode_record(Standing, raw)
         # Nodes of one host get their ranks in the order in which they were made.
         key = f"{os.getpid():08x}{next(_numbers):08x}{os.urandom(8).hex()}"
-        self._place = Place(member=self._member.__replace__(key=key))
+        is_tied = _tie(self._store, self._keys.alive(key))
+        self._place = Place(member=self._member.__replace__(key=key), is_tied=is_tied)
         self._place_raw = encode(self._place)
         self._slot = standing.first
         while True:
@@ -213,17 +216,28 @@ class StoreMeeting:
         if standing.slot < 0:
             return True
         raw = self._store.get(self._keys.node(standing.slot))
+        if not self._is_alive(raw):
+            return True
         slot, before, since = self._leader
         if (slot, before) != (standing.slot, raw):
             self._leader = (standing.slot, raw, now)
             since = now
-        return raw == GIVEN_UP or now - since >= self._patience.silence_s
+        return now - since >= self._patience.silence_s
+
+    def _is_alive(self, raw: bytes) -> bool:
+        """Whether the node of that place may be; if its place says nothing else, it may."""
+        if raw == GIVEN_UP:
+            return False
+        place = decode_record(Place, raw)
+        return not place.is_tied or self._store.check([self._keys.alive(place.member.key)])
 
     def _take_lead(self, raw: bytes, standing: Standing, now: float) -> Standing:
         mine = standing.__replace__(term=standing.term + 1, lead=self.key, slot=self._slot)
         wanted = encode(mine)
         held = self._store.compare_set(self._keys.state, raw, wanted)
         if held == wanted:
+            if standing.slot >= 0:
+                self._store.set(self._keys.node(standing.slot), GIVEN_UP)
             self._written = wanted
             self._lead = Lead(self._limits, mine, self._patience.silence_s, now)
         return decode_record(Standing, held)
@@ -235,7 +249,7 @@ class StoreMeeting:
             new += 1
         raws = self._store.multi_get([self._keys.node(slot) for slot in slots])
         places = {
-            slot: None if raw == GIVEN_UP else decode_record(Place, raw)
+            slot: decode_record(Place, raw) if self._is_alive(raw) else None
             for slot, raw in zip(slots, raws, strict=True)
         }
         standing, silent = lead.looked(places, now)
@@ -247,8 +261,9 @@ class StoreMeeting:
                 return decode_record(Standing, held)
             self._written = wanted
             ring(self._store, self._keys)
-        for slot in silent:
-            self._store.set(self._keys.node(slot), GIVEN_UP)
+        for slot, raw in zip(slots, raws, strict=True):
+            if slot in silent or (places[slot] is None and raw != GIVEN_UP):
+                self._store.set(self._keys.node(slot), GIVEN_UP)
         return standing
 
 
@@ -258,3 +273,14 @@ def ring(store: Store, keys: Keys) -> None:
     store.set(keys.ring(number), b"")
     if number > _RINGS_KEPT:
         store.delete_key(keys.ring(number - _RINGS_KEPT))
+
+
+def _tie(store: Store, key: str) -> bool:
+    """Set a key that vanishes with the store's connection, if the store has one that can."""
+    while isinstance(store, PrefixStore):
+        key = f"{store.prefix}/{key}"
+        store = store.underlying_store
+    if not isinstance(store, TCPStore) or not store.is_ours:
+        return False
+    store.set_ephemeral(key, b"")
+    return True
