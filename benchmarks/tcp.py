@@ -78,12 +78,15 @@ def iperf_gbit(hosts: Hosts) -> float | None:
     """What each direction of the link between the first two hosts carries, both in use."""
     if shutil.which("iperf3") is None:
         return None
-    server = hosts[1].popen(["iperf3", "-s", "-1"], stdout=subprocess.DEVNULL)
+    server = hosts[1].popen(["iperf3", "-s"], stdout=subprocess.DEVNULL)
     words = ["iperf3", "-c", hosts[1].address, "--bidir", "-t", "3", "-J"]
     for _ in range(50):  # until the server listens
-        client = subprocess.run(hosts[2].enter(*words), check=False, capture_output=True, text=True)
+        client = subprocess.run(
+            hosts[2].enter(*words), capture_output=True, text=True, timeout=30, check=False
+        )
         if client.returncode == 0:
             break
+    server.terminate()
     server.wait()
     end = json.loads(client.stdout)["end"]
     rates = [
@@ -120,8 +123,7 @@ def run_workers(options: argparse.Namespace, output: Path, hosts: Hosts | None) 
             processes.append(hosts[rank + 1].popen(command, env=env))
         else:
             processes.append(subprocess.Popen(command, env=env))
-    statuses = [process.wait() for process in processes]
-    if any(statuses):
+    if sum(process.wait() != 0 for process in processes):
         sys.exit("a worker failed")
 
 

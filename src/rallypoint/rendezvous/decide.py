@@ -144,6 +144,11 @@ class Participant:
         return self._voter.accepted
 
     @property
+    def has_vote(self) -> bool:
+        """Whether this agent decides on the agreement that follows."""
+        return self._voter.has_vote()
+
+    @property
     def job(self) -> str:
         """The key of the agent that began the job that this one takes part in, or knows of."""
         return self._voter.job

@@ -98,9 +98,9 @@ class Follower:
         self.voters = message.voters
         if self.round >= 0:  # an end of the round before cannot be far
             return self._stop(self.round, "there is a newer round", at_once=True)
-        self.beat_at = now
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
-            return []  # if it still holds, it comes again
+            return []  # if it still holds, it comes again after the next beat
+        self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.seat.number
         self._voter.decided_in(message.ballot, message.number)

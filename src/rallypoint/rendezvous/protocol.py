@@ -171,7 +171,8 @@ class Promise(Record, kw_only=True):
     Attributes:
         voter: the key that has the vote: the agent's, or its endpoint's before there is a job.
         member: the agent.
-        was_lost: whether the last coordinator's connection closed, so its time was not awaited.
+        was_lost: whether the last coordinator, or an earlier time of this one, ended so lately
+            that what it allowed others to run may still run.
     """
 
     ballot: Ballot

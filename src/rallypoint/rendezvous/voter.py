@@ -120,7 +120,7 @@ class Voter:
             stamp=message.stamp,
             accepted=self.accepted,
             accepted_in=self.accepted_in,
-            was_lost=self.was_lost and is_early,
+            was_lost=is_early,
             is_trial=message.is_trial,
         )
 

@@ -88,14 +88,16 @@ def rule_of_thumb(ranks: int) -> str:
     return "beyond 512 ranks: trees (two for large messages), and levels where nodes have several"
 
 
-def _measured(  # noqa: PLR0911 - one line for each rule
-    collective: Collective, nbytes: int, ranks: int, per_node: int
-) -> tuple[str, str]:
+def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
     """By rules."""
     has_levels = 1 < per_node < ranks
     if has_levels and collective is Collective.ALL_REDUCE and nbytes > ONE_SHOT_BYTES:
-        why = "between nodes each byte goes once there and once back"
-        return ("node_ring" if ranks % per_node else "two_level"), why
+        algorithm = "node_ring" if ranks % per_node else "two_level"
+        return algorithm, "between nodes each byte goes once there and once back"
+    return _on_one_level(collective, nbytes, ranks)
+
+
+def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str, str]:
     if ranks > FEW_RANKS and collective in _MANY_RANKS:
         small, large = _MANY_RANKS[collective]
         if nbytes <= ONE_SHOT_BYTES:

@@ -24,6 +24,8 @@ from rallypoint.testing.sim_network import Process
 if TYPE_CHECKING:
     from rallypoint.testing.sim_cluster import SimCluster
 
+_TIMER_S = 0.001  # no timer is finer
+
 
 class SimAgent(Process):
     """One agent process and its workers."""
@@ -199,7 +201,7 @@ class SimAgent(Process):
         wake_at = self.core.wake_at
         if wake_at is None or not self.is_alive:
             return
-        when = max(self.clock.when(wake_at), self._cluster.loop.now)
+        when = max(self.clock.when(wake_at), self._cluster.loop.now + _TIMER_S)
         if when < self._alarm or self._alarm <= self._cluster.loop.now:
             self._alarm = when
             self._cluster.loop.at(when, lambda: self._ring(when))

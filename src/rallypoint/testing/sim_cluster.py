@@ -244,11 +244,15 @@ class SimCluster:
         alive, job = self.alive(), self.witness.newest
         limits = self._common["limits"]
         assert isinstance(limits, Limits)
-        held = [each.core.agreement for each in alive if each.core.agreement is not None]
-        held = [each for each in held if job is not None and each.host == job.host]
+        held = [
+            each.core.agreement
+            for each in alive
+            if job is not None and each.core.has_vote and each.core.job == job.host
+        ]
         if self.witness.may_fork or not held:
             return ""
-        newest = max(held, key=lambda each: each.number)  # of what those who live know
+        # What those who decide on the next one know; others may know more, but are not asked.
+        newest = max([each for each in held if each], key=lambda each: each.number)
         if newest.finish is not None:
             return ""
         keys = {ETCD, *[agent.key for agent in alive]}

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 
+from rallypoint.rendezvous.decide import Part
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.testing.sim_cluster import SimCluster
@@ -68,6 +70,8 @@ def story(
     cluster.network.loss = random.choice([0.0, 0.0, 0.01, 0.1])
     cluster.network.max_delay_s = random.choice([0.002, 0.02, 0.3])
     cluster.start_all(spread_s=random.choice([0.0, 2.0]))
+    if events is _DIVISIONS and random.random() < 0.3:
+        _overtake(cluster)  # of those who begin the job
     cluster.run(random.uniform(0.0, 4.0))
     end = cluster.loop.now + faults_s
     while cluster.loop.now < end:
@@ -100,8 +104,8 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
         case "kill":
             cluster.kill(name)
         case "kill leader":
-            for leader in cluster.leaders():
-                cluster.kill(leader)
+            if cluster.leaders():
+                cluster.kill(random.choice(cluster.leaders()))
         case "kill within":
             agent = cluster.agents.get(random.choice([name, *cluster.leaders()]))
             if agent is not None:
@@ -134,6 +138,18 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
             _befall(cluster, random, random.choice(["split", "divide", "isolate"]))
         case "ambush":
             _ambush(cluster, random, random.choice([1, 1, 2, 3]))
+        case "some succeed":
+            for each in random.sample(names, random.randint(1, len(names))):
+                if each in cluster.agents:
+                    cluster.agents[each].succeed()
+        case "orphan":  # one, while the others lose their coordinator
+            cluster.cut([{name}, set(names) - {name}])
+            for leader in cluster.leaders():
+                cluster.kill(leader)
+        case "overtake":
+            _overtake(cluster)
+        case "duel":
+            _duel(cluster)
         case "fail":
             if name in cluster.agents:
                 cluster.agents[name].fail()
@@ -172,6 +188,40 @@ def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
         cluster.witness.when_agreed = spring
 
 
+def _overtake(cluster: SimCluster) -> None:
+    """The old members miss what is agreed, then what is agreed next; then its coordinator is gone.
+
+    They can go on from what they know, and meet those who know more.
+    """
+
+    def leave_behind() -> None:
+        leaders = set(cluster.leaders())
+        behind = {each.host for each in cluster.witness.before_newest()} - leaders
+        cluster.cut([behind, set(cluster.names) - behind])
+        cluster.witness.when_agreed = orphan
+
+    def orphan() -> None:
+        leaders = set(cluster.leaders())
+        cluster.mend(is_lost=True)
+        cluster.cut([leaders, set(cluster.names) - leaders])
+
+    cluster.witness.when_agreed = leave_behind
+
+
+def _duel(cluster: SimCluster) -> None:
+    """Several want to succeed a coordinator; the first to have something agreed dies at once."""
+
+    def strike() -> None:
+        newest = cluster.witness.newest
+        for agent in cluster.alive():
+            if agent.core.part is Part.LEADING and agent.core.agreement == newest:
+                cluster.loop.after(0.0, partial(cluster.kill, agent.name))
+
+    for leader in cluster.leaders():
+        cluster.kill(leader)
+    cluster.witness.when_agreed = strike
+
+
 _SUDDEN = ("kill", "kill leader", *["split", "shift"] * 3, "divide", "isolate", "deafen", "mend")
 _EVENTS = (
     *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
@@ -188,6 +238,9 @@ _DIVISIONS = (
     "kill",
     "leave",
     "fail",
+    *["overtake"] * 3,
+    *["duel"] * 2,
+    *["orphan", "some succeed", "some succeed"],
 )
 
 

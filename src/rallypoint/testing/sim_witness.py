@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from rallypoint.rendezvous.decide import Participant
 from rallypoint.rendezvous.protocol import Agreement
-from rallypoint.rendezvous.round import Seat
+from rallypoint.rendezvous.round import Member, Seat
 from rallypoint.testing.sim_clock import SimLoop
 
 _SHOWN = 400  # lines of a story
@@ -85,6 +85,12 @@ class Witness:
         elif known != decided:
             text = f"{key} holds another agreement {decided.number}: {_text(decided)}"
             self.violated(f"{text}, not {_text(known)}")
+
+    def before_newest(self) -> tuple[Member, ...]:
+        """Who decided on the newest agreement."""
+        newest = self.newest
+        before = newest and self.agreed[newest.host].get(newest.number - 1)
+        return before.members if before else ()
 
     def _check_follow_up(self, job: dict[int, Agreement], new: Agreement) -> None:
         if new.restarts > len(self.failures):
