@@ -169,8 +169,8 @@ class Voter:
     def _vote_on(self, agreement: Agreement) -> str:
         if agreement.number == BEFORE_ALL:
             begun = "" if self.accepted is None else self.accepted.host
-            may_begin = self._slot is not None and self._told in ("", begun)
-            return slot_key(self._slot) if may_begin else ""
+            is_other_begun = self._told not in ("", begun)
+            return "" if self._slot is None or is_other_begun else slot_key(self._slot)
         keys = [voter.key for voter in self._rules.voters(agreement)]
         return self._me.key if self._me.key in keys else ""
 
