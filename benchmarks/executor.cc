@@ -53,7 +53,7 @@ std::vector<std::int32_t> read_words(const char* path) {
 
 std::deque<Ring> make_rings(const Region& region) {
   std::deque<Ring> rings;
-  auto* const base = region.at<std::byte>(region.layout().rings(region.rank()));
+  auto* const base = region.at<std::byte>(region.rank(), region.layout().rings(region.rank()));
   for (unsigned i = 0; i < kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
   return rings;
 }
@@ -68,9 +68,9 @@ void reduce_pair(Reducer reducer, std::byte* ours, const std::byte* theirs, bool
 class HandWritten {
  public:
   HandWritten(int fd, std::uint32_t rank)
-      : region_(fd, rank, kRanks),
+      : region_(fd, rank, kRanks, {}),
         rings_(make_rings(region_)),
-        channel_(Channel::collective(region_, rings_)) {
+        channel_(Channel::collective(region_, rings_, nullptr)) {
     program_.sends = 1;
     send_.receivers = {{1 - rank, 0, 1}};
     from_.peer = 1 - rank;
@@ -106,7 +106,7 @@ class HandWritten {
   void piece(std::byte* values, std::uint64_t items) {
     const std::uint64_t bytes = items * sizeof(float);
     const std::uint64_t iteration = channel_.iterations;
-    Waiter waiter(region_, kPolicy, host_);
+    Waiter waiter(region_, kPolicy, host_, nullptr);
     std::uint32_t blocker = 0;
     Slot slot;
     std::byte* target = nullptr;
@@ -143,16 +143,16 @@ class HandWritten {
 class Bare {
  public:
   Bare(int fd, std::uint32_t rank)
-      : region_(fd, rank, kRanks),
+      : region_(fd, rank, kRanks, {}),
         peer_(1 - rank),
-        ours_(region_.at<Line>(region_.layout().lines(rank))),
-        theirs_(region_.at<Line>(region_.layout().lines(peer_))),
-        our_ring_(region_.at<std::byte>(region_.layout().rings(rank))),
-        their_ring_(region_.at<std::byte>(region_.layout().rings(peer_))) {}
+        ours_(region_.at<Line>(rank, region_.layout().lines(rank))),
+        theirs_(region_.at<Line>(peer_, region_.layout().lines(peer_))),
+        our_ring_(region_.at<std::byte>(rank, region_.layout().rings(rank))),
+        their_ring_(region_.at<std::byte>(peer_, region_.layout().rings(peer_))) {}
 
   void all_reduce(float* values, std::uint64_t count) {
     const std::uint64_t most = kBlockBytes / sizeof(float);
-    Waiter waiter(region_, kPolicy, host_);
+    Waiter waiter(region_, kPolicy, host_, nullptr);
     std::uint64_t at = 0;
     do {
       const std::uint64_t items = std::min(most, count - at);
@@ -210,7 +210,7 @@ using Regions = std::array<int, 3>;
 void run_rank(std::uint32_t rank, const Regions& regions, std::uint64_t bytes, int repeats,
               const char* program_path) {
   pin(rank);
-  Communicator communicator(regions[0], rank, kRanks, kPolicy);
+  Communicator communicator(regions[0], rank, kRanks, kPolicy, {});
   HandWritten hand(regions[1], rank);
   Bare bare(regions[2], rank);
   NoHost host;
@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   {
-    for (const int fd : regions) const Region header(fd, 0, kRanks);
+    for (const int fd : regions) const Region header(fd, 0, kRanks, {});
     if (write(ready[1], &byte, 1) != 1) return 1;
   }
   run_rank(0, regions, bytes, repeats, argv[3]);

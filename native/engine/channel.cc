@@ -20,19 +20,22 @@ std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t
   return base_ + start % kRingBytes;
 }
 
-Channel Channel::collective(Region& region, std::deque<Ring>& rings) {
+Channel Channel::collective(Region& region, std::deque<Ring>& rings, tcp::Wire* wire) {
   Channel channel;
   channel.region_ = &region;
+  channel.wire_ = wire;
   channel.self_ = region.rank();
   channel.lines_ = kLines;
   const Layout& layout = region.layout();
   for (std::uint32_t rank = 0; rank < region.ranks(); ++rank) {
     channel.members_.push_back(rank);
-    channel.calls_.push_back(region.at<CallRecord>(layout.calls(rank)));
+    channel.calls_.push_back(region.calls(rank));
     for (unsigned lane = 0; lane < kLanes; ++lane) {
-      channel.ports_.push_back({region.at<Line>(layout.lines(rank)) + lane * kLines,
-                                region.at<std::byte>(layout.rings(rank)) + lane * kRingBytes,
-                                region.at<Progress>(layout.progress(rank)) + lane});
+      Port port{region.at<Line>(rank, layout.lines(rank)) + lane * kLines,
+                region.at<std::byte>(rank, layout.rings(rank)) + lane * kRingBytes,
+                region.at<Progress>(rank, layout.progress(rank)) + lane};
+      if (region.is_far(rank)) port = {};
+      channel.ports_.push_back(port);
     }
   }
   for (unsigned lane = 0; lane < kLanes; ++lane) channel.rings_.push_back(&rings[lane]);

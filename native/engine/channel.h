@@ -1,4 +1,5 @@
 // Messages through shared memory: numbered lines, and rings for what does not fit into a line.
+// Those to and from ranks on other hosts go over a wire; only who sends to such a rank need know.
 //
 // A channel connects an ordered list of members that run the same programs in the same order: the
 // ranks of the communicator. Every message has a place that both ends
@@ -11,11 +12,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "engine/layout.h"
 #include "engine/program.h"
 #include "engine/region.h"
+#include "engine/tcp/wire.h"
 
 namespace rallypoint {
 
@@ -51,7 +54,7 @@ class Ring {
 
 // Where a member's lane lies in the region.
 struct Port {
-  Line* lines = nullptr;
+  Line* lines = nullptr;  // null: on another host
   const std::byte* ring = nullptr;
   Progress* progress = nullptr;
 };
@@ -65,7 +68,7 @@ struct Slot {
 class Channel {
  public:
   // All ranks.
-  static Channel collective(Region& region, std::deque<Ring>& rings);
+  static Channel collective(Region& region, std::deque<Ring>& rings, tcp::Wire* wire);
 
   std::uint32_t self() const { return self_; }
   std::uint32_t rank_of(std::uint32_t member) const { return members_[member]; }
@@ -80,10 +83,33 @@ class Channel {
   void publish(const Slot& slot, const Operation& send, std::uint64_t iteration, std::size_t bytes,
                std::uint64_t signature);
 
+  // Sender: gets on with a message to a rank on another host; returns whether all of it has gone.
+  bool send_far(const Receiver& to, std::uint32_t lane, const Operation& send,
+                std::uint64_t iteration, std::uint64_t signature, std::uint64_t bytes,
+                std::span<const iovec> payload) const {
+    const tcp::WireHeader header{0, lane, sequence(iteration, send.ordinal), signature, bytes};
+    return wire_->send(members_[to.rank], header, payload);
+  }
+
   // Receiver: the line of a message once it is there, or null.
   const Line* peek(const Program& program, const Operand& from, std::uint64_t iteration) const;
   // Its payload, or null if the line makes no sense.
   const std::byte* payload(const Line& line, const Operand& from) const;
+  bool is_far(const Operand& from) const {
+    return ports_[from.peer * kLanes + from.lane].lines == nullptr;
+  }
+  // A message from another host is waited for; its payload may go straight to `target`, unless
+  // null.
+  void expect(const Operand& from, std::uint64_t iteration, std::uint64_t signature,
+              std::byte* target, std::uint64_t bytes) const {
+    const tcp::Expected message{sequence(iteration, from.ordinal), signature, target, bytes};
+    wire_->expect(members_[from.peer], from.lane, message);
+  }
+  // Such a message has been taken.
+  void release(const Operand& from, std::uint64_t iteration) const {
+    wire_->release(members_[from.peer], from.lane, sequence(iteration, from.ordinal));
+  }
+  tcp::Wire* wire() const { return wire_; }  // null: there are no other hosts
   void set_progress(std::uint32_t lane, std::uint64_t iteration, std::uint32_t operations) {
     ports_[self_ * kLanes + lane].progress->value.store(iteration << kOperationBits | operations,
                                                         std::memory_order_release);
@@ -107,6 +133,7 @@ class Channel {
   }
 
   Region* region_ = nullptr;
+  tcp::Wire* wire_ = nullptr;
   std::uint32_t self_ = 0;
   unsigned lines_ = 0;                  // per lane, a power of two
   std::vector<std::uint32_t> members_;  // their ranks
@@ -151,12 +178,18 @@ inline void Channel::publish(const Slot& slot, const Operation& send, std::uint6
 inline const Line* Channel::peek(const Program& program, const Operand& from,
                                  std::uint64_t iteration) const {
   const std::uint64_t place = (iteration * program.sends + from.ordinal) & (lines_ - 1);
-  const Line& source = ports_[from.peer * kLanes + from.lane].lines[place];
+  const Line* const lines = ports_[from.peer * kLanes + from.lane].lines;
+  if (lines == nullptr) [[unlikely]] {
+    return wire_->peek(members_[from.peer], from.lane, sequence(iteration, from.ordinal));
+  }
+  const Line& source = lines[place];
   const std::uint64_t arrived = source.sequence.load(std::memory_order_acquire);
   return arrived == sequence(iteration, from.ordinal) ? &source : nullptr;
 }
 
 inline const std::byte* Channel::payload(const Line& line, const Operand& from) const {
+  if (is_far(from)) [[unlikely]]
+    return tcp::Wire::payload(line);
   if (line.offset == kInline) return line.bytes <= kInlineBytes ? line.payload : nullptr;
   if (line.bytes > kRingBytes || line.offset > kRingBytes - line.bytes) return nullptr;
   return ports_[from.peer * kLanes + from.lane].ring + line.offset;

@@ -1,5 +1,7 @@
 #include "engine/communicator.h"
 
+#include <unistd.h>
+
 #include <bit>
 #include <utility>
 
@@ -9,26 +11,83 @@ namespace {
 constexpr std::size_t kMostCalls = 1024;  // outstanding
 constexpr long kLookUs = 1000;
 constexpr double kForeverS = 1e9;
+constexpr double kLeaveS = 2;
+constexpr unsigned kLeaveLookUs = 200;
 
 std::deque<Ring> make_rings(const Region& region) {
   std::deque<Ring> rings;
-  auto* const base = region.at<std::byte>(region.layout().rings(region.rank()));
+  const std::uint32_t rank = region.rank();
+  auto* const base = region.at<std::byte>(rank, region.layout().rings(rank));
   for (unsigned i = 0; i < kLanes; ++i) rings.emplace_back(base + i * kRingBytes);
   return rings;
 }
 
+std::vector<std::uint32_t> ranks_of(const std::vector<tcp::PeerAddress>& peers) {
+  std::vector<std::uint32_t> ranks;
+  for (const tcp::PeerAddress& peer : peers) ranks.push_back(peer.rank);
+  return ranks;
+}
+
+template <typename Part>
+std::unique_ptr<Part> make_far(Region& region, const std::vector<tcp::PeerAddress>& peers) {
+  return peers.empty() ? nullptr : std::make_unique<Part>(region, peers);
+}
+
+// Let each send know which receivers share memory with this rank.
+void part_receivers(Program& program, const Region& region) {
+  for (auto& lane : program.lanes) {
+    for (Operation& operation : lane) {
+      std::vector<Receiver> all;
+      all.swap(operation.receivers);
+      for (const Receiver& to : all) {
+        (region.is_far(to.rank) ? operation.far : operation.receivers).push_back(to);
+      }
+    }
+  }
+}
+
 }  // namespace
 
-Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy)
-    : region_(fd, rank, ranks),
+Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
+                           const std::vector<tcp::PeerAddress>& peers)
+    : region_(fd, rank, ranks, ranks_of(peers)),
+      control_(make_far<tcp::Control>(region_, peers)),
+      wire_(make_far<tcp::Wire>(region_, peers)),
       policy_(policy),
       rings_(make_rings(region_)),
-      collective_(region_, Channel::collective(region_, rings_), policy),
+      collective_(region_, Channel::collective(region_, rings_, wire_.get()), policy),
       queue_(collective_),
-      mailbox_(region_) {}
+      mailbox_(region_, make_far<tcp::Courier>(region_, peers)) {
+  region_.set_messenger(control_.get());
+  for (const tcp::PeerAddress& peer : peers) region_.state(peer.rank).pid.store(peer.pid);
+}
 
 Communicator::~Communicator() {
   if (is_served_.load()) ProgressThread::instance().remove(*this);
+  leave();
+  region_.set_messenger(nullptr);
+}
+
+void Communicator::leave() {
+  if (wire_ != nullptr && region_.presence(region_.rank()) == Presence::here) {
+    const double until_s = now_s() + kLeaveS;
+    mailbox_.finish(until_s);
+    const std::unique_lock lock(collective_.mutex, std::try_to_lock);
+    if (lock) wire_->finish_writing();  // or else a thread still waits for a peer
+    while (lock && wire_->unconfirmed() > 0 && !region_.poisoned() && region_.first_lost() < 0 &&
+           now_s() < until_s) {
+      usleep(kLeaveLookUs);
+    }
+    control_->leave();
+  }
+  region_.leave();
+}
+
+void Communicator::arm() {
+  if (wire_ == nullptr) return;
+  const std::unique_lock lock(collective_.mutex, std::try_to_lock);
+  if (lock) wire_->arm();  // or else another thread is at it
+  mailbox_.arm();
 }
 
 std::uint64_t Communicator::kind(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
@@ -54,6 +113,7 @@ std::string Communicator::teach(std::uint64_t kind, std::span<const std::int32_t
            std::to_string(ranks);
   }
   program->averages_at_once = averages_at_once;
+  if (region_.has_far()) part_receivers(*program, region_);
   kinds_[kind] = program.get();
   programs_.push_back(std::move(program));
   return {};
@@ -101,7 +161,7 @@ void Communicator::serve() {
 
 bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& host) {
   NoHost patient;
-  Waiter waiter(region_, policy_, host);
+  Waiter waiter(region_, policy_, host, &mailbox_);
   while (mailbox_.size() >= kMostCalls) {
     if (mailbox_.advance(false)) {
       waiter.reset();
@@ -123,6 +183,10 @@ Trouble Communicator::transfer(Transfer& transfer, Host& host) {
   mail_waiters_.fetch_add(1);
   mailbox_.post(transfer, work);
   mail_waiters_.fetch_sub(1);
+  if (mailbox_.has_backlog()) {
+    serve();
+    ProgressThread::instance().notify(true);
+  }
   if (work->is_done() || wait(transfer, *work, kForeverS, host)) return work->trouble();
   region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
   NoHost patient;
@@ -137,7 +201,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
   bool has_slept = false;
   mail_waiters_.fetch_add(1);
   {
-    Waiter waiter(region_, policy_, host);
+    Waiter waiter(region_, policy_, host, &mailbox_);
     while (!work.is_done()) {
       if (mailbox_.advance(std::exchange(has_slept, false))) {
         waiter.reset();
@@ -179,7 +243,7 @@ bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
       if (host.is_interrupted() || now_s() > until_s) return work.is_done();
       continue;
     }
-    Waiter waiter(region_, policy_, host);
+    Waiter waiter(region_, policy_, host, wire_.get());
     bool has_slept = false;
     while (!work.is_done()) {
       const Executor::Step step = queue_.advance(has_slept, patient);

@@ -18,12 +18,17 @@
 #include "engine/mailbox.h"
 #include "engine/progress_thread.h"
 #include "engine/queue.h"
+#include "engine/tcp/control.h"
+#include "engine/tcp/peer_address.h"
+#include "engine/tcp/wire.h"
 
 namespace rallypoint {
 
 class Communicator final : public Progressable {
  public:
-  Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy);
+  // `peers` are the ranks on other hosts; their descriptors are taken over.
+  Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
+               const std::vector<tcp::PeerAddress>& peers);
   ~Communicator() override;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -54,6 +59,9 @@ class Communicator final : public Progressable {
   bool wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host);
   // Gets on as far as that goes without waiting.
   bool progress(bool has_slept) override;
+  void arm() override;
+  // Takes part no more. What is on its way to other hosts is waited for, within reason.
+  void leave();
   bool has_work() const override {
     return !queue_.is_empty() || (!mailbox_.is_empty() && mail_waiters_.load() == 0);
   }
@@ -62,6 +70,8 @@ class Communicator final : public Progressable {
   void serve();
 
   Region region_;
+  std::unique_ptr<tcp::Control> control_;  // these two are null if all ranks are on this host
+  std::unique_ptr<tcp::Wire> wire_;
   WaitPolicy policy_;
   std::deque<Ring> rings_;  // by lane; a deque, because rings stay in place
   Executor collective_;

@@ -12,6 +12,10 @@ namespace {
 
 constexpr int kRecordLooks = 1000;
 constexpr unsigned kRecordLookUs = 100;
+constexpr double kCutOffS = 0.5;
+// What takes milliseconds to arrive is not worth a core's time that others could use.
+constexpr unsigned kFarYields = 30;
+constexpr std::uint64_t kFarLongBytes = 128 << 10;
 constexpr std::uint64_t kAlign = 16;  // items; chunks of long arrays begin at cache lines
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -83,6 +87,7 @@ void Executor::record() {
   record.dtype = static_cast<std::int32_t>(what_.dtype);
   record.root = what_.root;
   record.number.store(channel_.calls + 1, std::memory_order_release);
+  if (Messenger* const messenger = region_.messenger()) messenger->answer(channel_.calls);
 }
 
 template <bool kSimple>
@@ -140,12 +145,14 @@ inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
     const std::byte*& payload = *source++;
     if (!operand.remote) continue;
     const Line* line = channel_.peek(*program_, operand, iteration);
-    for (unsigned spin = 0; line == nullptr && spin < spins_; ++spin) {
+    const unsigned spins = wire_ != nullptr && channel_.is_far(operand) ? 0 : spins_;
+    for (unsigned spin = 0; line == nullptr && spin < spins; ++spin) {
       relax();
       line = channel_.peek(*program_, operand, iteration);
     }
     if (line == nullptr) {
       blocker_ = channel_.rank_of(operand.peer);
+      missing_ = &operand;
       return false;
     }
     payload = channel_.payload(*line, operand);
@@ -169,9 +176,13 @@ inline void Executor::combine(const Operation& reduce, std::uint64_t piece) {
       if (!operand.remote) *source = piece_of<kSimple>(operand.chunks, offset, piece).at;
       ++source;
     }
+    // What came over the network may have gone straight to where it belongs.
+    const bool is_there = reduce.operands.size() == 1 && sources_[0] == target.at;
     if (length == 0) continue;
     const std::uint64_t divisor = reduce.operands.size() > 1 ? divisor_ : 1;
-    reducer_(target.at, sources_.data(), reduce.operands.size(), target.items, divisor);
+    if (!is_there) {
+      reducer_(target.at, sources_.data(), reduce.operands.size(), target.items, divisor);
+    }
     for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
       std::memcpy(piece_of<kSimple>(reduce.targets[i], offset, piece).at, target.at, length);
     }
@@ -194,6 +205,13 @@ template <bool kSimple>
 inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint64_t piece) {
   const std::uint64_t iteration = channel_.iterations + piece;
   const std::uint64_t bytes = bytes_of<kSimple>(send.source, send.count, piece);
+  if (!send.far.empty()) [[unlikely]] {
+    if (!send_far<kSimple>(lane, send, piece, bytes)) return false;
+    if (send.receivers.empty()) {
+      far_sends_[lane].sent = 0;
+      return true;
+    }
+  }
   Slot slot;
   std::byte* target = channel_.reserve(*program_, lane, send, iteration, bytes, slot, blocker_);
   if (target == nullptr) return false;
@@ -205,7 +223,55 @@ inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint6
     target += length;
   }
   channel_.publish(slot, send, iteration, bytes, signature_);
+  far_sends_[lane].sent = 0;
   return true;
+}
+
+// Straight from the user's memory, to each receiver as far as its connection takes it.
+template <bool kSimple>
+bool Executor::send_far(std::uint32_t lane, const Operation& send, std::uint64_t piece,
+                        std::uint64_t bytes) {
+  FarSend& state = far_sends_[lane];
+  if (state.sent == send.far.size()) return true;  // what is left goes to this host
+  if (state.sent == 0) state.is_sent.assign(send.far.size(), false);
+  state.payload.clear();
+  for (std::uint32_t offset = 0; offset < (kSimple ? 1 : send.count); ++offset) {
+    const Piece source = piece_of<kSimple>(send.source, offset, piece);
+    const std::uint64_t length = kSimple ? bytes : source.items * cut_.item;
+    if (length == 0) continue;
+    iovec* const last = state.payload.empty() ? nullptr : &state.payload.back();
+    if (last != nullptr && static_cast<std::byte*>(last->iov_base) + last->iov_len == source.at) {
+      last->iov_len += length;
+    } else {
+      state.payload.push_back({source.at, length});
+    }
+  }
+  for (std::size_t i = 0; i < send.far.size(); ++i) {
+    if (state.is_sent[i]) continue;
+    if (channel_.send_far(send.far[i], lane, send, channel_.iterations + piece, signature_, bytes,
+                          state.payload)) {
+      state.is_sent[i] = true;
+      ++state.sent;
+    } else {
+      blocker_ = channel_.rank_of(send.far[i].rank);
+    }
+  }
+  return state.sent == send.far.size();
+}
+
+template <bool kSimple>
+void Executor::expect_far(const Operation& reduce, std::uint64_t piece, std::uint64_t bytes) {
+  std::byte* target = nullptr;
+  if (reduce.operands.size() == 1 && reduce.count == 1 && !reduce.targets.empty()) {
+    target = piece_of<kSimple>(reduce.targets[0], 0, piece).at;
+  }
+  channel_.expect(*missing_, channel_.iterations + piece, signature_, target, bytes);
+}
+
+void Executor::release_far(const Operation& reduce, std::uint64_t iteration) {
+  for (const Operand& operand : reduce.operands) {
+    if (operand.remote && channel_.is_far(operand)) channel_.release(operand, iteration);
+  }
 }
 
 template <bool kSimple>
@@ -216,8 +282,15 @@ inline bool Executor::reduce(std::uint32_t lane, const Operation& reduce, std::u
   }
   const std::uint64_t bytes =
       reduce.targets.empty() ? 0 : bytes_of<kSimple>(reduce.targets[0], reduce.count, piece);
-  if (!gather(reduce, channel_.iterations + piece, bytes)) return false;
+  missing_ = nullptr;
+  if (!gather(reduce, channel_.iterations + piece, bytes)) {
+    if (wire_ != nullptr && missing_ != nullptr && channel_.is_far(*missing_)) {
+      expect_far<kSimple>(reduce, piece, bytes);
+    }
+    return false;
+  }
   combine<kSimple>(reduce, piece);
+  if (wire_ != nullptr) release_far(reduce, channel_.iterations + piece);
   // After a lane's last operation, the end of the piece says it all.
   if (!reduce.is_last) channel_.set_progress(lane, channel_.iterations + piece, reduce.place + 1);
   if (bytes > kInlineBytes) wake_senders(reduce);
@@ -301,7 +374,11 @@ void Executor::rewind() {
 // The rest of a call that could not be run in one go.
 Trouble Executor::wait(Host& host) {
   resume();
-  Waiter waiter(region_, policy_, host);
+  WaitPolicy policy = policy_;
+  if (wire_ != nullptr && block_bytes_ >= kFarLongBytes) {
+    policy.yields = std::min(policy.yields, kFarYields);
+  }
+  Waiter waiter(region_, policy, host, wire_);
   bool has_slept = false;
   for (;;) {
     switch (go_on(has_slept, host)) {
@@ -322,6 +399,7 @@ Trouble Executor::wait(Host& host) {
 void Executor::resume() {
   record();
   began_s_ = 0;
+  cut_off_s_ = 0;
   blocker_is_gone_ = false;
   trouble_ = Trouble::none;
 }
@@ -359,8 +437,14 @@ Executor::Step Executor::step(bool has_slept, Host& host) {
 }
 
 Executor::Step Executor::go_on(bool has_slept, Host& host) {
-  const Step step = advance();
+  const bool something_came = wire_ != nullptr && wire_->poll();
+  Step step = advance();
+  if (something_came && step == Step::blocked) step = Step::moved;
   if (step == Step::moved) blocker_is_gone_ = false;
+  if (wire_ != nullptr && wire_->corrupt_rank() >= 0) {
+    trouble_ = fail(Trouble::corrupt, static_cast<std::uint32_t>(wire_->corrupt_rank()));
+    return Step::failed;
+  }
   if (trouble_ != Trouble::none) {
     fail_against(trouble_, culprit_, host);
     return Step::failed;
@@ -397,17 +481,35 @@ Trouble Executor::look_for_trouble(Host& host) {
   if (const int lost = region_.first_lost(); lost >= 0) {
     return was_gone ? fail(Trouble::peer_lost, static_cast<std::uint32_t>(lost)) : Trouble::none;
   }
-  if (region_.presence(blocker_) == Presence::left) {
+  if (has_left(blocker_)) {
     return was_gone ? fail(Trouble::peer_left, blocker_) : Trouble::none;
   }
+  if (is_cut_off(blocker_)) return fail(Trouble::peer_lost, blocker_);
   blocker_is_gone_ = false;
   if (now_s() - began_s_ > call_->timeout_s) return fail(Trouble::timeout, blocker_);
   if (host.is_interrupted()) return fail(Trouble::interrupted, region_.rank());
   return Trouble::none;
 }
 
+// Who left another host may have messages under way.
+bool Executor::has_left(std::uint32_t rank) const {
+  return region_.presence(rank) == Presence::left &&
+         (!region_.is_far(rank) || wire_->has_ended(rank));
+}
+
+// Without a connection for messages, although its host says nothing.
+bool Executor::is_cut_off(std::uint32_t rank) {
+  if (!region_.is_far(rank) || !wire_->has_ended(rank)) {
+    cut_off_s_ = 0;
+  } else if (cut_off_s_ == 0) {
+    cut_off_s_ = now_s();
+  }
+  return cut_off_s_ != 0 && now_s() - cut_off_s_ > kCutOffS;
+}
+
 bool Executor::is_blocked_by_mismatch(std::uint32_t member) const {
   if (channel_.rank_of(member) != blocker_) return false;
+  if (region_.is_far(blocker_)) region_.messenger()->ask(blocker_, channel_.calls);
   const CallRecord& theirs = channel_.call(member, channel_.calls);
   const std::uint64_t number = channel_.calls + 1;
   if (theirs.number.load(std::memory_order_acquire) != number) return false;
@@ -426,6 +528,8 @@ Trouble Executor::fail(Trouble trouble, std::uint32_t rank) {
 Trouble Executor::fail_against(Trouble trouble, std::uint32_t member, Host& host) {
   const CallRecord& theirs = channel_.call(member, channel_.calls);
   host.before_wait();
+  const std::uint32_t rank = channel_.rank_of(member);
+  if (region_.is_far(rank)) region_.messenger()->ask(rank, channel_.calls);
   for (int look = 0; look < kRecordLooks; ++look) {
     if (theirs.number.load(std::memory_order_acquire) == channel_.calls + 1) break;
     usleep(kRecordLookUs);

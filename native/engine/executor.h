@@ -65,7 +65,7 @@ struct Cut {
 class Executor {
  public:
   Executor(Region& region, Channel channel, WaitPolicy policy)
-      : region_(region), channel_(std::move(channel)), policy_(policy) {}
+      : region_(region), channel_(std::move(channel)), policy_(policy), wire_(channel_.wire()) {}
 
   enum class Step { finished, moved, blocked, failed };
 
@@ -91,6 +91,12 @@ class Executor {
     std::byte* at;
     std::uint64_t items;
   };
+  // How far a lane's message to other hosts has got.
+  struct FarSend {
+    std::vector<bool> is_sent;  // by receiver
+    std::size_t sent = 0;
+    std::vector<iovec> payload;
+  };
 
   void start(const Call& call);
   void finish();
@@ -108,7 +114,13 @@ class Executor {
   template <bool kSimple>
   bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
   template <bool kSimple>
+  bool send_far(std::uint32_t lane, const Operation& send, std::uint64_t piece,
+                std::uint64_t bytes);
+  template <bool kSimple>
   bool reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece);
+  template <bool kSimple>
+  void expect_far(const Operation& reduce, std::uint64_t piece, std::uint64_t bytes);
+  void release_far(const Operation& reduce, std::uint64_t iteration);
   void misfit(const Line& line, std::uint32_t member, bool is_whole, std::uint64_t bytes);
   bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
   template <bool kSimple>
@@ -128,12 +140,15 @@ class Executor {
   void finish_pieces();
   Trouble look_for_trouble(Host& host);
   bool is_blocked_by_mismatch(std::uint32_t member) const;
+  bool has_left(std::uint32_t rank) const;
+  bool is_cut_off(std::uint32_t rank);
   Trouble fail(Trouble trouble, std::uint32_t rank);
   Trouble fail_against(Trouble trouble, std::uint32_t member, Host& host);
 
   Region& region_;
   Channel channel_;
   WaitPolicy policy_;
+  tcp::Wire* wire_;  // null: all ranks are on this host
   std::vector<std::byte> scratch_;
 
   const Call* call_ = nullptr;    // valid during run
@@ -142,6 +157,7 @@ class Executor {
   Call uneven_{};  // the call with the largest block that was agreed on
   std::int64_t largest_ = 0;
   double began_s_ = 0;                // when the call first had to wait
+  double cut_off_s_ = 0;              // when its blocker was first seen without a connection
   const Program* program_ = nullptr;  // these, of the last call, are kept
   Operator what_{};
   std::uint32_t lane_count_ = 0;
@@ -162,7 +178,9 @@ class Executor {
   std::uint32_t culprit_ = 0;
   std::uint64_t sent_ = 0;  // bytes, and how many it should have been
   std::uint64_t expected_ = 0;
+  const Operand* missing_ = nullptr;  // what the last operation that was blocked waits for
   Lane lanes_[kLanes];
+  FarSend far_sends_[kLanes];
   std::vector<const std::byte*> sources_;  // of the current reduce, by operand
 };
 

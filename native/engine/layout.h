@@ -52,16 +52,31 @@ struct alignas(kLineBytes) Progress {
   std::atomic<std::uint64_t> value;
 };
 
+// A number that others may read at any time, and judge by another one whether it is of any use.
+template <typename T>
+class Relaxed {
+ public:
+  operator T() const { return value_.load(std::memory_order_relaxed); }
+  Relaxed& operator=(T value) {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  Relaxed& operator=(const Relaxed& other) { return *this = static_cast<T>(other); }
+
+ private:
+  std::atomic<T> value_;
+};
+
 // What a rank called: enough to tell a mismatch in words. `number` is the call's plus one, and zero
 // while the record changes.
 struct alignas(64) CallRecord {
   std::atomic<std::uint64_t> number;
   std::atomic<std::uint64_t> signature;
-  std::uint64_t count;
-  std::int32_t collective;
-  std::int32_t reduce_op;
-  std::int32_t dtype;
-  std::int32_t root;  // of a send or recv: the tag
+  Relaxed<std::uint64_t> count;
+  Relaxed<std::int32_t> collective;
+  Relaxed<std::int32_t> reduce_op;
+  Relaxed<std::int32_t> dtype;
+  Relaxed<std::int32_t> root;  // of a send or recv: the tag
 };
 
 // A message to one rank. The sender writes it while its bit is not set, `to` after the sequence and

@@ -17,8 +17,11 @@ namespace {
 constexpr unsigned kParts = 2;  // of a block, for large messages
 constexpr std::size_t kPartBytes = kMailBytes / kParts;
 constexpr std::uint64_t kReadBytes = 4 << 20;  // at a time, so that others get on too
-constexpr std::int32_t kSend = 4;              // schedule/collective.py
-constexpr std::int32_t kReceive = -1;          // a CallRecord's collective
+constexpr std::uint64_t kFarPartBytes = 256 << 10;
+constexpr double kCutOffS = 0.5;
+constexpr unsigned kFinishLookUs = 200;
+constexpr std::int32_t kSend = 4;      // schedule/collective.py
+constexpr std::int32_t kReceive = -1;  // a CallRecord's collective
 
 std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 
@@ -26,15 +29,18 @@ bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
 
 }  // namespace
 
-Mailbox::Mailbox(Region& region)
-    : region_(region), limits_(region.ranks()), is_blocked_(region.ranks()) {}
+Mailbox::Mailbox(Region& region, std::unique_ptr<tcp::Courier> courier)
+    : region_(region),
+      courier_(std::move(courier)),
+      limits_(region.ranks()),
+      is_blocked_(region.ranks()) {}
 
 Envelope& Mailbox::envelope(std::uint32_t rank, int slot) const {
-  return region_.at<Envelope>(region_.layout().envelopes(rank))[slot];
+  return region_.at<Envelope>(rank, region_.layout().envelopes(rank))[slot];
 }
 
 std::byte* Mailbox::block(std::uint32_t rank, int slot) const {
-  return region_.at<std::byte>(region_.layout().blocks(rank)) +
+  return region_.at<std::byte>(rank, region_.layout().blocks(rank)) +
          static_cast<std::size_t>(slot) * kMailBytes;
 }
 
@@ -55,7 +61,13 @@ bool Mailbox::advance(bool has_slept) {
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
-    moved = advance(sends_, has_slept, finished);
+    if (courier_ != nullptr && !region_.poisoned()) {
+      moved = courier_->poll();
+      if (courier_->corrupt_rank() >= 0) {
+        region_.spread(Trouble::corrupt, courier_->corrupt_rank(), nullptr, nullptr);
+      }
+    }
+    moved |= advance(sends_, has_slept, finished);
     moved |= advance(receives_, has_slept, finished);
   }
   finish(finished);
@@ -97,6 +109,7 @@ void Mailbox::finish(Items& finished) {
 
 // Sending: an envelope, and then, if it must be received first, the wait for that.
 bool Mailbox::send(Item& item, bool& done) {
+  if (region_.is_far(item.transfer->peer)) return send_far(item, done);
   if (item.slot >= 0) return go_on_sending(item, done);
   const Transfer& transfer = *item.transfer;
   if (is_blocked_[transfer.peer]) return false;
@@ -168,6 +181,50 @@ bool Mailbox::go_on_sending(Item& item, bool& done) {
   return true;
 }
 
+bool Mailbox::send_far(Item& item, bool& done) {
+  if (item.slot >= 0) return go_on_sending_far(item, done);
+  const Transfer& transfer = *item.transfer;
+  if (is_blocked_[transfer.peer]) return false;
+  tcp::MailHeader envelope{};
+  envelope.is_synchronous = transfer.is_synchronous;
+  envelope.dtype = transfer.dtype;
+  envelope.sequence = ++sequence_;
+  envelope.number = item.number;
+  envelope.bytes = transfer.bytes;
+  envelope.tag = transfer.tag;
+  item.slot = courier_->send(transfer.peer, envelope, transfer.data);
+  if (item.slot < 0) {
+    is_blocked_[transfer.peer] = true;
+    return false;
+  }
+  done = !is_large(transfer.bytes) && !transfer.is_synchronous;
+  return true;
+}
+
+// One part after the other, so that other messages get between them. The last has gone when the
+// stream has nothing left to do.
+bool Mailbox::go_on_sending_far(Item& item, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  if (courier_->is_taken(transfer.peer, item.slot)) {
+    done = true;
+    return true;
+  }
+  if (!is_large(transfer.bytes) || !courier_->is_requested(transfer.peer, item.slot)) return false;
+  bool moved = false;
+  while (courier_->is_idle(transfer.peer)) {
+    if (item.moved == transfer.bytes) {
+      done = !transfer.is_synchronous;
+      return moved || done;
+    }
+    const std::uint64_t length =
+        std::min<std::uint64_t>(kFarPartBytes, transfer.bytes - item.moved);
+    courier_->send_part(transfer.peer, item.slot, transfer.data + item.moved, length);
+    item.moved += length;
+    moved = true;
+  }
+  return moved;
+}
+
 // Receiving: the oldest envelope that matches, and then its payload.
 bool Mailbox::receive(Item& item, bool& done) {
   Transfer& transfer = *item.transfer;
@@ -184,11 +241,14 @@ bool Mailbox::receive(Item& item, bool& done) {
         from.bytes <= sizeof from.payload ? from.payload : block(transfer.peer, item.slot);
     if (from.bytes > 0) std::memcpy(transfer.data, at, from.bytes);
     done = true;
+  } else if (region_.is_far(transfer.peer)) {
+    moved = take_far(item, done);
   } else if (item.takes_parts || !read(item, from, done)) {
     moved = take_parts(item, from, done);
   }
   if (done) {
     full(transfer.peer).fetch_and(~bit(item.slot), std::memory_order_acq_rel);
+    if (region_.is_far(transfer.peer)) courier_->take(transfer.peer, item.slot);
     Region::fence();
     region_.wake(transfer.peer);
     // The sender's memory may have been given up in the meantime.
@@ -263,6 +323,18 @@ bool Mailbox::read(Item& item, const Envelope& from, bool& done) {
   return true;
 }
 
+bool Mailbox::take_far(Item& item, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  if (!item.takes_parts) {
+    item.takes_parts = true;
+    courier_->request(transfer.peer, item.slot, transfer.data, transfer.bytes);
+    return true;
+  }
+  const std::uint64_t landed = courier_->landed(transfer.peer, item.slot);
+  done = landed == transfer.bytes;
+  return std::exchange(item.moved, landed) != landed;
+}
+
 bool Mailbox::take_parts(Item& item, Envelope& from, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (!item.takes_parts) {
@@ -303,6 +375,7 @@ Trouble Mailbox::look_for_trouble(Item& item) {
     return was_gone ? fail(Trouble::peer_left, gone, item) : Trouble::none;
   }
   item.was_gone = false;
+  if (is_cut_off(item)) return fail(Trouble::peer_lost, transfer.peer, item);
   if (now_s() - item.began_s > transfer.timeout_s) {
     return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
   }
@@ -311,14 +384,28 @@ Trouble Mailbox::look_for_trouble(Item& item) {
 
 // The peer, if it left; for any rank, the last of the others, if all left.
 std::uint32_t Mailbox::gone_peer(std::uint32_t peer) const {
-  if (peer != kAnyRank) return region_.presence(peer) == Presence::left ? peer : kAnyRank;
+  if (peer != kAnyRank) return has_left(peer) ? peer : kAnyRank;
   std::uint32_t gone = kAnyRank;
   for (std::uint32_t rank = 0; rank < region_.ranks(); ++rank) {
     if (rank == region_.rank()) continue;
-    if (region_.presence(rank) != Presence::left) return kAnyRank;
+    if (!has_left(rank)) return kAnyRank;
     gone = rank;
   }
   return gone;
+}
+
+// Who left another host may have messages under way.
+bool Mailbox::has_left(std::uint32_t rank) const {
+  return region_.presence(rank) == Presence::left &&
+         (!region_.is_far(rank) || courier_->has_ended(rank));
+}
+
+// Without a connection, although its host says nothing.
+bool Mailbox::is_cut_off(Item& item) const {
+  const std::uint32_t peer = item.transfer->peer;
+  if (peer == kAnyRank || !region_.is_far(peer) || !courier_->has_ended(peer)) return false;
+  if (item.cut_off_s == 0) item.cut_off_s = now_s();
+  return now_s() - item.cut_off_s > kCutOffS;
 }
 
 void Mailbox::describe(CallRecord& record, const Item& item) const {
@@ -351,6 +438,29 @@ Trouble Mailbox::fail_against(const Item& item, const Envelope& from) {
   theirs.root = from.tag;
   region_.spread(Trouble::mismatch, static_cast<std::int32_t>(item.transfer->peer), &theirs, &ours);
   return Trouble::mismatch;
+}
+
+void Mailbox::arm() {
+  if (courier_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  courier_->arm();
+}
+
+void Mailbox::finish(double until_s) {
+  if (courier_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto is_worth_waiting = [&] {
+    return !region_.poisoned() && region_.first_lost() < 0 && now_s() < until_s;
+  };
+  while (courier_->has_backlog() && is_worth_waiting()) {
+    if (!courier_->poll()) usleep(kFinishLookUs);
+  }
+  courier_->finish_writing();
+  // What comes in and is not read would, when the connection is closed, stop what goes out.
+  while (courier_->unconfirmed() > 0 && is_worth_waiting()) {
+    if (!courier_->poll()) usleep(kFinishLookUs);
+  }
+  if (!region_.poisoned()) courier_->poll();
 }
 
 // Circles: each rank says what it waits for, if it will do nothing else.

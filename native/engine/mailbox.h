@@ -7,7 +7,8 @@
 // Who sends writes its own outbox only, so that there is nothing for each pair of ranks; a receiver
 // clears bits and writes `request`. Small messages wait in their block, and the sender goes on. A
 // large one waits in the sender's memory, and its receiver reads it from there, or, where the
-// kernel forbids that, asks for it in parts through the block.
+// kernel forbids that, asks for it in parts through the block. Messages between hosts go by
+// courier, and appear in a copy of their sender's outbox.
 //
 // It never waits: `advance` gets on as far as that goes.
 #pragma once
@@ -22,6 +23,8 @@
 #include "engine/layout.h"
 #include "engine/reduce.h"
 #include "engine/region.h"
+#include "engine/tcp/courier.h"
+#include "engine/waiting.h"
 #include "engine/work.h"
 
 namespace rallypoint {
@@ -40,15 +43,21 @@ struct Transfer {
   double timeout_s = 0;
 };
 
-class Mailbox {
+class Mailbox final : public Alarm {
  public:
-  explicit Mailbox(Region& region);
+  // `courier` is null if all ranks are on this host.
+  Mailbox(Region& region, std::unique_ptr<tcp::Courier> courier);
 
   // Both must stay where they are until the work is done. Begins at once, if that is possible.
   void post(Transfer& transfer, std::shared_ptr<Work> work);
   // Gets on with all; returns whether anything moved. Who has slept looks for trouble.
   bool advance(bool has_slept);
-  bool is_empty() const { return pending_.load(std::memory_order_acquire) == 0; }
+  bool is_empty() const { return pending_.load(std::memory_order_acquire) == 0 && !has_backlog(); }
+  // Whether messages that count as sent wait for their connection.
+  bool has_backlog() const { return courier_ != nullptr && courier_->has_backlog(); }
+  void arm() override;
+  // Sends nothing more; until the time, waits for what is on its way to other hosts.
+  void finish(double until_s);
   std::size_t size() const { return pending_.load(std::memory_order_acquire); }
 
   // A thread waits for this transfer, and nobody else in the process will do anything: then ranks
@@ -64,6 +73,7 @@ class Mailbox {
     std::uint64_t moved = 0;  // bytes of a large message
     bool takes_parts = false;
     double began_s = 0;     // when it was first looked at in vain
+    double cut_off_s = 0;   // when its peer was first seen without a connection
     bool was_gone = false;  // its peer, at the last look
     Trouble trouble = Trouble::none;
   };
@@ -72,7 +82,7 @@ class Mailbox {
   Envelope& envelope(std::uint32_t rank, int slot) const;
   std::byte* block(std::uint32_t rank, int slot) const;
   Outbox& outbox(std::uint32_t rank) const {
-    return *region_.at<Outbox>(region_.layout().outbox(rank));
+    return *region_.at<Outbox>(rank, region_.layout().outbox(rank));
   }
   std::atomic<std::uint64_t>& full(std::uint32_t rank) const { return outbox(rank).full; }
 
@@ -81,6 +91,9 @@ class Mailbox {
   // Each returns whether anything moved.
   bool send(Item& item, bool& done);
   bool go_on_sending(Item& item, bool& done);
+  bool send_far(Item& item, bool& done);
+  bool go_on_sending_far(Item& item, bool& done);
+  bool take_far(Item& item, bool& done);
   unsigned waiting_for(std::uint32_t rank, std::uint64_t used) const;
   bool receive(Item& item, bool& done);
   bool match(Item& item);
@@ -90,6 +103,8 @@ class Mailbox {
 
   Trouble look_for_trouble(Item& item);
   std::uint32_t gone_peer(std::uint32_t peer) const;
+  bool has_left(std::uint32_t rank) const;
+  bool is_cut_off(Item& item) const;
   Trouble fail(Trouble trouble, std::uint32_t culprit, const Item& item);
   Trouble fail_against(const Item& item, const Envelope& from);
   void describe(CallRecord& record, const Item& item) const;
@@ -98,6 +113,7 @@ class Mailbox {
 
   Region& region_;
   std::mutex mutex_;  // of all below
+  std::unique_ptr<tcp::Courier> courier_;
   Items sends_;
   Items receives_;
   std::atomic<std::size_t> pending_{0};

@@ -42,7 +42,8 @@ struct Operation {
 
   Chunks source;  // send
   std::uint32_t ordinal;
-  std::vector<Receiver> receivers;
+  std::vector<Receiver> receivers;  // that share memory with this rank,
+  std::vector<Receiver> far;        // and that do not
 
   std::vector<Operand> operands;  // reduce
   std::vector<Chunks> targets;

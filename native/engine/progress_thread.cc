@@ -155,6 +155,7 @@ void ProgressThread::sleep(std::uint32_t calls, long most_us) {
     state.sleeping.fetch_add(1, std::memory_order_seq_cst);
     words.push_back({bell, reinterpret_cast<std::uint64_t>(&state.bell), kWord32, 0});
     sleeping.push_back(&state.sleeping);
+    member->arm();
   }
   Region::fence();
   bool has_work = false;

@@ -22,6 +22,8 @@ class Progressable {
   // Gets on without waiting; returns whether anything moved. Who has slept looks for trouble.
   virtual bool progress(bool has_slept) = 0;
   virtual const Region& region() const = 0;
+  // See to it that the bell rings also for what comes from other hosts.
+  virtual void arm() = 0;
 };
 
 class ProgressThread {

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <map>
@@ -35,10 +36,19 @@ std::shared_ptr<std::byte> map(int fd, const struct stat& status) {
   return mapping;
 }
 
+// Memory of this process alone, of which only what is touched counts.
+std::shared_ptr<std::byte> map_private(std::size_t bytes) {
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  return {static_cast<std::byte*>(base), [bytes](std::byte* at) { munmap(at, bytes); }};
+}
+
 }  // namespace
 
-Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
-    : rank_(rank), ranks_(ranks), layout_(ranks) {
+Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks,
+               const std::vector<std::uint32_t>& far)
+    : rank_(rank), ranks_(ranks), layout_(ranks), far_(ranks) {
   struct stat status{};
   if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
   if (static_cast<std::size_t>(status.st_size) != layout_.bytes()) {
@@ -46,10 +56,17 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks)
   }
   mapping_ = map(fd, status);
   base_ = mapping_.get();
-  for (std::uint32_t i = 0; i < ranks; ++i) states_.push_back(at<RankState>(layout_.state(i)));
+  if (!far.empty()) mirror_ = map_private(layout_.bytes());
+  for (const std::uint32_t other : far) far_[other] = true;
+  for (std::uint32_t i = 0; i < ranks; ++i) states_.push_back(at<RankState>(i, layout_.state(i)));
+  for (const std::uint32_t other : far) {
+    state(other).presence.store(static_cast<std::uint32_t>(Presence::here));
+  }
 
-  auto& header = *at<Header>(0);
-  if (rank == 0) {
+  auto& header = *reinterpret_cast<Header*>(base_);
+  std::uint32_t first = 0;  // of this host
+  while (far_[first]) ++first;
+  if (rank == first) {
     header.magic = kMagic;
     header.version = kLayoutVersion;
     header.ranks = ranks;
@@ -68,7 +85,7 @@ Region::~Region() {
 
 int Region::watch_peers() {
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (rank == rank_) continue;
+    if (rank == rank_ || far_[rank]) continue;
     const std::int32_t pid = state(rank).pid.load();
     if (pid == 0) return static_cast<int>(rank);
     if (pid == getpid()) continue;  // ranks may be threads of one process
@@ -80,7 +97,14 @@ int Region::watch_peers() {
   return -1;
 }
 
+void Region::lose(std::uint32_t rank) {
+  int none = -1;
+  lost_far_.compare_exchange_strong(none, static_cast<int>(rank));
+  wake_self();
+}
+
 int Region::first_lost() {
+  if (const int lost = lost_far_.load(); lost >= 0) return lost;
   if (poll(pidfds_.data(), pidfds_.size(), 0) <= 0) return -1;
   for (std::size_t i = 0; i < pidfds_.size(); ++i) {
     if (pidfds_[i].revents != 0 && presence(watched_[i]) == Presence::here) {
@@ -136,6 +160,20 @@ void Region::spread_circle(const std::vector<CircleMember>& members) {
   end_poison();
 }
 
+void Region::adopt(const Poison& theirs) {
+  if (!begin_poison(theirs.trouble, theirs.culprit)) return;
+  Poison& shared = poison();
+  shared.reporter = theirs.reporter;
+  shared.sent = theirs.sent;
+  shared.expected = theirs.expected;
+  shared.timeout_s = theirs.timeout_s;
+  copy_record(shared.theirs, theirs.theirs);
+  copy_record(shared.ours, theirs.ours);
+  shared.circle_size = theirs.circle_size;
+  std::copy_n(theirs.circle, kMostInCircle, shared.circle);
+  end_poison(false);
+}
+
 bool Region::begin_poison(Trouble trouble, std::int32_t culprit) {
   Poison& shared = poison();
   std::uint32_t none = 0;
@@ -146,8 +184,9 @@ bool Region::begin_poison(Trouble trouble, std::int32_t culprit) {
   return true;
 }
 
-void Region::end_poison() {
+void Region::end_poison(bool tells_others) {
   poison().state.store(2, std::memory_order_release);
+  if (tells_others && messenger_ != nullptr) messenger_->spread(poison());
   fence();
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) wake(rank);
 }

@@ -15,11 +15,24 @@
 
 namespace rallypoint {
 
+// Tells ranks on other hosts what those on this one see in the region.
+class Messenger {
+ public:
+  virtual ~Messenger() = default;
+  virtual void spread(const Poison& poison) = 0;
+  // Have a rank say what its call of this number is, once it has called it; its record then appears
+  // here, as if it were on this host.
+  virtual void ask(std::uint32_t rank, std::uint64_t number) = 0;
+  // This rank has recorded its call of this number.
+  virtual void answer(std::uint64_t number) = 0;
+};
+
 class Region {
  public:
-  // Takes a descriptor of `Layout(ranks).bytes()` zeroed bytes; it may be closed afterwards.
+  // Takes a descriptor of `Layout(ranks).bytes()` zeroed bytes; it may be closed afterwards. `far`
+  // are the ranks that do not share it: what is known of them lies in memory of this process.
   // Throws std::system_error if it cannot be mapped, std::runtime_error if it is not such a region.
-  Region(int fd, std::uint32_t rank, std::uint32_t ranks);
+  Region(int fd, std::uint32_t rank, std::uint32_t ranks, const std::vector<std::uint32_t>& far);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -28,19 +41,25 @@ class Region {
   std::uint32_t ranks() const { return ranks_; }
   const Layout& layout() const { return layout_; }
 
+  bool is_far(std::uint32_t rank) const { return far_[rank]; }
+  bool has_far() const { return mirror_ != nullptr; }
+  // What lies at an offset of the layout that belongs to the rank.
   template <typename T>
-  T* at(std::size_t offset) const {
-    return reinterpret_cast<T*>(base_ + offset);
+  T* at(std::uint32_t rank, std::size_t offset) const {
+    return reinterpret_cast<T*>((far_[rank] ? mirror_.get() : base_) + offset);
   }
   RankState& state(std::uint32_t rank) const { return *states_[rank]; }
-  Poison& poison() const { return at<Header>(0)->poison; }
+  CallRecord* calls(std::uint32_t rank) const { return at<CallRecord>(rank, layout_.calls(rank)); }
+  Poison& poison() const { return reinterpret_cast<Header*>(base_)->poison; }
   bool poisoned() const { return poison().state.load(std::memory_order_acquire) != 0; }
 
-  // Opens handles on all peers' processes; every rank must have mapped the region by now.
+  // Opens handles on the processes of this host's peers; each must have mapped the region by now.
   // Returns the first rank that is not there, or -1.
   int watch_peers();
   // A rank whose process is gone although it never left, or -1.
   int first_lost();
+  // A far rank is gone, although it never left.
+  void lose(std::uint32_t rank);
   Presence presence(std::uint32_t rank) const {
     return static_cast<Presence>(state(rank).presence.load(std::memory_order_acquire));
   }
@@ -51,6 +70,7 @@ class Region {
   void wake(std::uint32_t rank) const {
     if (state(rank).sleeping.load(std::memory_order_relaxed) != 0) ring(rank);
   }
+  void wake_self() const { ring(rank_); }
   static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
   // The first call wins and all ranks are woken.
@@ -59,10 +79,14 @@ class Region {
               double timeout_s = 0);
   // Ranks that wait for each other in a circle.
   void spread_circle(const std::vector<CircleMember>& members);
+  // What a far rank has spread.
+  void adopt(const Poison& theirs);
+  void set_messenger(Messenger* messenger) { messenger_ = messenger; }
+  Messenger* messenger() const { return messenger_; }  // null: all ranks are on this host
 
  private:
   bool begin_poison(Trouble trouble, std::int32_t culprit);
-  void end_poison();
+  void end_poison(bool tells_others = true);
   void ring(std::uint32_t rank) const;
 
   std::uint32_t rank_;
@@ -70,6 +94,10 @@ class Region {
   Layout layout_;
   std::shared_ptr<std::byte> mapping_;
   std::byte* base_ = nullptr;
+  std::shared_ptr<std::byte> mirror_;  // of the areas of far ranks; null if there are none
+  std::vector<bool> far_;
+  Messenger* messenger_ = nullptr;
+  std::atomic<int> lost_far_{-1};
   std::vector<RankState*> states_;
   std::vector<pollfd> pidfds_;
   std::vector<std::uint32_t> watched_;  // whose they are

@@ -42,6 +42,7 @@ bool Waiter::pause() {
 // Say that we sleep and let the caller look once more; only then sleep.
 bool Waiter::sleep() {
   auto& state = region_.state(region_.rank());
+  if (alarm_ != nullptr) alarm_->arm();
   if (!armed_) {
     armed_ = true;
     bell_ = state.bell.load(std::memory_order_acquire);

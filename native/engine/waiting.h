@@ -46,10 +46,17 @@ class NoHost final : public Host {
   bool is_alone() override { return false; }
 };
 
+// What else than peers on this host is to ring the bell of a rank that is about to sleep.
+class Alarm {
+ public:
+  virtual ~Alarm() = default;
+  virtual void arm() = 0;
+};
+
 class Waiter {
  public:
-  Waiter(const Region& region, WaitPolicy policy, Host& host)
-      : region_(region), policy_(policy), host_(host) {}
+  Waiter(const Region& region, WaitPolicy policy, Host& host, Alarm* alarm)
+      : region_(region), policy_(policy), host_(host), alarm_(alarm) {}
   ~Waiter() { disarm(); }
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
@@ -71,6 +78,7 @@ class Waiter {
   const Region& region_;
   WaitPolicy policy_;
   Host& host_;
+  Alarm* alarm_;  // may be null
   unsigned count_ = 0;
   bool waiting_ = false;
   bool armed_ = false;

@@ -4,11 +4,14 @@
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/communicator.h"
@@ -27,12 +30,16 @@ constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads ma
 constexpr std::uint32_t kAllReduce = 0;         // schedule/collective.py
 constexpr std::uint32_t kVariant = 1 << 8;      // process_group/planning.py: above, which algorithm
 
+// rank, pid, and descriptors: for control, for mail, for data
+using FarPeer = std::tuple<std::uint32_t, std::int32_t, int, int, std::vector<int>>;
+
 class PythonCommunicator {
  public:
   PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned spins,
                      unsigned yields, nb::callable plan, double timeout_s, nb::callable is_alone,
-                     bool synchronous_send)
-      : communicator_(std::make_shared<Communicator>(fd, rank, ranks, WaitPolicy{spins, yields})),
+                     bool synchronous_send, const std::vector<FarPeer>& peers)
+      : communicator_(std::make_shared<Communicator>(fd, rank, ranks, WaitPolicy{spins, yields},
+                                                     addresses(peers))),
         plan_(std::move(plan)),
         is_alone_(std::move(is_alone)),
         timeout_s_(timeout_s),
@@ -150,7 +157,7 @@ class PythonCommunicator {
                           circle(poison), poison.timeout_s);
   }
 
-  void leave() { communicator_->region().leave(); }
+  void leave() { communicator_->leave(); }
   void abort() {
     Region& region = communicator_->region();
     region.spread(Trouble::aborted, static_cast<std::int32_t>(region.rank()), nullptr, nullptr);
@@ -179,6 +186,14 @@ class PythonCommunicator {
     host.resume();
     if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
     return trouble;
+  }
+
+  static std::vector<tcp::PeerAddress> addresses(const std::vector<FarPeer>& peers) {
+    std::vector<tcp::PeerAddress> all;
+    for (const auto& [rank, pid, control, mail, data] : peers) {
+      all.push_back({rank, pid, control, mail, data});
+    }
+    return all;
   }
 
   static bool applies(std::uint32_t op, DType dtype) {
@@ -329,8 +344,9 @@ class PythonCommunicator {
   static nb::object record(const CallRecord& record) {
     const std::uint64_t number = record.number.load();
     if (number == 0) return nb::none();
-    return nb::make_tuple(number - 1, record.collective, record.reduce_op, record.dtype,
-                          record.root, record.count);
+    const std::int32_t what[] = {record.collective, record.reduce_op, record.dtype, record.root};
+    return nb::make_tuple(number - 1, what[0], what[1], what[2], what[3],
+                          std::uint64_t{record.count});
   }
 
   std::shared_ptr<Communicator> communicator_;
@@ -357,9 +373,10 @@ void bind_engine(nb::module_& module) {
       .def("trouble", [](const PythonWork& work) { return static_cast<int>(work.trouble()); });
   nb::class_<PythonCommunicator>(module, "Communicator")
       .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double,
-                    nb::callable, bool>(),
+                    nb::callable, bool, const std::vector<FarPeer>&>(),
            nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("spins"), nb::arg("yields"),
-           nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"))
+           nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"),
+           nb::arg("peers"))
       .def("watch_peers", &PythonCommunicator::watch_peers)
       .def("run", &PythonCommunicator::run, nb::arg().none(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none())
@@ -371,7 +388,7 @@ void bind_engine(nb::module_& module) {
       .def("post", &PythonCommunicator::post, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),
            nb::arg("buffer"), nb::arg("dtype"), nb::arg("timeout_s"))
       .def("trouble", &PythonCommunicator::trouble)
-      .def("leave", &PythonCommunicator::leave)
+      .def("leave", &PythonCommunicator::leave, nb::call_guard<nb::gil_scoped_release>())
       .def("abort", &PythonCommunicator::abort)
       .def("pid", &PythonCommunicator::pid);
 }

@@ -1,13 +1,16 @@
 // Ranks as threads of one process run random operations, for the sanitizers: all_reduce from an
 // encoded program, in the calling thread and in the background, and messages of all sizes.
 //
-//   engine_driver SEED OPERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+//   engine_driver SEED OPERATIONS RANKS_PER_HOST PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
 //
+// Ranks of one make-believe host share memory; others are connected by sockets.
 // Every result is checked. The programs are those of one algorithm (scripts/sanitize writes them).
 
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -50,10 +53,13 @@ struct Task : Work {
 
 class Rank {
  public:
-  Rank(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned seed)
+  Rank(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned seed,
+       const std::vector<tcp::PeerAddress>& peers)
       : rank_(rank), ranks_(ranks), common_(seed), own_(seed + rank + 1) {
-    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50});
+    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50}, peers);
   }
+
+  void leave() { communicator_->leave(); }
 
   void teach(const char* path) {
     const std::string error = communicator_->teach(0, read_words(path), rank_, ranks_, false);
@@ -147,22 +153,60 @@ class Rank {
   std::vector<std::shared_ptr<Task>> tasks_;
 };
 
+// For each rank, those on other hosts, two streams for data to each.
+std::vector<std::vector<tcp::PeerAddress>> connect_hosts(std::uint32_t ranks,
+                                                         std::uint32_t per_host) {
+  std::vector<std::vector<tcp::PeerAddress>> peers(ranks);
+  const auto pair = [] {
+    int fds[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
+    return std::array{fds[0], fds[1]};
+  };
+  for (std::uint32_t one = 0; one < ranks; ++one) {
+    for (std::uint32_t other = 0; other < one; ++other) {
+      if (one / per_host == other / per_host) continue;
+      const std::array ends{pair(), pair(), pair(), pair()};
+      const auto address = [&](std::uint32_t rank, std::size_t end) {
+        return tcp::PeerAddress{
+            rank, getpid(), ends[0][end], ends[1][end], {ends[2][end], ends[3][end]}};
+      };
+      peers[one].push_back(address(other, 0));
+      peers[other].push_back(address(one, 1));
+    }
+  }
+  return peers;
+}
+
+int make_region(std::uint32_t ranks) {
+  const int fd = memfd_create("engine_driver", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(Layout(ranks).bytes())) != 0) std::abort();
+  return fd;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 5) return 2;
+  if (argc < 6) return 2;
   const auto seed = static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10));
   const int operations = std::atoi(argv[2]);
-  const auto ranks = static_cast<std::uint32_t>(argc - 3);
-  const int fd = memfd_create("engine_driver", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(Layout(ranks).bytes())) != 0) return 1;
+  const auto per_host = static_cast<std::uint32_t>(std::atoi(argv[3]));
+  const auto ranks = static_cast<std::uint32_t>(argc - 4);
+  const auto peers = connect_hosts(ranks, per_host);
   std::vector<std::unique_ptr<Rank>> all;
+  int fd = -1;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    all.push_back(std::make_unique<Rank>(fd, rank, ranks, seed));
-    all.back()->teach(argv[3 + rank]);
+    if (rank % per_host == 0) fd = make_region(ranks);
+    all.push_back(std::make_unique<Rank>(fd, rank, ranks, seed, peers[rank]));
+    all.back()->teach(argv[4 + rank]);
   }
   std::vector<std::thread> threads;
-  for (auto& rank : all) threads.emplace_back([&rank, operations] { rank->run(operations); });
+  for (auto& rank : all) {
+    threads.emplace_back([&rank, operations] {
+      rank->run(operations);
+      rank->leave();
+    });
+  }
   for (std::thread& thread : threads) thread.join();
-  std::printf("%d operations of %u ranks, seed %u\n", operations, ranks, seed);
+  std::printf("%d operations of %u ranks, %u on a host, seed %u\n", operations, ranks, per_host,
+              seed);
 }

@@ -12,6 +12,9 @@ Trouble: TypeAlias = tuple[
     int, int, int, Record | None, Record | None, int, int, list[tuple[int, bool, int, int]], float
 ]
 
+# rank, pid, and descriptors of connections: for control, for mail, for data
+FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
+
 def region_bytes(ranks: int) -> int:
     """Size in bytes of the shared region of a communicator."""
 
@@ -49,6 +52,7 @@ class Communicator:
         timeout_s: float,
         is_alone: Callable[[], bool],
         synchronous_send: bool,
+        peers: list[FarPeer],
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""

@@ -2,8 +2,10 @@
 
 A line with `>` is done to the cluster, the others are what happens, with the time in seconds.
 
-    > nodes A B C; min 2; max 3        and: join-timeout S, endpoints N, quorum host, restarts N
+    > nodes A B C; min 2; max 3        and: join-timeout S, endpoints N, quorum host, restarts N,
+                                          etcd yes
     > start A B | kill A | leave A | fail A | succeed A | cut A B | C D | mend | wait S
+    > etcd away | etcd here
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ def _cluster(text: str) -> SimCluster:
         max_restarts=int(given.get("restarts", 3)),
         patience=Patience(join_timeout_s=float(given.get("join-timeout", 600))),
         wishes=wishes,
+        has_etcd="etcd" in given,
     )
 
 
@@ -86,6 +89,9 @@ def _do(cluster: SimCluster, text: str) -> None:  # noqa: PLR0912 - one case for
             cluster.cut([set(group.split()) for group in rest.split("|")])
         case "mend":
             cluster.mend()
+        case "etcd":
+            assert cluster.etcd is not None
+            cluster.etcd.is_away = rest == "away"
         case "wait":
             cluster.run(float(rest))
         case _:

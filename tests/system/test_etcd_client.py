@@ -2,72 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import select
-import shutil
-import socket
-import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conftest import REQUIRE_ALL
+from tests.system.etcd_cluster import Cluster
 
 from rallypoint.base.errors import StoreConnectionError, StoreError
-from rallypoint.rendezvous.etcd_client import EtcdClient, Event, Watch
-
-
-class Cluster:
-    def __init__(self, directory: Path, size: int) -> None:
-        holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * size)]
-        ports = [holder.getsockname()[1] for holder in holders]
-        for holder in holders:
-            holder.close()
-        self.endpoints = [("127.0.0.1", port) for port in ports[:size]]
-        peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
-        everyone = ",".join(f"m{i}={peer}" for i, peer in enumerate(peers))
-        self.members = []
-        for i, peer in enumerate(peers):
-            client = f"http://127.0.0.1:{ports[i]}"
-            words = ["etcd", "--name", f"m{i}", "--data-dir", str(directory / f"m{i}")]
-            words += ["--listen-client-urls", client, "--advertise-client-urls", client]
-            words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-            words += ["--initial-cluster", everyone, "--logger", "zap", "--log-level", "error"]
-            words += ["--heartbeat-interval", "50", "--election-timeout", "500"]
-            self.members.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
-
-    def client(self, *, timeout_s: float = 20.0) -> EtcdClient:
-        return EtcdClient(self.endpoints, timeout_s=timeout_s)
-
-    def leader(self) -> int:
-        for i, (host, port) in enumerate(self.endpoints):
-            url = f"http://{host}:{port}/v3/maintenance/status"
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(urllib.request.Request(url, b"{}"), timeout=5) as answer:
-                status = json.load(answer)
-            if status.get("leader") == status["header"]["member_id"]:
-                return i
-        raise AssertionError("no member leads")
-
-    def kill(self, i: int) -> None:
-        self.members[i].kill()
-        self.members[i].wait()
+from rallypoint.rendezvous.etcd_client import Event, Watch
 
 
 @pytest.fixture(params=[1, 3])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    if shutil.which("etcd") is None:
-        if REQUIRE_ALL:
-            pytest.fail("etcd is not installed")
-        pytest.skip("etcd is not installed")
     cluster = Cluster(tmp_path, request.param)
     try:
         yield cluster
     finally:
-        for i in range(len(cluster.members)):
-            cluster.kill(i)
+        cluster.close()
 
 
 def wait_for_events(watch: Watch, count: int) -> list[Event]:

@@ -140,6 +140,30 @@ class QueueEmptyError(StoreError, LookupError):
     """A queue of the store holds nothing and the caller did not want to wait."""
 
 
+class RendezvousError(HostError):
+    """A rendezvous gave no place in a round."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The rendezvous is closed for good: there is no further round."""
+
+
+class RendezvousGracefulExitError(RendezvousClosedError):
+    """It was closed while this node was a spare one: there was never a place for it."""
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """No round that this node could take part in began in time."""
+
+
+class RendezvousConnectionError(RendezvousError, ConnectionError):
+    """What holds the rendezvous cannot be reached, or does not let this node in."""
+
+
+class RendezvousStateError(RendezvousError, ValueError):
+    """What the rendezvous keeps in a store is nothing that it could have written."""
+
+
 # The job's fault.
 
 

@@ -39,9 +39,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
     fewest, most = _read_nnodes(values.get("--nnodes", "1"))
     backend = values.get("--rdzv-backend", STATIC)
     if backend not in BACKENDS:
-        raise UsageError(
-            f"{PROGRAM}: --rdzv-backend is {backend!r}; it must be one of {', '.join(BACKENDS)}."
-        )
+        _check_plug_in(backend)
     configuration = read_configuration(values.get("--rdzv-conf", ""))
     endpoints = read_endpoints(values.get("--rdzv-endpoint", ""), backend)
     run_id = values.get("--rdzv-id")
@@ -73,6 +71,17 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
         token=token,
     )
     return Place(Nodes(token=token), rendezvous, rendezvous.run_id, _unused(values))
+
+
+def _check_plug_in(backend: str) -> None:
+    """Refuse a name that neither this package nor another one brings."""
+    from rallypoint.rendezvous.registry import plug_ins  # slow, and only for names of others
+
+    names = dict.fromkeys([*BACKENDS, *sorted(plug_ins())])
+    if backend not in names:
+        raise UsageError(
+            f"{PROGRAM}: --rdzv-backend is {backend!r}; it must be one of {', '.join(names)}."
+        )
 
 
 def _static(
@@ -122,7 +131,7 @@ def read_endpoints(text: str, backend: str) -> tuple[Endpoint, ...]:
 def _read_endpoint(text: str, backend: str) -> Endpoint:
     host, colon, port_text = text.rpartition(":")
     if not colon or text.endswith("]"):  # no port
-        host, port_text = text, str(DEFAULT_PORTS[backend])
+        host, port_text = text, str(DEFAULT_PORTS.get(backend, 29400))
     is_bracketed = host.startswith("[") and host.endswith("]")
     has_host = bool(host.strip("[]")) and (is_bracketed or ":" not in host)
     if not (has_host and is_whole(port_text) and int(port_text) < 65536):

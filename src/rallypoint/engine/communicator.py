@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from rallypoint._native import Communicator as _NativeCommunicator
 from rallypoint.base.errors import (
@@ -73,15 +74,32 @@ class Trouble(IntEnum):
     CIRCLE = 9
 
 
+class FarPeer(NamedTuple):
+    """A rank that shares no memory with this one, and descriptors of connections to it.
+
+    Attributes:
+        pid: of its process, on its host.
+        control, mail: for what is said beside messages, and for sends and receives.
+        data: for collectives; the lanes of programs take turns on them.
+    """
+
+    rank: int
+    pid: int
+    control: int
+    mail: int
+    data: list[int]
+
+
 def _is_only_thread() -> bool:
     return threading.active_count() == 1
 
 
 class Communicator:
-    """One rank's end of a group of ranks that share memory.
+    """One rank's end of a group of ranks that share memory, or are connected.
 
     Args:
-        fd: the shared region (rallypoint._native.region_bytes); not kept.
+        fd: the region (rallypoint._native.region_bytes) that the ranks of this host share; not
+            kept.
         plan: (collective, root, bytes, whether blocks differ in length) -> this rank's encoded
             program, and whether reductions of several operands have the inputs of all ranks.
         timeout_s: how long an operation may wait for a peer, in seconds.
@@ -93,6 +111,7 @@ class Communicator:
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
             for each other can never go on.
         synchronous_send: sends wait until they are received, to show what relies on luck.
+        peers: the ranks on other hosts; their descriptors are taken over.
     """
 
     def __init__(
@@ -109,13 +128,23 @@ class Communicator:
         global_ranks: Sequence[int] | None = None,
         is_alone: Callable[[], bool] = _is_only_thread,
         synchronous_send: bool = False,
+        peers: Sequence[FarPeer] = (),
     ) -> None:
         self.rank = rank
         self.ranks = ranks
         self._names = names
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(
-            fd, rank, ranks, spins, yields, plan, timeout_s, is_alone, synchronous_send
+            fd,
+            rank,
+            ranks,
+            spins,
+            yields,
+            plan,
+            timeout_s,
+            is_alone,
+            synchronous_send,
+            list(peers),
         )
         self.run = self._native.run
         self.send = self._native.send

@@ -1,4 +1,4 @@
-"""Hands the shared region of a communicator from its first rank to the others.
+"""Hands the shared region of a communicator from a host's first rank to its others.
 
 The region is a memfd: it has no name in /dev/shm, is not limited by its size, and is gone with the
 last process that holds it. It travels as a descriptor over an abstract Unix socket, whose random
@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,33 +50,33 @@ class SegmentOwner:
         self._listener.listen(4096)
         self.offer = Offer(address, secrets.token_bytes(SECRET_BYTES))
 
-    def hand_out(self, ranks: int, deadline: float) -> None:
-        """Give the region to all other ranks and wait until each has mapped it.
+    def hand_out(self, others: Sequence[int], deadline: float) -> None:
+        """Give the region to the other ranks of this host and wait until each has mapped it.
 
         Raises:
             CollectiveTimeoutError: some ranks did not come by the deadline (time.monotonic).
             PeerLostError: a rank came and died.
         """
-        while len(self._members) < ranks - 1:
+        while len(self._members) < len(others):
             self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                missing = sorted(set(range(1, ranks)) - set(self._members))
+                missing = sorted(set(others) - set(self._members))
                 raise CollectiveTimeoutError(
-                    f"init_process_group: {len(self._members) + 1} of {ranks} ranks came; "
-                    f"missing: {_ranks(missing)}; see whether their processes run",
+                    f"init_process_group: {len(self._members) + 1} of {len(others) + 1} ranks of "
+                    f"this host came; missing: {_ranks(missing)}; see whether their processes run",
                     rank=missing[0],
                     operation="init_process_group",
                 ) from None
-            self._admit(connection, ranks)
+            self._admit(connection, others)
         for rank, connection in self._members.items():
             _expect(connection, _MAPPED, deadline, rank)
         for connection in self._members.values():
             with contextlib.suppress(OSError):  # its death will show in the first operation
                 connection.sendall(_GO)
 
-    def _admit(self, connection: socket.socket, ranks: int) -> None:
+    def _admit(self, connection: socket.socket, others: Sequence[int]) -> None:
         """Give the region to a connection that knows the secret; drop any other."""
         try:
             connection.settimeout(_HELLO_TIMEOUT_S)
@@ -84,7 +84,7 @@ class SegmentOwner:
             rank = int.from_bytes(hello[SECRET_BYTES:], "little")
             if (
                 not secrets.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
-                or not 0 < rank < ranks
+                or rank not in others
                 or rank in self._members
             ):
                 raise ConnectionError

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
-from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
+from rallypoint.launch.job import BACKENDS, MAX_LOCAL_WORKERS, Job
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.memory_limit import count_oom_kills
 from rallypoint.launch.node import (
@@ -353,11 +352,10 @@ class Agent:
 
 def _meeting_of(job: Job) -> Meeting:
     if job.rendezvous is not None:
-        if job.rendezvous.backend != "c10d":
-            raise InvalidArgumentError(
-                f"--rdzv-backend {job.rendezvous.backend} is not there yet; use c10d, which needs"
-                " no server of its own."
-            )
+        if job.rendezvous.backend not in BACKENDS:
+            from rallypoint.launch.plug_in import meeting_of as plug_in_meeting_of
+
+            return plug_in_meeting_of(job, job.rendezvous)
         from rallypoint.launch.dynamic import meeting_of as dynamic_meeting_of
 
         return dynamic_meeting_of(job, job.rendezvous)

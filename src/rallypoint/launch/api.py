@@ -26,14 +26,15 @@ class LaunchConfig:
     """How to launch; field names are torch's.
 
     Attributes:
-        min_nodes, max_nodes: how many nodes; they may differ if `rdzv_backend` is "c10d".
+        min_nodes, max_nodes: how many nodes; they may differ if `rdzv_backend` is not "static".
         nproc_per_node: workers on this node.
         run_id: the job's name, the same on all nodes.
         role: what this node's workers do; several nodes may have different ones.
         rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet.
-        rdzv_backend: "static" (nodes are known by their ranks) or "c10d" (they come and go).
+        rdzv_backend: "static" (nodes are known by their ranks), or "c10d" or "etcd" (they come and
+            go).
         rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others, and
-            with "c10d" what --rdzv-conf takes.
+            with the others what --rdzv-conf takes.
         local_addr: this node's address as others know it; found out if None.
         max_restarts: how many new rounds the job may take because workers failed.
         shutdown_timeout: seconds from asking workers to end until they are killed.

@@ -1,7 +1,8 @@
-"""Nodes that find each other at an endpoint and may come and go (--rdzv-backend c10d).
+"""Nodes that find each other and may come and go (--rdzv-backend c10d, etcd).
 
 Every agent has an equal part in the job, which outlives any of them. What to say to whom, and when
 to start and end workers, is rendezvous/decide.py's; here are its connections, clock and stores.
+With etcd, it decides who coordinates, and all else is the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import SystemRandom
 
 from rallypoint.base.address import is_loopback, numeric_family
@@ -32,18 +34,24 @@ from rallypoint.rendezvous.protocol import (
     Decision,
     Message,
     OpenStore,
+    Over,
     Send,
     Setup,
 )
 from rallypoint.rendezvous.reports import Finish, Join, Notice, Outcome, Refuse, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.rendezvous.switchboard import Receiver, Switchboard
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.etcd_link import EtcdLink
 
 _GOODBYE_S = 2.0
 _BINDING_S = 0.5
 
 
-def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
+def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
     """The meeting that this job's agent takes part in.
 
     Raises:
@@ -51,16 +59,17 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
         InvalidArgumentError: a configuration that cannot be.
     """
     configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
-    patience = read_patience(configuration)
-    first = endpoints[0]
-    address = own_address(first.host, rendezvous.local_addr)
-    check_reachable(address, (first.host, first.port))
-    if rendezvous.token is None and not is_loopback(first.host):
+    patience = read_patience(configuration, rendezvous.backend)
+    address = _own_address(endpoints, rendezvous.local_addr)
+    if rendezvous.token is None and not is_loopback(endpoints[0].host):
         say(
             "warning: anyone who reaches the endpoint can take part in the job; set the same"
             " RALLYPOINT_TOKEN on all nodes."
         )
-    slot, listener = _take_endpoint(endpoints, read_is_host(configuration))
+    slot, listener = None, None
+    is_etcd = rendezvous.backend == "etcd"
+    if not is_etcd:
+        slot, listener = _take_endpoint(endpoints, read_is_host(configuration))
     if listener is None:
         listener = listen(_place_of(address), 0)
     me = Member(
@@ -88,7 +97,28 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Meeting:
         patience=patience,
         quorum=read_quorum(configuration),
     )
-    return Dynamic(setup, listener, rendezvous.token or b"", is_verbose=job.talk is Talk.VERBOSE)
+    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
+    if not is_etcd:
+        return Dynamic(setup, listener, token, is_verbose=is_verbose)
+    from rallypoint.rendezvous.etcd_link import EtcdLink, read_tls  # threads, http: only here
+
+    etcd = EtcdLink(setup, endpoints, read_tls(configuration))
+    return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd)
+
+
+def _own_address(endpoints: tuple[Endpoint, ...], local_addr: str | None) -> str:
+    """This node's, towards the first endpoint that has a name and a way to it."""
+    first_error: HostError | None = None
+    for endpoint in endpoints:
+        try:
+            address = own_address(endpoint.host, local_addr)
+            check_reachable(address, (endpoint.host, endpoint.port))
+        except HostError as error:
+            first_error = first_error or error
+        else:
+            return address
+    assert first_error is not None
+    raise first_error
 
 
 def _take_endpoint(
@@ -149,16 +179,24 @@ class Dynamic(Meeting, Receiver):
     Args:
         listener: at the address and port that `setup.me` names; taken over.
         is_verbose: tell the reason of each decision.
+        etcd: which decides who coordinates; None: the agents do.
     """
 
     may_leave = True
 
     def __init__(
-        self, setup: Setup, listener: socket.socket, token: bytes, *, is_verbose: bool = False
+        self,
+        setup: Setup,
+        listener: socket.socket,
+        token: bytes,
+        *,
+        is_verbose: bool = False,
+        etcd: EtcdLink | None = None,
     ) -> None:
         super().__init__(setup.me.key)
         self._setup = setup
-        self._core = Participant(setup, SystemRandom())
+        self._etcd = etcd
+        self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
         self._board = Switchboard(setup.me.key, token, listener, self)
         self._is_verbose = is_verbose
         self._part = Part.SEEKING
@@ -166,6 +204,7 @@ class Dynamic(Meeting, Receiver):
         self._is_busy = False
         self._stores: dict[int, StoreHost] = {}  # by round
         self._round = -1
+        self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
 
     # Meeting.
@@ -173,6 +212,8 @@ class Dynamic(Meeting, Receiver):
     def open(self, selector: selectors.BaseSelector) -> None:
         """See Meeting."""
         selector.register(self._board, selectors.EVENT_READ, self._board.poll)
+        if self._etcd is not None:
+            selector.register(self._etcd, selectors.EVENT_READ, self._hear_etcd)
         self._happened(self._core.started)
 
     def tell(self, report: Report) -> None:
@@ -182,6 +223,7 @@ class Dynamic(Meeting, Receiver):
     def tick(self) -> None:
         """See Meeting."""
         self._board.poll()
+        self._hear_etcd()
         self._happened(self._core.tick)
 
     def settle(self) -> None:
@@ -193,13 +235,36 @@ class Dynamic(Meeting, Receiver):
         """See Meeting. Who leaves waits for the others to agree to it: nobody looks for it then."""
         deadline = time.monotonic() + _GOODBYE_S
         is_leaving = self._core.is_leaving
-        while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
-            alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
-            self._board.poll(max(0.0, alarm - time.monotonic()))
-            self._happened(self._core.tick)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._board, selectors.EVENT_READ)
+            if self._etcd is not None:
+                selector.register(self._etcd, selectors.EVENT_READ)
+            while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
+                alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
+                selector.select(max(0.0, alarm - time.monotonic()))
+                self.tick()
         self._board.close(_GOODBYE_S)
+        if self._etcd is not None:
+            self._etcd.close()
         for store in self._stores.values():
             store.close()
+
+    # For a program that is a node by itself.
+
+    @property
+    def waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return self._core.waiting
+
+    @property
+    def is_led(self) -> bool:
+        """Whether there is a coordinator to report to."""
+        return self._core.part in (Part.FOLLOWING, Part.LEADING)
+
+    @property
+    def is_at_endpoint(self) -> bool:
+        """Whether newcomers call this agent."""
+        return self._setup.slot is not None
 
     # Receiver.
 
@@ -214,19 +279,36 @@ class Dynamic(Meeting, Receiver):
             wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
             self._board.send(key, None, encode(Refuse(key, wrong)))
             return
+        if isinstance(message, Join) and self._finish is not None:
+            self._board.send(key, None, encode(Over(finish=self._finish)))
+            return
         self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
 
     def gone(self, key: str, why: str) -> None:
         """See Receiver."""
+        if self._etcd is not None:
+            self._etcd.lost(key)
         self._happened(lambda now: self._core.closed(key, why, now))
 
     def unreachable(self, at: Endpoint, why: str) -> None:
         """See Receiver."""
         if why == TOKEN_REFUSED and not self._core.job:
             because = f"the agent at {at} does not let this node in: {why}"
-            self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because))
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
+            self.orders.append(finish)
             return
         self._happened(lambda now: self._core.unreachable(at, why, now))
+
+    # Etcd.
+
+    def _hear_etcd(self) -> None:
+        for answer in [] if self._etcd is None else self._etcd.take():
+            self._happened(partial(self._answered, answer))
+
+    def _answered(self, answer: Message | str, now: float) -> Decision:
+        if isinstance(answer, str):
+            return self._core.unreachable(self._setup.endpoints[0], answer, now)
+        return self._core.received(ETCD, answer, now)
 
     # The core.
 
@@ -246,6 +328,10 @@ class Dynamic(Meeting, Receiver):
         self._tell(decision.reason)
         for action in decision.actions:
             match action:
+                case Send(to=to, message=message) if to == ETCD and self._etcd is not None:
+                    self._etcd.send(message)
+                case Call(message=message) if self._etcd is not None:
+                    self._etcd.send(message)
                 case Send(to=to, at=at, message=message):
                     self._board.send(to, at, self._bytes_of(message))
                 case Call(at=at, message=message):
@@ -255,7 +341,10 @@ class Dynamic(Meeting, Receiver):
                 case Begin(seat=seat, because=because):
                     self._round = seat.number
                     self.orders.append(Start(seat=seat, because=because))
-                case Stop() | Finish():
+                case Stop():
+                    self.orders.append(action)
+                case Finish():
+                    self._finish = action
                     self.orders.append(action)
                 case Notice(text):
                     say(text)

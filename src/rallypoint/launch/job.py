@@ -22,6 +22,7 @@ CONTROL_FD_NUMBER = 3
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
+BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
 class WorkerSpec(Record, kw_only=True):
@@ -111,6 +112,11 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
     token: bytes | None = None
 
     def __post_init__(self) -> None:
+        if self.backend == "etcd-v2":
+            raise InvalidArgumentError(
+                "--rdzv-backend etcd-v2 speaks etcd's interface of version 2, which its servers"
+                " offer no more; choose etcd, which speaks version 3 with the same endpoint."
+            )
         if not self.endpoints:
             raise InvalidArgumentError(
                 f"--rdzv-backend {self.backend} needs --rdzv-endpoint HOST:PORT, the same on all"

@@ -1,29 +1,66 @@
-"""Brings the members of one group together: they meet at a store, share memory, and agree.
+"""Brings the members of one group together: they meet at a store, are connected, and agree.
 
-The first member makes the shared region and hands it to the others. Nothing of an earlier group can
-be taken for this one's, because no two groups of a job have the same prefix. Who should be in which
-group is decided elsewhere.
+    1. each member says on which host it is; the first one makes a table of that
+    2. on each host, the first member makes the shared region and hands it to the others
+    3. members on different hosts connect with each other (mesh.py)
+
+Nothing of an earlier group can be taken for this one's, because no two groups of a job have the
+same prefix. Who should be in which group is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint._native import region_bytes
-from rallypoint.engine.communicator import Communicator
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cluster.interface import VARIABLES, host_identity, listening_address
+from rallypoint.engine.communicator import Communicator, FarPeer
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
-from rallypoint.process_group.planning import COLLECTIVE_NAMES, Algorithms, Wishes
+from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
+from rallypoint.process_group.planning import (
+    COLLECTIVE_NAMES,
+    Algorithms,
+    Wishes,
+    ranks_per_host,
+)
 from rallypoint.store.init_method import await_ranks
+from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
 # docs/decisions/003-waiting.md: with a core for each rank, a peer answers
 # within a short spin; without, the core must be given away at once.
 SPINS_WITH_CORES = 50
 YIELDS = 1000
+STREAMS = 1  # docs/decisions/045-tcp.md
+_MOST_STREAMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What the first member tells all others.
+
+    Attributes:
+        hosts: by rank, the number of its host; the same for ranks that share memory.
+        secret: what only members know.
+        streams: connections for data between two ranks on different hosts.
+    """
+
+    hosts: list[int]
+    secret: str
+    streams: int
+    override: str
+    model_text: str
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(self.override, self.model_text)
 
 
 def form_communicator(
@@ -34,6 +71,7 @@ def form_communicator(
     members: Sequence[int],
     timeout: timedelta,
     wishes: Wishes,
+    backend: str = "rallypoint",
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
@@ -41,51 +79,148 @@ def form_communicator(
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
-        HostError: members are not on one machine.
+        PeerLostError: a member came and died.
+        HostError: members on different hosts cannot connect; or, for "shm", are on different ones.
     """
-    ranks = len(members)
     deadline = time.monotonic() + timeout.total_seconds()
-    owner: SegmentOwner | None = None
+    identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
+    store.set(f"{prefix}/host/{rank}", identity)
+    await_ranks(
+        store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
+    )
     if rank == 0:
-        owner = SegmentOwner(region_bytes(ranks))
-        offer = owner.offer
-        told = [offer.address, offer.secret.hex(), wishes.override, wishes.model_text]
-        store.set(f"{prefix}/segment", json.dumps(told))
-    try:
-        await_ranks(
-            store, prefix, rank=rank, world_size=ranks, timeout=timeout, global_ranks=members
-        )
-        address, secret, *agreed = json.loads(store.get(f"{prefix}/segment"))
-        algorithms = Algorithms(Wishes(*agreed))
-        attach = _attacher(rank, members, timeout, algorithms)
-        if owner is None:
-            offer = Offer(address, bytes.fromhex(secret))
-            communicator = join_segment(offer, rank, deadline, attach)
-        else:
-            communicator = attach(owner.fd)
-            owner.hand_out(ranks, deadline)
-    finally:
-        if owner is not None:
-            owner.close()
+        store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), wishes)))
+    table = _Table(**json.loads(store.get(f"{prefix}/table")))
+    if backend == "shm":
+        _check_one_host(table.hosts, members)
+    peers = _connect(store, prefix, rank, members, table, deadline, backend)
+    algorithms = Algorithms(table.wishes)
+    attach = _attacher(rank, members, timeout, table, peers, algorithms)
+    communicator = _share(store, prefix, rank, table.hosts, deadline, attach)
     communicator.watch_peers()
     return communicator, algorithms
 
 
+def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str, object]:
+    identities = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
+    numbers: dict[bytes, int] = {}
+    hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
+    return {
+        "hosts": hosts,
+        "secret": secrets.token_hex(32),
+        "streams": _wished_streams(),
+        "override": wishes.override,
+        "model_text": wishes.model_text,
+    }
+
+
+def _wished_streams() -> int:
+    text = os.environ.get("RALLYPOINT_STREAMS", str(STREAMS))
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_STREAMS:
+        raise InvalidArgumentError(
+            f"RALLYPOINT_STREAMS={text!r} must be a number of connections, 1 to {_MOST_STREAMS}"
+        )
+    return int(text)
+
+
+def _check_one_host(hosts: Sequence[int], members: Sequence[int]) -> None:
+    for rank, host in enumerate(hosts):
+        if host != hosts[0]:
+            raise HostError(
+                f"backend='shm' needs all ranks on one machine, but rank {members[rank]} and rank "
+                f"{members[0]} are on different ones; use backend='rallypoint'"
+            )
+
+
+def _connect(
+    store: Store,
+    prefix: str,
+    rank: int,
+    members: Sequence[int],
+    table: _Table,
+    deadline: float,
+    backend: str,
+) -> list[FarPeer]:
+    """Connect with the members on other hosts, if there are any."""
+    far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
+    if not far:
+        return []
+    listener = listen(_own_address(store, backend))
+    address, port = listener.getsockname()[:2]
+    store.set(f"{prefix}/place/{rank}", json.dumps([address, port, os.getpid()]))
+    told = store.multi_get([f"{prefix}/place/{peer}" for peer in far])
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return connect_all(
+        listener,
+        rank=rank,
+        places={peer: Place(*json.loads(each)) for peer, each in zip(far, told, strict=True)},
+        members=members,
+        admission=Pass(
+            f"{run}/{prefix}",
+            bytes.fromhex(table.secret),
+            os.fsencode(os.environ.get("RALLYPOINT_TOKEN", "")),
+        ),
+        streams=table.streams,
+        deadline=deadline,
+    )
+
+
+def _own_address(store: Store, backend: str) -> str:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    host: str | None = getattr(store, "host", None)
+    is_wished = any(os.environ.get(variable) for variable in VARIABLES)
+    if backend == "tcp" and host is None and not is_wished:
+        return "127.0.0.1"
+    return listening_address(host, os.environ)
+
+
+def _share(
+    store: Store,
+    prefix: str,
+    rank: int,
+    hosts: Sequence[int],
+    deadline: float,
+    attach: Callable[[int], Communicator],
+) -> Communicator:
+    """Map the region that the members of this host share."""
+    here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
+    key = f"{prefix}/segment/{here[0]}"
+    if rank != here[0]:
+        address, secret = json.loads(store.get(key))
+        return join_segment(Offer(address, bytes.fromhex(secret)), rank, deadline, attach)
+    owner = SegmentOwner(region_bytes(len(hosts)))
+    try:
+        communicator = attach(owner.fd)
+        if len(here) > 1:
+            store.set(key, json.dumps([owner.offer.address, owner.offer.secret.hex()]))
+            owner.hand_out(here[1:], deadline)
+    finally:
+        owner.close()
+    return communicator
+
+
 def _attacher(
-    rank: int, members: Sequence[int], timeout: timedelta, algorithms: Algorithms
+    rank: int,
+    members: Sequence[int],
+    timeout: timedelta,
+    table: _Table,
+    peers: Sequence[FarPeer],
+    algorithms: Algorithms,
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    has_cores = ranks <= len(os.sched_getaffinity(0))
+    has_cores = table.hosts.count(table.hosts[rank]) <= len(os.sched_getaffinity(0))
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=algorithms.planner(rank, ranks),
+        plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if has_cores else 0,
         yields=YIELDS,
         names=COLLECTIVE_NAMES,
         global_ranks=members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
+        peers=peers,
     )

@@ -35,7 +35,7 @@ class ProcessGroup:
         own_rank: this process's rank in the group.
         group_name: the name by which the members found each other.
         group_desc: what the caller said it is for.
-        backend: "rallypoint" or "shm".
+        backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
         algorithms, variants: what its calls may be served by; see planning.
     """

@@ -30,7 +30,7 @@ from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store, seconds_of
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-BACKENDS = ("rallypoint", "shm")
+BACKENDS = ("rallypoint", "shm", "tcp")
 
 _worlds_formed = 0
 _leaving_at_exit = weakref.WeakSet[ProcessGroup]()
@@ -53,7 +53,8 @@ def init_process_group(
     While it waits, the lowest rank that is there says every 10 s which ranks are missing.
 
     Args:
-        backend: "rallypoint" (the default) or "shm": shared memory, one machine.
+        backend: "rallypoint" (the default): shared memory within a machine and TCP between
+            machines; "shm": shared memory, one machine; "tcp": TCP between any two ranks.
         init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
             `rallypoint run` and torchrun set them; or ``tcp://host:port``; or ``file:///path``.
         timeout: how long an operation may wait for a peer; 30 minutes unless given.
@@ -71,7 +72,7 @@ def init_process_group(
         InvalidArgumentError: an impossible argument or environment variable.
         StoreConnectionError: the store cannot be reached.
         StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
-        HostError: ranks are not on one machine.
+        HostError: ranks on different machines cannot connect; or, for "shm", there are such.
     """
     global _worlds_formed  # noqa: PLW0603 - counts this process's worlds; see the module's rule
     if is_initialized():
@@ -136,6 +137,7 @@ def form_world(
         members=members,
         timeout=timeout,
         wishes=wishes,
+        backend=backend,
     )
     world = World(place.store, prefix, algorithms.wishes, on_destroy)
     world.group = ProcessGroup(
@@ -192,11 +194,6 @@ def check_backend(backend: str) -> str:
         InvalidArgumentError: it is not there.
     """
     name = str(backend).lower().removeprefix("cpu:")
-    if name == "tcp":
-        raise InvalidArgumentError(
-            "backend='tcp', communication between machines, is not available yet; on one machine "
-            "use rallypoint"
-        )
     if name not in BACKENDS:
         raise InvalidArgumentError(
             f"backend={backend!r} is not available; use one of {', '.join(BACKENDS)}"

@@ -7,7 +7,7 @@ first message if ranks asked for different ones (docs/decisions/045-asked-for.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -85,18 +85,21 @@ class Algorithms:
             return f"algorithm={asked.path} ({asked.name})"
         return f"algorithm={asked}" if variant else ""
 
-    def planner(self, rank: int, ranks: int) -> Planner:
+    def planner(self, rank: int, ranks: int, per_host: int = 0) -> Planner:
         """What makes the programs of a rank.
 
         What is chosen follows from arguments that are the same on every rank. Blocks of different
         lengths are served by the direct algorithms, which every rank can run without knowing all,
         unless a call asks for another one that can.
+
+        Args:
+            per_host: how many consecutive ranks share a host; 0 if all do.
         """
 
         def plan(kind: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
             variant, number = divmod(kind, VARIANT)
             asked, collective = self._asked[variant], Collective(number)
-            team = Team(ranks, root, ranks)
+            team = Team(ranks, root, per_host or ranks)
             if variant:
                 made = _asked_for(asked, collective, team, uneven)
                 at_once = isinstance(asked, str) and asked.startswith("direct")
@@ -107,9 +110,15 @@ class Algorithms:
                     return encode(made, rank), False
             wish = "direct" if uneven else asked if isinstance(asked, str) else ""
             choice = choose(
-                collective, nbytes=nbytes, ranks=ranks, model=self._model, override=wish
+                collective,
+                nbytes=nbytes,
+                ranks=ranks,
+                per_node=per_host,
+                model=self._model,
+                override=wish,
             )
-            made = build(collective, choice.algorithm, ranks=ranks, root=root)
+            per_node = per_host or 1
+            made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)
             return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
 
         return plan
@@ -143,10 +152,23 @@ def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: 
                 f"{operation} has no algorithm {asked!r}; it has "
                 f"{', '.join(ALGORITHMS[collective])}"
             )
-        made = build(collective, asked, ranks=team.ranks, root=team.root)
+        per_node = team.per_node if team.per_node < team.ranks else 1
+        made = build(collective, asked, ranks=team.ranks, root=team.root, per_node=per_node)
     if uneven and (made.chunks > 1 or made.scratch_chunks > 0):
         raise InvalidArgumentError(
             f"{name} cannot serve blocks that may differ in length, as it cuts blocks or stores "
             f"them elsewhere; ask for another algorithm, or none, in this {operation}"
         )
     return replace(made, name=f"{made.name}, asked for")
+
+
+def ranks_per_host(hosts: Sequence[int]) -> int:
+    """How many consecutive ranks share a host, if that is so; the last host may have fewer.
+
+    0 if all ranks are on one host; 1 if they are spread in any other way, as if each were alone.
+    """
+    if len(set(hosts)) == 1:
+        return 0
+    size = hosts.count(hosts[0])
+    regular = [rank // size for rank in range(len(hosts))]
+    return size if list(hosts) == regular else 1

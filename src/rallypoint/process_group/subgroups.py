@@ -37,7 +37,7 @@ def new_group(
     Args:
         ranks: global ranks of the members; None for all.
         timeout: how long its operations may wait for a peer; the default group's unless given.
-        backend: "rallypoint" or "shm"; the default group's unless given.
+        backend: one of init_process_group's; the default group's unless given.
         use_local_synchronization: only the members call it. The group is then known by its ranks,
             and each member must form groups of the same ranks equally often.
         group_desc: what the group is for, in a few words.
@@ -92,6 +92,7 @@ def form_group(
         members=members,
         timeout=wait,
         wishes=world.wishes,
+        backend=chosen,
     )
     formed = ProcessGroup(
         communicator,

@@ -1,1 +1,85 @@
-"""Who takes part in a job's next round: how nodes find each other, and which ranks they get."""
+"""Who takes part in a job's next round: how nodes find each other, and which ranks they get.
+
+The names that Python programs use, torch.distributed.elastic.rendezvous's, are loaded on first use:
+the launcher, which imports this package too, pays for none of them.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.base.errors import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+    )
+    from rallypoint.rendezvous.handler import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousStoreInfo,
+    )
+    from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
+    from rallypoint.rendezvous.registry import (
+        RendezvousHandlerCreator,
+        RendezvousHandlerRegistry,
+        get_rendezvous_handler,
+        register,
+        rendezvous_handler_registry,
+    )
+    from rallypoint.rendezvous.static_handler import StaticTCPRendezvous
+    from rallypoint.rendezvous.store_handler import DynamicRendezvousHandler, create_handler
+
+__all__ = [
+    "DynamicRendezvousHandler",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeout",
+    "RendezvousTimeoutError",
+    "StaticTCPRendezvous",
+    "create_handler",
+    "get_rendezvous_handler",
+    "register",
+    "rendezvous_handler_registry",
+]
+
+# module -> names; all others are errors
+_MODULES = {
+    "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
+    "rendezvous.parameters": "RendezvousParameters RendezvousTimeout",
+    "rendezvous.registry": (
+        "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler register "
+        "rendezvous_handler_registry"
+    ),
+    "rendezvous.static_handler": "StaticTCPRendezvous",
+    "rendezvous.store_handler": "DynamicRendezvousHandler create_handler",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module 'rallypoint.rendezvous' has no attribute {name!r}")
+    import importlib
+
+    home = _HOMES.get(name, "base.errors")
+    value = getattr(importlib.import_module(f"rallypoint.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return __all__

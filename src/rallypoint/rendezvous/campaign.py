@@ -32,7 +32,7 @@ class Campaign:
     ) -> None:
         self.ballot = ballot
         self.decided = decided
-        self.is_trial = True
+        self.is_trial = rules.arbiter is None  # which refuses without being disturbed
         self.won_at: float | None = None
         self._setup, self._rules = setup, rules
         self._promises: dict[str, Promise] = {}
@@ -46,7 +46,7 @@ class Campaign:
             decided=self.decided,
             is_trial=self.is_trial,
         )
-        if self.decided.number == BEFORE_ALL:
+        if self.decided.number == BEFORE_ALL and self._rules.arbiter is None:
             return [
                 Send(to=self._setup.me.key, at=None, message=prepare)
                 if slot == self._setup.slot
@@ -92,7 +92,7 @@ class Campaign:
 
     def slots(self) -> dict[str, str]:
         """Which agents vote for which endpoint."""
-        if self.decided.number > BEFORE_ALL:
+        if self.decided.number > BEFORE_ALL or self._rules.arbiter is not None:
             return {}
         return {promise.member.key: key for key, promise in self._promises.items()}
 

@@ -194,8 +194,10 @@ class Coordinator:
                 if report.succeeded:
                     self.succeeded.add(key)
                 if report.was_cut_off:
-                    self._interrupted = f"{self._name_of(key)} had lost the coordinator"
-                stopped = NOTHING if report.succeeded else self._stop(_first_words(report))
+                    why = report.because or "had lost the coordinator"
+                    self._interrupted = f"{self._name_of(key)} {why}"
+                words = self._interrupted if report.was_cut_off else _first_words(report)
+                stopped = NOTHING if report.succeeded else self._stop(words)
                 return _both(stopped, self._judge_if_all_ended(now))
         return NOTHING
 
@@ -268,6 +270,11 @@ class Coordinator:
     def is_running(self, round_number: int) -> bool:
         """Whether that round is to be started, or has been, and not to be ended."""
         return self.stage is Stage.RUNNING and self.round == round_number
+
+    @property
+    def text(self) -> str:
+        """Who is here, and who is missing."""
+        return self._gathering.text()
 
     @property
     def waiting(self) -> int:

@@ -105,6 +105,7 @@ class Participant:
         self._act_at: float | None = None  # when to seek or campaign again
         self._alone_since = 0.0  # since when there is no coordinator
         self._notice_at = 0.0
+        self._looked_at = float("-inf")  # at the arbiter
         self._why = "nobody has answered yet"
         self._store: tuple[int, Endpoint | None] = (-1, None)
         self._asked: tuple[Propose, ...] = ()  # waiting for the store
@@ -238,6 +239,8 @@ class Participant:
                 self._lose(f"coordinates no more: {leader.deposed}", now)
         elif self.part is Part.FOLLOWING and now >= follower.heard_at + self._setup.fence_s:
             self._lose(f"the coordinator was silent for {self._setup.fence_s:g} s", now)
+        elif self._looks_at is not None and now >= self._looks_at:
+            self._look(now)
         has_leader = self.part in (Part.FOLLOWING, Part.LEADING)
         if has_leader and now >= follower.beat_at:
             self._say(follower.ballot.candidate, follower.beat(now))
@@ -259,9 +262,26 @@ class Participant:
                     alarms.append(self._act_at)
             if self.part is Part.FOLLOWING:
                 alarms.append(self._follower.heard_at + self._setup.fence_s)
+                if self._looks_at is not None:
+                    alarms.append(self._looks_at)
             if self._leader is not None:
                 alarms.append(self._leader.wake_at)
         self.wake_at = min(alarms, default=None)
+
+    @property
+    def _looks_at(self) -> float | None:
+        """When to look whether the arbiter still hears a coordinator that is not heard here."""
+        if self._rules.arbiter is None or self.part is not Part.FOLLOWING:
+            return None
+        return max(self._looked_at, self._follower.heard_at + self._setup.patience.beat_s) + (
+            self._setup.patience.beat_s
+        )
+
+    def _look(self, now: float) -> None:
+        self._looked_at = now
+        assert self._rules.arbiter is not None
+        join = self._join()
+        self._actions.append(Send(to=self._rules.arbiter.key, at=None, message=join))
 
     # Messages.
 
@@ -302,9 +322,8 @@ class Participant:
                     if self._follower.round < 0:
                         self._say(sender, self._join())
             case Refuse(why=why):
-                self._finish(
-                    Finish(outcome=Outcome.GIVEN_UP, because=f"this node was not let in: {why}")
-                )
+                text = f"this node was not let in: {why}"
+                self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
             case Notice():
                 self._actions.append(message)
 
@@ -348,7 +367,10 @@ class Participant:
         return None
 
     def _led(self, sender: str, message: Led, now: float) -> None:
-        if message.leader.key == self._key or message.leader.key in self._gone:
+        if message.leader.key == self._key:
+            self._follower.beat_at = now  # it was not known there when it beat at first
+            return
+        if message.leader.key in self._gone:
             return
         if self._is_other_job(message) and not self._give_way(sender, message, now):
             return
@@ -457,7 +479,9 @@ class Participant:
             self._actions.append(Send(to=leader.key, at=at, message=self._join()))
         if campaign and decided and decided.number > campaign.decided.number:
             self._campaign = None  # it asked those who decide no more
-            self._act_at = now + self._random.uniform(0, _RETRY_S)
+            self._act_at = now
+            if self._rules.arbiter is None:  # which lets one win, however many ask
+                self._act_at += self._random.uniform(0, _RETRY_S)
             if not self._voter.has_vote():
                 self._move(Part.SEEKING)
 
@@ -474,8 +498,9 @@ class Participant:
         self._tries = 0
         is_lost = self._follower.ballot.candidate in self._gone
         if self._setup.quorum == "host" and is_lost and not was_leading:
-            because = f"{why}; with quorum=host the job does not outlive it"
-            return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
+            text = f"{why}; with quorum=host the job does not outlive it"
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True)
+            return self._finish(finish)
         self._reasons.append(why)
         if self._voter.has_vote():
             self._move(Part.CAMPAIGNING)
@@ -488,7 +513,10 @@ class Participant:
     def _turn_s(self) -> float:
         """How long to leave it to others to campaign: those before us in the list go first."""
         assert self._voter.decided is not None
-        keys = [voter.key for voter in self._rules.voters(self._voter.decided)]
+        heirs = self._rules.heirs(self._voter.decided)
+        if self._rules.arbiter is not None:
+            heirs = self._follower.voters
+        keys = [heir.key for heir in heirs]
         before = keys[: keys.index(self._key)] if self._key in keys else []
         count = sum(key not in self._gone for key in before)
         patience_s = 0.0
@@ -518,7 +546,8 @@ class Participant:
         return None
 
     def _alone_text(self) -> str:
-        if self.part is Part.CAMPAIGNING and self._campaign is not None:
+        asks_agents = self.part is Part.CAMPAIGNING and self._rules.arbiter is None
+        if asks_agents and self._campaign is not None:
             return self._campaign.text()
         return f"no coordinator found ({self._why})"
 
@@ -548,8 +577,10 @@ class Participant:
         assert self._voter.decided is not None
         self._tries += 1
         term = max(self._term, self._voter.promised.term) + 1
-        ballot = Ballot(term, self._key)
-        self._campaign = Campaign(self._setup, self._rules, ballot, self._voter.decided, now)
+        ballot, decided = Ballot(term, self._key), self._voter.decided
+        if self._rules.arbiter is not None and not decided.host:
+            decided = decided.__replace__(host=self._voter.job)  # or it might begin a new one
+        self._campaign = Campaign(self._setup, self._rules, ballot, decided, now)
         wait_s = min(_RETRY_S * 2**self._tries, self._setup.patience.beat_s)
         self._act_at = now + wait_s * self._random.uniform(1, 2)
         self._do(self._campaign.ask())
@@ -580,7 +611,7 @@ class Participant:
         self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
         self._follower.change_voter(self._voter)
         self._alone_since, self._act_at = now, now
-        self._move(Part.SEEKING)
+        self._move(Part.CAMPAIGNING if self._voter.has_vote() else Part.SEEKING)
         return True
 
     # Words.

@@ -13,6 +13,7 @@ import base64
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -61,13 +62,16 @@ class EtcdClient:
         *,
         try_timeout_s: float = TRY_TIMEOUT_S,
         timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if not endpoints:
             raise InvalidArgumentError("etcd needs at least one endpoint; give HOST:PORT")
         self._endpoints = tuple(endpoints)
         self._try_timeout_s = try_timeout_s
         self._timeout_s = timeout_s
+        self._tls = tls
         self._current = 0
+        self._why = ""  # the last try failed
         self._connection: http.client.HTTPConnection | None = None
 
     def __enter__(self) -> EtcdClient:
@@ -161,8 +165,8 @@ class EtcdClient:
     def _unreachable(self, operation: str, key: str | None) -> StoreConnectionError:
         names = ", ".join(endpoint_of(*endpoint) for endpoint in self._endpoints)
         return StoreConnectionError(
-            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s; "
-            "check the endpoints and that most of the cluster's members run",
+            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s "
+            f"({self._why}); check the endpoints and that most of the cluster's members run",
             endpoint=names,
             operation=operation,
             key=key,
@@ -183,8 +187,8 @@ class EtcdClient:
         while time.monotonic() < end:
             try:
                 answer = self._try(path, json.dumps(request))
-            except (OSError, http.client.HTTPException, ValueError):
-                answer = {"code": 14}
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                answer = {"code": 14, "message": str(error) or type(error).__name__}
             code = answer.get("code", 0)
             if not code or (missing_is_fine and code == _LEASE_NOT_FOUND):
                 return answer, retried
@@ -197,6 +201,7 @@ class EtcdClient:
                     key=key,
                 )
             retried = True
+            self._why = str(answer.get("message") or answer.get("error"))
             self._rotate()
             time.sleep(_PAUSE_S)
         raise self._unreachable(operation, key)
@@ -204,7 +209,13 @@ class EtcdClient:
     def _try(self, path: str, body: str) -> dict[str, Any]:
         if self._connection is None:
             host, port = self._endpoint
-            self._connection = http.client.HTTPConnection(host, port, timeout=self._try_timeout_s)
+            timeout_s, tls = self._try_timeout_s, self._tls
+            if tls is None:
+                self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+            else:
+                self._connection = http.client.HTTPSConnection(
+                    host, port, timeout=timeout_s, context=tls
+                )
         self._connection.request("POST", f"/v3/{path}", body, {"Content-Type": "application/json"})
         answer = json.loads(self._connection.getresponse().read())
         if not isinstance(answer, dict):

@@ -113,6 +113,7 @@ class Leader:
         self._out: list[Action] = []
         self._notes: list[str] = []
         self._quorum_heard: float | None = None  # cached
+        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
         self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
@@ -185,7 +186,9 @@ class Leader:
         peer = self.peers.get(message.voter)
         if peer is not None:
             peer.confirms(message.stamp, now, self._setup.fence_s)
-            self._quorum_heard = None
+        else:
+            self._words[message.voter] = max(self._words.get(message.voter, _NEVER), message.stamp)
+        self._quorum_heard = None
         pending = self._pending
         if pending is None or message.number != pending.agreement.number:
             return
@@ -241,6 +244,7 @@ class Leader:
         if self._pending is not None:
             self._propose(self._pending, now, is_first=False)
             self._tell_if_stuck(self._pending, now)
+        self._tell_arbiter(now)
         for key, peer in self.peers.items():
             if self._over_at is not None:
                 self._send(key, Over(finish=self._finish_of(self.agreement)))
@@ -250,6 +254,18 @@ class Leader:
             for slot, endpoint in enumerate(self._setup.endpoints):
                 if slot != self._setup.slot:
                     self._out.append(Call(at=endpoint, message=self.led(None)))
+
+    def _tell_arbiter(self, now: float) -> None:
+        """That this coordinator lives: agents say with their beats that they know it."""
+        arbiter, pending = self._rules.arbiter, self._pending
+        if arbiter is None or self.agreement.number == BEFORE_ALL or self._over_at is not None:
+            return
+        if pending is None or arbiter.key in pending.accepted_by:
+            newest = self.agreement if pending is None else pending.agreement
+            again = Propose(
+                ballot=self._ballot, stamp=now, agreement=newest, decided=self.agreement
+            )
+            self._out.append(Send(to=arbiter.key, at=None, message=again))
 
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
         """What a lost coordinator had begun may need voters who are lost as well."""
@@ -330,7 +346,8 @@ class Leader:
         shrunk = self._follow_up(members=tuple(left), because="some have left")
         if left and not (self._setup.quorum == "host" and self.agreement.host in self._gone):
             return shrunk
-        ended = Finish(outcome=Outcome.STOPPED, because="the last node left")
+        because = "the last node left"
+        ended = Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True)
         if left:
             ended = ended.__replace__(because="the node that began the job left")
         return shrunk.__replace__(members=self.agreement.members, finish=ended)
@@ -464,7 +481,7 @@ class Leader:
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         opened = Round(number=new.round, members=new.members, store=store)
-        voters = self._rules.voters(new)
+        voters = self._rules.heirs(new)
         self._sent_round, self._sent_at = new.round, now
         self._sent = {
             key: Go(
@@ -580,23 +597,12 @@ class Leader:
         held = self.agreement
         if held.number == BEFORE_ALL:
             return self._began
-        words = [(now, self._key)]
-        for voter in self._rules.voters(held):
-            peer = self.peers.get(voter.key)
-            if peer is not None and voter.key != self._key:
-                words.append((peer.heard_at, voter.key))
-        words.sort(reverse=True)
-        keys = [key for _, key in words]
-        if not self._rules.is_quorum(held, keys):
-            return _NEVER
-        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
-        while fewest + 1 < enough:
-            middle = (fewest + enough) // 2
-            if self._rules.is_quorum(held, keys[:middle]):
-                enough = middle
-            else:
-                fewest = middle
-        return words[enough - 1][0]
+        heard = dict(self._words)
+        counted = self._voters if self._rules.arbiter is None else self.peers
+        heard.update((key, self.peers[key].heard_at) for key in counted if key in self.peers)
+        heard[self._key] = now
+        pending = None if self._pending is None else self._pending.agreement
+        return self._rules.newest_word(held, pending, heard)
 
     def _look_who_is_left(self, now: float) -> None:
         """Once the job is over: end when all others have, or have been told for long enough."""

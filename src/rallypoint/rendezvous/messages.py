@@ -9,7 +9,7 @@ Whatever is not exactly a message of this version is refused: an agent must not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from math import isfinite
@@ -21,6 +21,12 @@ from rallypoint.base.record import Record
 from rallypoint.rendezvous import protocol, reports
 from rallypoint.rendezvous.pulse import ACK, BEAT, decode_pulse, encode_pulse
 from rallypoint.rendezvous.round import Member, Round
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    R = TypeVar("R", bound=Record)
 
 VERSION = 3
 REPORTS = (reports.Broken, reports.Ended, reports.StopAsked, reports.Leave)
@@ -41,8 +47,8 @@ def _kinds() -> dict[str, type[Record]]:
     return {kind.__name__: kind for kind in Message.__args__}
 
 
-def encode(message: Message) -> bytes:
-    """One message."""
+def encode(message: Record) -> bytes:
+    """One message; any other record can be kept somewhere in the same way."""
     import json
 
     pulse = encode_pulse(message)
@@ -59,6 +65,19 @@ def decode(data: bytes) -> Message:
     Raises:
         ControlMessageError: it is none, or one of another version.
     """
+    return _decode(_kinds(), data)  # type: ignore[return-value]
+
+
+def decode_record(kind: type[R], data: bytes) -> R:
+    """Read what must be of that kind.
+
+    Raises:
+        ControlMessageError: it is not, or of another version.
+    """
+    return _decode({kind.__name__: kind}, data)  # type: ignore[return-value]
+
+
+def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
     import json
 
     try:
@@ -69,7 +88,7 @@ def decode(data: bytes) -> Message:
             raise ControlMessageError(
                 "an agent of another version of rallypoint takes part; install the same everywhere."
             )
-        message = _record_codec(_kinds()[name])[1](fields)
+        message = _record_codec(kinds[name])[1](fields)
     except (
         *(ValueError, KeyError, TypeError, AttributeError, RecursionError, StructError),
         InvalidArgumentError,
@@ -77,7 +96,7 @@ def decode(data: bytes) -> Message:
         if isinstance(error, ControlMessageError):
             raise
         raise ControlMessageError(f"an agent sent what is no message: {data[:80]!r}.") from None
-    return message  # type: ignore[return-value]
+    return message
 
 
 # One pair of functions for each kind of value: to what JSON knows, and back.

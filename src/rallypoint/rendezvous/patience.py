@@ -6,7 +6,12 @@ The defaults, and why they are not torch's:
     keep_alive_interval     1 s     (5)  a beat is a few bytes on an open connection
     keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
 
-close_timeout and read_timeout are torch's handlers' own; here whoever ends tells the others so.
+With etcd only:
+    close_timeout           30 s    as torch's; for so long who comes too late is told how it ended
+    outage_timeout          30 s    so long a job goes on while etcd is away
+    read_timeout            2 s     (60) for one request; what fails is tried again anyway
+
+With c10d, torch's close_timeout and read_timeout mean nothing: whoever ends tells the others so.
 """
 
 from __future__ import annotations
@@ -22,9 +27,16 @@ _NAMES = {
     "last_call_timeout": "last_call_s",
     "keep_alive_interval": "beat_s",
     "keep_alive_max_attempt": "missed_beats",
+    "close_timeout": "close_s",
+    "outage_timeout": "outage_s",
+    "read_timeout": "read_s",
 }
 # They mean something to torch's handlers only.
-_IGNORED = ("close_timeout", "read_timeout", "store_type", "use_libuv")
+_IGNORED = ("store_type", "use_libuv")
+_ETCD_ONLY = ("close_timeout", "outage_timeout", "read_timeout")
+# How to reach etcd; etcd_link.py reads them.
+_ETCD_NAMES = ("protocol", "cacert", "cert", "key")
+_MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -37,6 +49,9 @@ class Patience(Record, kw_only=True):
     last_call_s: float = 3.0
     beat_s: float = 1.0
     missed_beats: float = 5.0
+    close_s: float = 30.0
+    outage_s: float = 30.0
+    read_s: float = 2.0
 
     @property
     def silence_s(self) -> float:
@@ -44,26 +59,29 @@ class Patience(Record, kw_only=True):
         return self.beat_s * self.missed_beats
 
 
-def read_patience(configuration: Mapping[str, str]) -> Patience:
+def read_patience(configuration: Mapping[str, str], backend: str = "c10d") -> Patience:
     """Read it.
 
     Raises:
         InvalidArgumentError: an unknown name, or no number of seconds.
     """
+    is_etcd = backend == "etcd"
+    names = {n: to for n, to in _NAMES.items() if is_etcd or n not in _ETCD_ONLY}
+    others = _ETCD_NAMES if is_etcd else (_IS_HOST, _QUORUM)
     found = {}
     for name, text in configuration.items():
-        if name in (*_IGNORED, _IS_HOST, _QUORUM):
+        if name in (*_IGNORED, *others) or (name in _ETCD_ONLY and not is_etcd):
             continue
-        if name not in _NAMES:
-            known = (*_NAMES, _IS_HOST, _QUORUM)
+        if name not in names:
+            known = (*names, *others)
             raise InvalidArgumentError(
-                f"--rdzv-conf: unknown {name!r}; there are {', '.join(known)}."
+                f"--rdzv-conf: {backend} does not know {name!r}; there are {', '.join(known)}."
             )
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value < 1e9 or (value == 0 and name.startswith("keep_alive")):
+        if not 0 <= value < 1e9 or (value == 0 and name in _MUST_BE_POSITIVE):
             raise InvalidArgumentError(
                 f"--rdzv-conf: {name} is {text!r}; give a number of seconds."
             )

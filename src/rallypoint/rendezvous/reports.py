@@ -25,6 +25,7 @@ class Ended(Record, kw_only=True):
     Attributes:
         was_cut_off: the node's agent ended its workers, or never started them, because it had lost
             the coordinator: no failure of theirs.
+        because: what else it was that cut them off, after the node's name.
     """
 
     node_rank: int
@@ -33,6 +34,7 @@ class Ended(Record, kw_only=True):
     causes: tuple[Cause, ...] = ()
     unkillable: int = 0
     was_cut_off: bool = False
+    because: str = ""
 
 
 class StopAsked(Record, kw_only=True):
@@ -98,12 +100,17 @@ class Stop(Record, kw_only=True):
 
 
 class Finish(Record, kw_only=True):
-    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any."""
+    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any.
+
+    Attributes:
+        was_cut_off: for this node alone, which was not let in, or cannot go on without another.
+    """
 
     outcome: Outcome
     because: str
     culprit: int | None = None
     what: str = ""
+    was_cut_off: bool = False
 
 
 Order = Start | Stop | Finish

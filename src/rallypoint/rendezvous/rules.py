@@ -12,7 +12,7 @@ old, and a voter makes no promise for longer than that after it heard a coordina
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.rendezvous.protocol import NO_BALLOT, Agreement, Ballot, Promise, Setup
 from rallypoint.rendezvous.round import Member
@@ -20,11 +20,15 @@ from rallypoint.rendezvous.round import Member
 # All members vote, up to so many; of a longer list the first. Ballots stay cheap, and of 31 voters
 # any 15 may be lost at one time.
 MAX_VOTERS = 31
+ETCD = "etcd"  # the key of a voter that is no agent: etcd_rules.py
 BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
 
 
 class Rules:
     """What voters, candidates, coordinators and members may do."""
+
+    # A voter that is no agent, and outlives them all. With one, all agents may lead.
+    arbiter: Member | None = None
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -51,6 +55,10 @@ class Rules:
         has_new = new.finish is not None or self.is_quorum(new, keys)
         return has_new and self.is_quorum(old, keys)
 
+    def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
+        """Who may coordinate after this agreement's coordinator; those who are first try first."""
+        return self.voters(agreement)
+
     # What a voter may do.
 
     def may_promise(self, ballot: Ballot, promised: Ballot) -> bool:
@@ -73,6 +81,29 @@ class Rules:
         return found
 
     # Who may run workers, and until when.
+
+    def newest_word(
+        self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
+    ) -> float:
+        """The newest time that a quorum has confirmed to have heard a coordinator's word of.
+
+        Args:
+            held, pending: what was agreed last, and what the coordinator proposes, if anything.
+            heard: the newest time that each has confirmed; the coordinator's own is now.
+        """
+        words = [(heard[each.key], each.key) for each in self.voters(held) if each.key in heard]
+        words.sort(reverse=True)
+        keys = [key for _, key in words]
+        if not self.is_quorum(held, keys):
+            return float("-inf")
+        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
+        while fewest + 1 < enough:
+            middle = (fewest + enough) // 2
+            if self.is_quorum(held, keys[:middle]):
+                enough = middle
+            else:
+                fewest = middle
+        return words[enough - 1][0]
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
         """For how long after it sent the beat that is answered `now` a member may run workers."""

@@ -63,7 +63,7 @@ class Voter:
         self._rules = rules
         self._heard_at = float("-inf")
         self._told = ""
-        if setup.slot is not None:
+        if setup.slot is not None or rules.arbiter is not None:
             self.decided = before_all(setup.endpoints)
 
     @property
@@ -77,7 +77,9 @@ class Voter:
         return self._told if self.decided is None else self.decided.host or self._told
 
     def has_vote(self) -> bool:
-        """Whether this agent decides on the next agreement that it knows of."""
+        """Whether this agent decides on the next agreement that it knows of, or may ask to."""
+        if self._rules.arbiter is not None:
+            return True
         return self.decided is not None and self._vote_on(self.decided) != ""
 
     def heard(self, ballot: Ballot, now: float) -> None:
@@ -169,8 +171,9 @@ class Voter:
     def _vote_on(self, agreement: Agreement) -> str:
         if agreement.number == BEFORE_ALL:
             begun = "" if self.accepted is None else self.accepted.host
-            is_other_begun = self._told not in ("", begun)
-            return "" if self._slot is None or is_other_begun else slot_key(self._slot)
+            if self._slot is None or self._told not in ("", begun):
+                return ""
+            return slot_key(self._slot)
         keys = [voter.key for voter in self._rules.voters(agreement)]
         return self._me.key if self._me.key in keys else ""
 

@@ -75,7 +75,7 @@ def choose(
         return Choice(override, "asked for", rule=rule)
     if model is not None and ranks > 1 and collective is not Collective.SEND:
         return _predicted(collective, nbytes, ranks, per_node or ranks, model, rule)
-    algorithm, reason = _measured(collective, nbytes, ranks)
+    algorithm, reason = _measured(collective, nbytes, ranks, per_node or ranks)
     return Choice(algorithm, reason, rule=rule)
 
 
@@ -88,8 +88,16 @@ def rule_of_thumb(ranks: int) -> str:
     return "beyond 512 ranks: trees (two for large messages), and levels where nodes have several"
 
 
-def _measured(collective: Collective, nbytes: int, ranks: int) -> tuple[str, str]:
+def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
     """By rules."""
+    has_levels = 1 < per_node < ranks
+    if has_levels and collective is Collective.ALL_REDUCE and nbytes > ONE_SHOT_BYTES:
+        algorithm = "node_ring" if ranks % per_node else "two_level"
+        return algorithm, "between nodes each byte goes once there and once back"
+    return _on_one_level(collective, nbytes, ranks)
+
+
+def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str, str]:
     if ranks > FEW_RANKS and collective in _MANY_RANKS:
         small, large = _MANY_RANKS[collective]
         if nbytes <= ONE_SHOT_BYTES:

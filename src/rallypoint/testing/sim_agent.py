@@ -10,11 +10,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from rallypoint.rendezvous.decide import Part, Participant
+from rallypoint.rendezvous.etcd_rules import EtcdRules
+from rallypoint.rendezvous.etcd_voter import EtcdVoter
 from rallypoint.rendezvous.protocol import Begin, Call, Decision, Message, OpenStore, Send, Setup
 from rallypoint.rendezvous.reports import Broken, Ended, Finish, Leave, Notice, Report, Stop
 from rallypoint.rendezvous.round import Endpoint, Seat
+from rallypoint.rendezvous.rules import ETCD
 from rallypoint.rendezvous.verdict import Cause
 from rallypoint.testing.sim_clock import SimClock
+from rallypoint.testing.sim_etcd import SimEtcdLink
 from rallypoint.testing.sim_network import Process
 
 if TYPE_CHECKING:
@@ -40,6 +44,10 @@ class SimAgent(Process):
         )
         self.dies_after: int | None = None  # so many more actions
         self.job = ""
+        self.etcd: SimEtcdLink | None = None
+        if cluster.etcd is not None:
+            rules = cluster.rules if issubclass(cluster.rules, EtcdRules) else EtcdRules
+            self.etcd = SimEtcdLink(setup, self.clock, cluster.etcd, self._hear_etcd, rules)
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
@@ -53,12 +61,22 @@ class SimAgent(Process):
     def hear_closed(self, key: str) -> None:
         """See Process."""
         if self.is_alive:
+            if self.etcd is not None:
+                self.etcd.voter.lost(key)
             self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
 
     def hear_unreachable(self, at: Endpoint) -> None:
         """See Process."""
         if self.is_alive:
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
+
+    def _hear_etcd(self, voter: EtcdVoter) -> None:
+        for answer in voter.take():
+            if self.is_alive and isinstance(answer, str):
+                at, now = self.core.setup.endpoints[0], self.clock.now()
+                self.perform(self.core.unreachable(at, answer, now))
+            elif self.is_alive:
+                self.hear(ETCD, answer)  # type: ignore[arg-type]
 
     # What it does.
 
@@ -73,6 +91,8 @@ class SimAgent(Process):
                 if self.dies_after < 0:
                     return cluster.kill_agent(self, "in the middle of a decision")
             match action:
+                case Send(to="etcd", message=message) | Call(message=message) if self.etcd:
+                    self.etcd.send(message)
                 case Send(to=to, at=at, message=message):
                     cluster.network.send(self, to, at, message)
                 case Call(at=at, message=message):

@@ -13,13 +13,15 @@ from collections import Counter
 from random import Random
 
 from rallypoint.rendezvous.decide import Part
+from rallypoint.rendezvous.etcd_rules import EtcdRules
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.protocol import Setup
 from rallypoint.rendezvous.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.testing.sim_agent import SimAgent
 from rallypoint.testing.sim_clock import SimLoop
+from rallypoint.testing.sim_etcd import SimEtcd
 from rallypoint.testing.sim_network import SimNetwork
 from rallypoint.testing.sim_witness import Witness
 
@@ -41,12 +43,14 @@ class SimCluster:
         patience: Patience = Patience(),  # noqa: B008 - frozen
         wishes: tuple[int | None, ...] = (),
         names: tuple[str, ...] = (),
+        has_etcd: bool = False,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.rules = rules
+        self.rules = EtcdRules if has_etcd and rules is Rules else rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
+        self.etcd = SimEtcd(self.loop, self.random) if has_etcd else None
         self.kill_s, self.grace_s = 1.0, 0.1
         self.works_for_s: float | None = None  # after which workers succeed
         self.agents: dict[str, SimAgent] = {}  # the newest of each node, by name
@@ -65,15 +69,15 @@ class SimCluster:
                 join_timeout_s=patience.join_timeout_s,
                 last_call_s=patience.last_call_s,
             ),
-            "endpoints": tuple(
-                [Endpoint(host=name, port=29400) for name in self._names[:endpoints]]
-            ),
+            "endpoints": (Endpoint(host="etcd", port=2379),)
+            if has_etcd
+            else tuple([Endpoint(host=name, port=29400) for name in self._names[:endpoints]]),
             "max_restarts": max_restarts,
             "patience": patience,
             "quorum": quorum,
             "kill_s": self.kill_s,
         }
-        self._endpoints = endpoints
+        self._endpoints = 0 if has_etcd else endpoints
         self._late_endpoints = 0
 
     # What a story asks and does.
@@ -98,7 +102,8 @@ class SimCluster:
         self._late_endpoints += is_late and name in self._names[: self._endpoints]
         # What an endpoint's agent promised dies with it. Documented; with three endpoints it takes
         # two that are started again while none of the first job can be reached.
-        self.witness.may_fork = self._late_endpoints > (self._endpoints - 1) // 2
+        too_many = (self._endpoints - 1) // 2
+        self.witness.may_fork = self.etcd is None and self._late_endpoints > too_many
         index = self._names.index(name)
         key = name if self.steady_keys else f"{name}.{self._starts[name]}"
         is_endpoint = index < self._endpoints
@@ -156,6 +161,8 @@ class SimCluster:
     def cut(self, groups: list[set[str]]) -> None:
         """Only who is in one group reaches each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
+        if self.etcd is not None:
+            self.etcd.cuts = {name for group in groups if ETCD not in group for name in group}
         for group in groups:
             for other in groups:
                 if group is not other:
@@ -170,6 +177,8 @@ class SimCluster:
         """No cable is cut any more; what was sent meanwhile comes, unless it is lost."""
         self.tell("network: whole again")
         self.network.mend(is_lost=is_lost)
+        if self.etcd is not None:
+            self.etcd.cuts, self.etcd.is_away = set(), False
 
     def divided(self) -> tuple[set[str], set[str]]:
         """Who knows the newest agreement, and who does not."""
@@ -182,6 +191,8 @@ class SimCluster:
         self.is_calm = True
         self.mend()
         self.network.calm()
+        if self.etcd is not None:
+            self.etcd.max_delay_s = min(self.etcd.max_delay_s, 0.05)
         self.witness.when_agreed = None
         for agent in self.alive():
             agent.dies_after = None
@@ -261,7 +272,7 @@ class SimCluster:
         newest = max([each for each in held if each], key=lambda each: each.number)
         if newest.finish is not None:
             return ""
-        keys = {agent.key for agent in alive}
+        keys = {ETCD, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that those who live cannot decide?
             pending = agent.core.accepted
             if pending is None or pending.number <= newest.number:
@@ -275,8 +286,8 @@ class SimCluster:
             return f"{sorted(running)} run without a quorum" if running else ""
         # Newcomers find the job at its endpoints only.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
-        count = len(alive) if is_found else len(members)
-        if count >= limits.min_nodes and members:
+        count = len(alive) if is_found or self.etcd is not None else len(members)
+        if count >= limits.min_nodes and (members or self.etcd is not None):
             places = {agent.seat.nodes for agent in alive if agent.seat}
             wanted = min(limits.max_nodes, count)
             least = min(wanted, limits.min_nodes) if self.works_for_s is not None else wanted

@@ -17,11 +17,19 @@ from random import Random
 
 from rallypoint.rendezvous.decide import Part
 from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.testing.sim_cluster import SimCluster
+from rallypoint.testing.sim_etcd import SimEtcd
 from rallypoint.testing.sim_witness import ViolationError
 
-PATIENCE = Patience(join_timeout_s=600.0, last_call_s=0.5, beat_s=0.75, missed_beats=4)
+PATIENCE = Patience(
+    join_timeout_s=600.0,
+    last_call_s=0.5,
+    beat_s=0.75,
+    missed_beats=4,
+    close_s=6.0,
+    outage_s=6.0,
+)
 MAX_SIZE = 200
 _SMALL = 12
 _FAULTS_S = 30.0
@@ -47,6 +55,7 @@ def story(
     rules: type[Rules] = Rules,
     steady_keys: bool = False,
     faults_s: float = _FAULTS_S,
+    has_etcd: bool = False,
 ) -> SimCluster:
     """Play one story to its end.
 
@@ -64,6 +73,7 @@ def story(
         max_restarts=random.choice([0, 3, 1000]),
         rules=rules,
         patience=PATIENCE,
+        has_etcd=has_etcd,
         wishes=tuple(range(nodes)) if random.random() < 0.2 and nodes == max_nodes else (),
     )
     cluster.steady_keys = steady_keys
@@ -96,6 +106,10 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
     """One thing happens."""
     names = list(cluster.names)
     name = random.choice(names)
+    places = names
+    if cluster.etcd is not None:
+        places = [*names, ETCD]
+        _befall_etcd(cluster, cluster.etcd, random)
     match what:
         case "kill":
             cluster.kill(name)
@@ -115,7 +129,7 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
                 cluster.start_later(name, random.choice([0.0, 0.1, 1.0]))
         case "split":
             groups = [set[str](), set[str](), set[str]()][: random.choice([2, 2, 3])]
-            for each in names:
+            for each in places:
                 random.choice(groups).add(each)
             cluster.cut(groups)
         case "divide":  # those who know the newest agreement, those who do not, the coordinator
@@ -124,7 +138,7 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
             cluster.cut([know - alone, others - alone, alone])
         case "isolate":
             some = {name, *cluster.leaders()} if random.random() < 0.5 else {name}
-            cluster.cut([some, set(names) - some])
+            cluster.cut([some, set(places) - some])
         case "deafen":
             cluster.deafen(random.choice([name, *cluster.leaders()]), set(names))
         case "mend":
@@ -159,6 +173,15 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
         case "succeed":
             if random.random() < 0.1:
                 cluster.works_for_s = random.uniform(0.1, 5.0)
+
+
+def _befall_etcd(cluster: SimCluster, etcd: SimEtcd, random: Random) -> None:
+    """Perhaps something happens to etcd, too."""
+    if random.random() < 0.2:
+        etcd.is_away = not etcd.is_away
+        cluster.tell(f"etcd: {'away' if etcd.is_away else 'here again'}")
+    if random.random() < 0.1:
+        etcd.max_delay_s = random.choice([0.005, 0.05, 0.8])
 
 
 def _ambush(cluster: SimCluster, random: Random, count: int) -> None:

@@ -160,8 +160,8 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--nnodes", "0", __file__], "--nnodes is '0'; it must be a number from 1 on"),
         (["--nnodes", "3:2", __file__], "--nnodes is '3:2'"),
         (
-            ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a:1", __file__],
-            "--rdzv-backend etcd is not there yet; use c10d",
+            ["--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=a:1", __file__],
+            "choose etcd, which speaks version 3 with the same endpoint",
         ),
         (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
     ],

@@ -1,19 +1,58 @@
-"""Ranks as threads of one process, each with its own end of a communicator."""
+"""Ranks as threads of one process, each with its own end of a communicator.
+
+They may be on one make-believe host, on a host each, or on some hosts: ranks of one host share
+memory, those of different hosts are connected by TCP.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint._native import region_bytes
-from rallypoint.engine.communicator import Communicator
+from rallypoint.engine.communicator import Communicator, FarPeer
 from rallypoint.process_group.planning import Algorithms, Planner, Wishes
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
 
 NAMES = tuple(collective.name.lower() for collective in Collective)
+
+
+# Which rank is on which host.
+TRANSPORTS: dict[str, Callable[[int, int], int]] = {
+    "shm": lambda _rank, _ranks: 0,
+    "tcp": lambda rank, _ranks: rank,
+    "two hosts": lambda rank, ranks: int(rank >= (ranks + 1) // 2),
+    "interleaved hosts": lambda rank, _ranks: rank % 2,
+}
+chosen_transport = "shm"  # unless a test says otherwise; see conftest.py
+
+
+def connected() -> tuple[int, int]:
+    """Two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        called, _ = listener.accept()
+    for each in (caller, called):
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return caller.detach(), called.detach()
+
+
+def connect(hosts: Sequence[int], streams: int) -> list[list[FarPeer]]:
+    """For each rank, those on other hosts."""
+    peers: list[list[FarPeer]] = [[] for _ in hosts]
+    for one in range(len(hosts)):
+        for other in range(one):
+            if hosts[one] == hosts[other]:
+                continue
+            (a, b), (c, d), *data = (connected() for _ in range(2 + streams))
+            peers[one].append(FarPeer(other, os.getpid(), a, c, [end for end, _ in data]))
+            peers[other].append(FarPeer(one, os.getpid(), b, d, [end for _, end in data]))
+    return peers
 
 
 def planner(
@@ -45,13 +84,19 @@ def run_ranks(
     custom: Program | None = None,
     timeout_s: float = 30,
     synchronous_send: bool = False,
+    transport: str | None = None,
+    streams: int = 1,
 ) -> Sequence[Any]:
     """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, region_bytes(ranks))
+    place = TRANSPORTS[transport or chosen_transport]
+    hosts = [place(rank, ranks) for rank in range(ranks)]
+    regions: dict[int, int] = defaultdict(lambda: os.memfd_create("test"))
+    for host in hosts:
+        os.ftruncate(regions[host], region_bytes(ranks))
+    peers = connect(hosts, streams)
     communicators = [
         Communicator(
-            fd,
+            regions[hosts[rank]],
             rank=rank,
             ranks=ranks,
             plan=planner(rank, ranks, override, custom),
@@ -61,10 +106,12 @@ def run_ranks(
             names=NAMES,
             is_alone=lambda: True,
             synchronous_send=synchronous_send,
+            peers=peers[rank],
         )
         for rank in range(ranks)
     ]
-    os.close(fd)
+    for fd in regions.values():
+        os.close(fd)
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
 
@@ -80,6 +127,8 @@ def run_ranks(
         thread.start()
     for thread in threads:
         thread.join()
+    for communicator in communicators:
+        communicator.leave()
     for error in errors:
         if error is not None:
             raise error

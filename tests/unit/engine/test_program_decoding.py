@@ -23,7 +23,9 @@ def teach(words: array[int]) -> None:
     fd = os.memfd_create("test")
     os.ftruncate(fd, region_bytes(1))
     plan = words.tobytes()
-    communicator = Communicator(fd, 0, 1, 0, 0, lambda *_: (plan, False), 0.0, lambda: False, False)
+    communicator = Communicator(
+        fd, 0, 1, 0, 0, lambda *_: (plan, False), 0.0, lambda: False, False, []
+    )
     os.close(fd)
     nothing = np.empty(0)
     communicator.run(Collective.ALL_REDUCE, 0, 0, nothing, nothing)

@@ -13,6 +13,8 @@ from rallypoint.process_group.planning import Wishes
 from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import OpenStore
 
+chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
+
 
 def run_ranks(
     ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 30, override: str = ""
@@ -29,7 +31,7 @@ def run_ranks(
                 OpenStore(store=store, rank=rank, world_size=ranks),
                 "test",
                 timeout=timedelta(seconds=timeout_s),
-                backend="shm",
+                backend=chosen_backend,
                 wishes=Wishes(override),
                 on_destroy=lambda: None,
             )

@@ -22,7 +22,7 @@ def test_no_number_of_seconds(text: str) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(InvalidArgumentError, match="unknown 'last_cal'"):
+    with pytest.raises(InvalidArgumentError, match="c10d does not know 'last_cal'"):
         read_patience({"last_cal": "1"})
 
 

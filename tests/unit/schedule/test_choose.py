@@ -67,3 +67,15 @@ def test_unknown_override_names_the_known_ones() -> None:
     check_override("ring")
     with pytest.raises(InvalidArgumentError, match=r"no algorithm 'rign'.*ring"):
         check_override("rign")
+
+
+def test_several_nodes_with_several_ranks_reduce_at_home_first() -> None:
+    def chosen(nbytes: int, ranks: int, per_node: int) -> str:
+        return choose(
+            Collective.ALL_REDUCE, nbytes=nbytes, ranks=ranks, per_node=per_node
+        ).algorithm
+
+    assert chosen(1 << 20, 8, 4) == "two_level"
+    assert chosen(1 << 20, 7, 4) == "node_ring"  # the last node is not full
+    assert chosen(1 << 20, 8, 1) == chosen(1 << 20, 8, 0) == "direct_two_shot"
+    assert chosen(64, 8, 4) == "direct_one_shot"

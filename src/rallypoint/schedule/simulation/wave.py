@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -69,8 +68,8 @@ class Graph:
         with without_collector():
             self._trace = execute(program, slots=links.slots, pieces=1)
             self._flatten(self._trace)
-            self._price()
-            self._waves = list(self._sort(self._trace))
+            self._waves = self._sort(self._trace)
+        self._price()
 
     def repriced(self, links: Links) -> Graph:
         """The same program on other links."""
@@ -160,8 +159,8 @@ class Graph:
         np.add.at(self._busy[:, 0], self._taker, taken)
         self._delay = arrivals[self._message]
 
-    def _sort(self, trace: Trace) -> Iterator[_Wave]:
-        """Put events into waves."""
+    def _sort(self, trace: Trace) -> list[_Wave]:
+        """Put events into waves, and number them anew: those of a wave one after the other."""
         sends: list[list[int]] = [[] for _ in trace.lanes]
         for number, event in enumerate(trace.events):
             if isinstance(event.operation, Send):
@@ -191,14 +190,32 @@ class Graph:
         bounds = np.searchsorted(depth[order], np.arange(depth.max(initial=-1) + 2))
         take_order = np.lexsort((self._taker, depth[self._taker]))
         take_bounds = np.searchsorted(depth[self._taker][take_order], np.arange(len(bounds)))
+        self._renumber(order, take_order)
+        holders, back = holders[order], back[order]
+        new = np.argsort(order)
+        holders[holders >= 0] = new[holders[holders >= 0]]
+        waves = []
         for wave in range(len(bounds) - 1):
-            events = order[bounds[wave] : bounds[wave + 1]]
-            takes = take_order[take_bounds[wave] : take_bounds[wave + 1]]
+            events = slice(int(bounds[wave]), int(bounds[wave + 1]))
+            takes = slice(int(take_bounds[wave]), int(take_bounds[wave + 1]))
             takers, first = np.unique(self._taker[takes], return_index=True)
-            held = [
-                events[(holders[events] >= 0) & (back[events] == k)] for k in range(self._back + 1)
-            ]
-            yield _Wave(events, takes, takers, first, [(each, holders[each]) for each in held])
+            held = []
+            for pieces in range(self._back + 1):
+                waits = (holders[events] >= 0) & (back[events] == pieces)
+                waiting = np.flatnonzero(waits) + events.start
+                held.append((waiting, holders[waiting]))
+            waves.append(_Wave(events, takes, takers, first, held))
+        return waves
+
+    def _renumber(self, order: Ints, take_order: Ints) -> None:
+        new = np.append(np.argsort(order), np.arange(self._count, self._count + self._lanes))
+        self._rank, self._chunks, self._reads = (
+            each[order] for each in (self._rank, self._chunks, self._reads)
+        )
+        self._after, self._last = new[self._after[order]], new[self._last]
+        self._taker, self._sender = new[self._taker[take_order]], new[self._sender[take_order]]
+        self._message = self._message[take_order]
+        self._letters[:, 0] = new[self._letters[:, 0]]
 
     def run(
         self, pieces: Pieces, *, conditions: Conditions = CALM, starts_us: Floats | None = None
@@ -216,11 +233,10 @@ class Graph:
         history: deque[Floats] = deque(maxlen=self._back + 1)
         growths: list[float] = []
         for piece in range(pieces.number):
+            noisy, late = busy, delay
             if conditions.noise:
                 noisy = busy * (1 + chance.exponential(conditions.noise, busy.shape))
                 late = delay * (1 + chance.exponential(conditions.noise, delay.shape))
-            else:
-                noisy, late = busy, delay
             before = ends[: self._count].copy()
             history.append(np.zeros(self._count))
             self._run_piece(ends, start, noisy, late, history)
@@ -256,19 +272,19 @@ class Graph:
         """One piece, in place: `ends` of events and lanes, `start` of events."""
         taken = history[-1]
         for wave in self._waves:
-            begin = ends[self._after[wave.events]]
-            start[wave.events] = begin
-            if len(wave.takes):
-                arrived = start[self._sender[wave.takes]] + delay[wave.takes]
-                latest = np.maximum.reduceat(arrived, wave.first)
+            events, takes = wave.events, wave.takes
+            senders = self._sender[takes]
+            start[events] = ends[self._after[events]]
+            if len(senders):
+                latest = np.maximum.reduceat(start[senders] + delay[takes], wave.first)
                 start[wave.takers] = np.maximum(start[wave.takers], latest)
             for back, (waiting, holders) in enumerate(wave.held):
                 if len(waiting) and back < len(history):
                     free = history[-1 - back][holders]
                     start[waiting] = np.maximum(start[waiting], free)
-            ends[wave.events] = start[wave.events] + busy[wave.events]
-            if len(wave.takes):
-                np.maximum.at(taken, self._sender[wave.takes], ends[self._taker[wave.takes]])
+            np.add(start[events], busy[events], out=ends[events])
+            if len(senders):
+                np.maximum.at(taken, senders, ends[self._taker[takes]])
 
 
 def _levels(one: Ints, other: Ints, bounds: list[float]) -> Ints:
@@ -305,8 +321,8 @@ class _Wave:
         held: for 0, 1, ... pieces back: the sends that wait for a slot, and the sends that hold it.
     """
 
-    events: Ints
-    takes: Ints
+    events: slice
+    takes: slice
     takers: Ints
     first: Ints
     held: list[tuple[Ints, Ints]]

@@ -1,0 +1,82 @@
+// What ranks on different hosts tell each other beside their messages: trouble, leave-taking, and
+// what they have called, where someone waits for them in vain.
+//
+// One connection to each of them, which never carries data and is therefore never full. It is read
+// by the watcher's thread, so that a rank hears of trouble, and answers, whatever it is doing. A
+// connection that ends without leave having been taken is a lost peer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/region.h"
+#include "engine/tcp/inlet.h"
+#include "engine/tcp/peer_address.h"
+#include "engine/tcp/stream.h"
+#include "engine/tcp/watcher.h"
+
+namespace rallypoint::tcp {
+
+// On the wire, as all numbers here: little-endian.
+struct ControlHeader {
+  std::uint32_t magic;
+  std::uint16_t kind;
+  std::uint16_t bytes;
+  std::uint64_t number;  // of a call
+
+  std::size_t payload() const { return bytes; }
+};
+
+class Control final : public Watched, public Messenger {
+ public:
+  Control(Region& region, const std::vector<PeerAddress>& peers);
+  ~Control() override;
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  void leave();
+
+  // Messenger:
+  void spread(const Poison& poison) override;
+  void ask(std::uint32_t rank, std::uint64_t number) override;
+  void answer(std::uint64_t number) override;
+
+ private:
+  static constexpr std::size_t kMostBytes = 1024;
+  struct Peer {
+    Peer(std::uint32_t rank_, int fd) : rank(rank_), stream(fd) {}
+    std::uint32_t rank;
+    Stream stream;
+    std::uint64_t key = 0;  // of the constructor and destructor
+    bool is_watched = true;
+    Inlet<ControlHeader> inlet;
+    std::byte payload[kMostBytes];
+    std::string unsent;
+    std::uint64_t asked = 0;     // by it: the call's number plus one
+    std::uint64_t asks_for = 0;  // by us
+  };
+  class Reader;
+
+  void on_ready(int fd, std::uint64_t key) override;
+  bool take(Peer& peer, const ControlHeader& header);
+  bool take_poison(const Peer& peer);
+  bool take_record(const Peer& peer, const ControlHeader& header);
+  void lose(Peer& peer, std::uint64_t key);
+  void tell(Peer& peer, std::uint16_t kind, std::uint64_t number, const void* data,
+            std::size_t bytes);
+  void tell_record(Peer& peer, std::uint64_t number);
+  static void flush(Peer& peer);
+
+  Region& region_;
+  std::mutex mutex_;  // of all below
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::atomic<bool> is_asked_{false};
+  bool has_left_ = false;
+};
+
+}  // namespace rallypoint::tcp

@@ -1,0 +1,115 @@
+// Sends and receives between hosts: carries envelopes, and what is in them, over one stream to each
+// peer. Which receive takes which envelope is the mailbox's business.
+//
+//   sender                                     receiver
+//   envelope, and its payload if small    ->   the copy of the sender's outbox, in this process
+//                                         <-   "send it", once a receive matches a large one
+//   parts, from the user's memory         ->   the user's memory
+//                                         <-   "taken": the place of the envelope is free again
+//
+// A pair of ranks has 32 places. What is free again is said along with the next frame, unless many
+// are, or somebody waits for it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/region.h"
+#include "engine/tcp/inlet.h"
+#include "engine/tcp/peer_address.h"
+#include "engine/tcp/poller.h"
+#include "engine/tcp/stream.h"
+
+namespace rallypoint::tcp {
+
+enum class MailKind : std::uint8_t { envelope = 1, request, part, taken };
+
+struct MailHeader {
+  std::uint32_t magic;
+  MailKind kind;
+  std::uint8_t slot;
+  std::uint8_t is_synchronous;
+  DType dtype;
+  std::uint64_t sequence;
+  std::uint64_t number;
+  std::uint64_t bytes;  // of the message, or of a part
+  std::int32_t tag;
+  std::uint32_t taken;  // a bit for each place that is free again
+
+  std::size_t payload() const {
+    if (kind == MailKind::part) return bytes;
+    return kind == MailKind::envelope && bytes <= kMailBytes ? bytes : 0;
+  }
+};
+
+class Courier {
+ public:
+  Courier(Region& region, const std::vector<PeerAddress>& peers);
+
+  // Sender. Puts an envelope on its way and returns its place, or -1 if all are taken.
+  int send(std::uint32_t to, MailHeader envelope, const std::byte* payload);
+  bool is_taken(std::uint32_t to, int slot) const;
+  bool is_requested(std::uint32_t to, int slot) const;
+  // Whether nothing waits for the stream; a part may then be sent, which is not copied.
+  bool is_idle(std::uint32_t to) const;
+  void send_part(std::uint32_t to, int slot, const std::byte* data, std::uint64_t bytes);
+
+  // Receiver. Has a large message written to `target`;
+  void request(std::uint32_t from, int slot, std::byte* target, std::uint64_t bytes);
+  std::uint64_t landed(std::uint32_t from, int slot) const;
+  // and has taken one.
+  void take(std::uint32_t from, int slot);
+
+  // Reads and writes as far as that goes; returns whether anything moved.
+  bool poll();
+  void arm();
+  bool has_backlog() const { return backlog_.load(std::memory_order_acquire) != 0; }
+
+  int corrupt_rank() const { return corrupt_; }
+  bool has_ended(std::uint32_t rank) const;
+  void finish_writing();
+  std::size_t unconfirmed() const;
+
+ private:
+  struct Frame {
+    MailHeader header;
+    const std::byte* data;
+    std::vector<std::byte> own;
+    std::size_t sent = 0;
+  };
+  struct Landing {
+    std::byte* target = nullptr;
+    std::uint64_t bytes = 0;
+    std::uint64_t landed = 0;
+  };
+  struct Peer {
+    Peer(std::uint32_t rank_, int fd) : rank(rank_), stream(fd) {}
+    std::uint32_t rank;
+    Stream stream;
+    Inlet<MailHeader> inlet;
+    std::deque<Frame> unsent;
+    std::uint32_t in_use = 0;     // places of our envelopes,
+    std::uint32_t requested = 0;  // and which of them the peer wants
+    std::uint32_t taken = 0;      // of theirs: to be told
+    Landing landings[kEnvelopes];
+  };
+  class Reader;
+
+  Peer& peer(std::uint32_t rank) const { return *peers_[places_[rank]]; }
+  void put(Peer& to, MailHeader header, const std::byte* data, bool copies);
+  bool flush(Peer& to);
+
+  Region& region_;
+  Poller poller_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::size_t> places_;  // by rank
+  std::atomic<std::size_t> backlog_{0};
+  int corrupt_ = -1;
+};
+
+}  // namespace rallypoint::tcp

@@ -1,0 +1,211 @@
+#include "engine/tcp/wire.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace rallypoint::tcp {
+namespace {
+
+constexpr std::uint32_t kWireMagic = 0x57504C52;  // "RLPW"
+constexpr std::size_t kMostBlocks = 8;            // from one connection, unless more are awaited
+constexpr std::size_t kMostFree = 64;
+constexpr std::size_t kStraightBytes = 4096;  // less is copied, which is cheaper than to wait for
+constexpr std::size_t kMostSpans = 64;        // of one system call
+
+}  // namespace
+
+class Wire::Reader {
+ public:
+  Reader(Wire& wire, Connection& connection) : wire_(wire), connection_(connection) {}
+
+  std::byte* begin(const WireHeader& header) {
+    if (header.magic != kWireMagic || header.lane >= kLanes || header.bytes > kBlockBytes ||
+        header.sequence == 0) {
+      return nullptr;
+    }
+    const std::size_t port = wire_.port(connection_.rank, header.lane);
+    Arrival& arrival = wire_.arrivals_[port].emplace_back();
+    connection_.arriving = &arrival;
+    Line& line = arrival.line;
+    line.sequence.store(header.sequence, std::memory_order_relaxed);
+    line.signature = header.signature;
+    line.bytes = header.bytes;
+    line.offset = kInline;
+    if (header.bytes <= kInlineBytes) return line.payload;
+    const Expected& expected = wire_.expected_[port];
+    std::byte* target = nullptr;
+    if (expected.sequence == header.sequence && expected.signature == header.signature &&
+        expected.bytes == header.bytes && header.bytes >= kStraightBytes) {
+      target = expected.target;
+    }
+    if (target == nullptr) {
+      arrival.block = wire_.take_block();
+      ++connection_.blocks;
+      target = arrival.block.get();
+    }
+    line.offset = reinterpret_cast<std::uint64_t>(target);
+    return target;
+  }
+
+  void end(const WireHeader& header) {
+    connection_.arriving->is_complete = true;
+    Expected& expected = wire_.expected_[wire_.port(connection_.rank, header.lane)];
+    if (expected.sequence == header.sequence) expected.sequence = 0;
+  }
+
+ private:
+  Wire& wire_;
+  Connection& connection_;
+};
+
+Wire::Wire(Region& region, const std::vector<PeerAddress>& peers)
+    : region_(region),
+      poller_(region),
+      first_(region.ranks()),
+      streams_(region.ranks()),
+      arrivals_(region.ranks() * kLanes),
+      expected_(region.ranks() * kLanes) {
+  for (const PeerAddress& peer : peers) {
+    first_[peer.rank] = connections_.size();
+    streams_[peer.rank] = static_cast<std::uint32_t>(peer.data.size());
+    for (const int fd : peer.data) {
+      connections_.push_back(std::make_unique<Connection>(peer.rank, fd));
+      poller_.add(fd);
+    }
+  }
+}
+
+bool Wire::send(std::uint32_t rank, const WireHeader& message, std::span<const iovec> payload) {
+  Connection& to = connection(rank, message.lane);
+  if (!to.is_sending) {
+    to.is_sending = true;
+    to.sending = message;
+    to.sending.magic = kWireMagic;
+    to.sent = 0;
+  } else if (to.sending.lane != message.lane || to.sending.sequence != message.sequence) {
+    return false;  // another lane's turn
+  }
+  const std::size_t whole = sizeof(WireHeader) + message.bytes;
+  while (to.sent < whole) {
+    iovec spans[kMostSpans];
+    std::size_t count = 0;
+    std::size_t skip = to.sent;
+    std::size_t wanted = 0;
+    const auto add = [&](std::byte* base, std::size_t bytes) {
+      const std::size_t skipped = std::min(skip, bytes);
+      skip -= skipped;
+      if (bytes == skipped || count == kMostSpans) return;
+      spans[count++] = {base + skipped, bytes - skipped};
+      wanted += bytes - skipped;
+    };
+    add(reinterpret_cast<std::byte*>(&to.sending), sizeof(WireHeader));
+    for (const iovec& span : payload) add(static_cast<std::byte*>(span.iov_base), span.iov_len);
+    const std::size_t went = to.stream.write(spans, count);
+    to.sent += went;
+    if (went < wanted) break;
+  }
+  if (to.sent < whole) return false;
+  to.is_sending = false;
+  return true;
+}
+
+const Line* Wire::peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) const {
+  for (const Arrival& arrival : arrivals_[port(rank, lane)]) {
+    if (arrival.line.sequence.load(std::memory_order_relaxed) == sequence) {
+      return arrival.is_complete ? &arrival.line : nullptr;
+    }
+  }
+  return nullptr;
+}
+
+const std::byte* Wire::payload(const Line& line) {
+  return line.offset == kInline ? line.payload : reinterpret_cast<const std::byte*>(line.offset);
+}
+
+void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& message) {
+  expected_[port(rank, lane)] = message;
+  look_again(rank, lane);
+}
+
+// Who stopped reading from a peer and slept was not told of it any more.
+void Wire::look_again(std::uint32_t rank, std::uint32_t lane) {
+  const std::size_t place = first_[rank] + lane % streams_[rank];
+  if (connections_[place]->blocks + 1 < kMostBlocks) return;
+  poller_.set_interest(place, wants(*connections_[place]), false);
+}
+
+void Wire::release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) {
+  std::deque<Arrival>& arrivals = arrivals_[port(rank, lane)];
+  for (Arrival& arrival : arrivals) {
+    if (arrival.line.sequence.load(std::memory_order_relaxed) != sequence) continue;
+    arrival.is_released = true;
+    if (arrival.block != nullptr) {
+      --connection(rank, lane).blocks;
+      if (free_.size() < kMostFree) free_.push_back(std::move(arrival.block));
+      arrival.block.reset();
+      look_again(rank, lane);
+    }
+    break;
+  }
+  while (!arrivals.empty() && arrivals.front().is_released) arrivals.pop_front();
+}
+
+std::unique_ptr<std::byte[]> Wire::take_block() {
+  if (free_.empty()) return std::unique_ptr<std::byte[]>(new std::byte[kBlockBytes]);
+  auto block = std::move(free_.back());
+  free_.pop_back();
+  return block;
+}
+
+bool Wire::is_awaited(const Connection& connection) const {
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+    if (expected_[port(connection.rank, lane)].sequence != 0) return true;
+  }
+  return false;
+}
+
+bool Wire::wants(const Connection& connection) const {
+  return !connection.stream.has_ended() &&
+         (connection.blocks < kMostBlocks || is_awaited(connection));
+}
+
+bool Wire::poll() {
+  bool moved = false;
+  for (const std::size_t place : poller_.ready()) {
+    Connection& from = *connections_[place];
+    if (!wants(from) || corrupt_ == static_cast<int>(from.rank)) continue;
+    const auto result = from.inlet.read(from.stream, Reader(*this, from));
+    if (result == Inlet<WireHeader>::Result::corrupt) corrupt_ = static_cast<int>(from.rank);
+    moved |= result != Inlet<WireHeader>::Result::nothing;
+  }
+  return moved;
+}
+
+void Wire::arm() {
+  for (std::size_t place = 0; place < connections_.size(); ++place) {
+    const Connection& each = *connections_[place];
+    const bool writes = each.is_sending && each.stream.is_open_for_writing();
+    poller_.set_interest(place, wants(each), writes);
+  }
+  poller_.arm();
+}
+
+bool Wire::has_ended(std::uint32_t rank) const {
+  for (std::uint32_t i = 0; i < streams_[rank]; ++i) {
+    if (!connections_[first_[rank] + i]->stream.has_ended()) return false;
+  }
+  return true;
+}
+
+void Wire::finish_writing() {
+  for (auto& each : connections_) each->stream.finish_writing();
+}
+
+std::size_t Wire::unconfirmed() const {
+  std::size_t bytes = 0;
+  for (const auto& each : connections_) bytes += each->stream.unconfirmed();
+  return bytes;
+}
+
+}  // namespace rallypoint::tcp

@@ -1,0 +1,111 @@
+// Messages of collectives between hosts: frames over a few streams to each peer.
+//
+//   sender    the user's memory -> socket
+//   receiver  socket -> the user's memory, if the operation that takes the message already waits
+//                    -> or else a block, until it comes to that
+//
+// Nothing is granted or acknowledged: who has taken in enough from a peer stops reading from it,
+// and TCP stops the peer. It goes on reading, however much it has, while an operation waits for a
+// message of that peer; so no order of messages can bring a program to a halt.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/region.h"
+#include "engine/tcp/inlet.h"
+#include "engine/tcp/peer_address.h"
+#include "engine/tcp/poller.h"
+#include "engine/tcp/stream.h"
+#include "engine/waiting.h"
+
+namespace rallypoint::tcp {
+
+struct WireHeader {
+  std::uint32_t magic;
+  std::uint32_t lane;
+  std::uint64_t sequence;
+  std::uint64_t signature;
+  std::uint64_t bytes;
+
+  std::size_t payload() const { return bytes; }
+};
+
+// A message that an operation waits for.
+struct Expected {
+  std::uint64_t sequence = 0;
+  std::uint64_t signature = 0;
+  std::byte* target = nullptr;  // where its payload may go straight away, if it is as expected
+  std::uint64_t bytes = 0;
+};
+
+class Wire final : public Alarm {
+ public:
+  Wire(Region& region, const std::vector<PeerAddress>& peers);
+
+  // Gets on with sending a message: call again, with the same, until it returns true.
+  bool send(std::uint32_t rank, const WireHeader& message, std::span<const iovec> payload);
+
+  // The line of a message once all of it is there, or null.
+  const Line* peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) const;
+  static const std::byte* payload(const Line& line);
+  void expect(std::uint32_t rank, std::uint32_t lane, const Expected& message);
+  void release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence);
+
+  // Reads what has come; returns whether there was anything.
+  bool poll();
+  void arm() override;
+
+  // A rank whose bytes make no sense, or -1.
+  int corrupt_rank() const { return corrupt_; }
+  // Whether all that the rank has ever sent was read.
+  bool has_ended(std::uint32_t rank) const;
+  void finish_writing();
+  std::size_t unconfirmed() const;
+
+ private:
+  struct Arrival {
+    Line line;
+    std::unique_ptr<std::byte[]> block;
+    bool is_complete = false;
+    bool is_released = false;
+  };
+  struct Connection {
+    Connection(std::uint32_t rank_, int fd) : rank(rank_), stream(fd) {}
+    std::uint32_t rank;
+    Stream stream;
+    Inlet<WireHeader> inlet;
+    WireHeader sending{};  // its message under way,
+    std::size_t sent = 0;  // and how much of it has gone
+    bool is_sending = false;
+    Arrival* arriving = nullptr;
+    std::size_t blocks = 0;  // that hold messages from it
+  };
+  class Reader;
+
+  Connection& connection(std::uint32_t rank, std::uint32_t lane) const {
+    return *connections_[first_[rank] + lane % streams_[rank]];
+  }
+  std::size_t port(std::uint32_t rank, std::uint32_t lane) const { return rank * kLanes + lane; }
+  bool is_awaited(const Connection& connection) const;
+  bool wants(const Connection& connection) const;
+  void look_again(std::uint32_t rank, std::uint32_t lane);
+  std::unique_ptr<std::byte[]> take_block();
+
+  Region& region_;
+  Poller poller_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<std::size_t> first_;             // by rank: the first of its connections,
+  std::vector<std::uint32_t> streams_;         // and how many
+  std::vector<std::deque<Arrival>> arrivals_;  // by rank and lane
+  std::vector<Expected> expected_;             // by rank and lane; sequence 0: none
+  std::vector<std::unique_ptr<std::byte[]>> free_;
+  int corrupt_ = -1;
+};
+
+}  // namespace rallypoint::tcp

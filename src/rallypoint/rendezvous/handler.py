@@ -1,0 +1,121 @@
+"""What every rendezvous can do, for Python programs: torch.distributed.elastic's interface.
+
+A program that calls it is one node, whatever it does there: `next_rendezvous` is the barrier before
+each round, and `num_nodes_waiting` says when to come back to it. Only the interface is here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rallypoint.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousStoreInfo:
+    """Where the processes of a round find the store to connect through.
+
+    Attributes:
+        master_addr, master_port: what they know as MASTER_ADDR and MASTER_PORT.
+    """
+
+    MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
+    MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
+    master_addr: str
+    master_port: int
+
+    @staticmethod
+    def build(
+        rank: int, store: Store, local_addr: str | None, server_port: int | None = None
+    ) -> RendezvousStoreInfo:
+        """Node 0 tells the others its address, and a port: a free one if none is given.
+
+        Raises:
+            StoreTimeoutError: node 0 did not tell it within the store's timeout.
+        """
+        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+        if rank == 0:
+            port = server_port or _free_port()
+            store.multi_set(keys, [local_addr or os.uname().nodename, str(port)])
+        address, number = store.multi_get(keys)
+        return RendezvousStoreInfo(address.decode(), int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousInfo:
+    """A node's place in a round.
+
+    Attributes:
+        store: shared by the round's nodes, and empty when the round begins.
+        rank: this node's.
+        world_size: how many nodes take part.
+        bootstrap_store_info: of a store for whatever the nodes start, if there is one.
+    """
+
+    store: Store
+    rank: int
+    world_size: int
+    bootstrap_store_info: RendezvousStoreInfo | None = None
+
+
+class RendezvousHandler(ABC):
+    """One node's part in a rendezvous."""
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """Return the name under which it is registered."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether what `bootstrap_store_info` names is served already, by this rendezvous."""
+        return False
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until a round begins in which this node takes part.
+
+        Whoever took part in a round leaves it by this call; the next one begins when all who are
+        left of it have come here. A spare node, for which the round has no room, waits without end.
+
+        Raises:
+            RendezvousClosedError: there is no further round.
+            RendezvousGracefulExitError: nor was there ever a place for this node, a spare one.
+            RendezvousTimeoutError: none began in time; this node is not waiting any more.
+            RendezvousConnectionError: what holds the rendezvous cannot be reached.
+            RendezvousStateError: it holds what makes no sense.
+        """
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Tell whether there is no further round, as far as is known here.
+
+        It takes a moment until all know.
+        """
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """Let no further round begin, for good."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait for the next round; from 1 on, call `next_rendezvous`.
+
+        Nodes that there is no room for do not count.
+        """
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """Return the job's name, by which its nodes know each other."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Close the rendezvous and let go of everything; tell whether the others will know."""
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])

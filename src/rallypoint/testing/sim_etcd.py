@@ -1,0 +1,159 @@
+"""A simulated etcd: transactions in order, revisions, leases; slow, away, or cut from some agents.
+
+Harsher than the real one: a request whose answer nobody waits for any more may still be carried
+out, seconds later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from rallypoint.rendezvous.etcd_client import Pair, Snapshot
+from rallypoint.rendezvous.etcd_rules import EtcdRules
+from rallypoint.rendezvous.etcd_voter import (
+    EtcdVoter,
+    Grant,
+    KeepAlive,
+    Read,
+    Request,
+    Transact,
+    is_same,
+)
+from rallypoint.rendezvous.protocol import Message, Setup
+from rallypoint.testing.sim_clock import SimClock, SimLoop
+
+_PATIENCE_S = 2.0  # of the agents' client
+
+
+class SimEtcd:
+    """The cluster.
+
+    Attributes:
+        min_delay_s, max_delay_s: one way.
+        is_away: whether it carries out nothing now.
+        cuts: the hosts from which it cannot be reached.
+    """
+
+    def __init__(self, loop: SimLoop, random: Random) -> None:
+        self.min_delay_s, self.max_delay_s = 0.0005, 0.005
+        self.is_away = False
+        self.cuts: set[str] = set()
+        self.revision = 1
+        self.pairs: dict[str, tuple[bytes, int, int]] = {}  # value, revision, lease
+        self._loop, self._random = loop, random
+        self._leases: dict[int, tuple[int, float]] = {}  # seconds, end
+
+    def carry_out(
+        self, host: str, request: Request, then: Callable[[object], None], lost: Callable[[], None]
+    ) -> None:
+        """Answer `then`, or at last `lost`."""
+        random = self._random
+        is_lost = self.is_away or host in self.cuts
+        if is_lost and random.random() < 0.3:
+            self._loop.after(random.uniform(0.0, 4.0), lambda: self.apply(request))
+        if is_lost:
+            self._loop.after(_PATIENCE_S, lost)
+            return
+
+        def arrive() -> None:
+            if self.is_away:
+                self._loop.after(_PATIENCE_S, lost)
+                return
+            result = self.apply(request)
+            if host in self.cuts:
+                self._loop.after(_PATIENCE_S, lost)
+            else:
+                self._loop.after(random.uniform(self.min_delay_s, self.max_delay_s), back(result))
+
+        def back(result: object) -> Callable[[], None]:
+            return lambda: then(result)
+
+        self._loop.after(random.uniform(self.min_delay_s, self.max_delay_s), arrive)
+
+    def forget(self) -> None:
+        """All its data are lost; its revisions begin anew."""
+        self.pairs.clear()
+        self._leases.clear()
+        self.revision = 1
+
+    def apply(self, request: Request) -> object:
+        """Carry it out now."""
+        self._expire()
+        match request:
+            case Read(prefix=prefix):
+                found = [
+                    Pair(key, value, revision)
+                    for key, (value, revision, _) in sorted(self.pairs.items())
+                    if key.startswith(prefix)
+                ]
+                return Snapshot(tuple(found), self.revision)
+            case Grant(ttl_s=ttl_s):
+                self.revision += 1
+                self._leases[self.revision] = (ttl_s, self._loop.now + ttl_s)
+                return self.revision
+            case KeepAlive(lease=lease):
+                if lease in self._leases:
+                    ttl_s = self._leases[lease][0]
+                    self._leases[lease] = (ttl_s, self._loop.now + ttl_s)
+                return lease in self._leases
+            case Transact(revisions=revisions, puts=puts, deletes=deletes, lease=lease):
+                if any(self.pairs.get(key, (b"", 0))[1] != n for key, n in revisions.items()):
+                    return None
+                self.revision += 1
+                self.pairs.update({k: (v, self.revision, lease) for k, v in puts.items()})
+                for key in deletes:
+                    self.pairs.pop(key, None)
+                return self.revision
+
+    def _expire(self) -> None:
+        over = {lease for lease, (_, end) in self._leases.items() if end <= self._loop.now}
+        for lease in over:
+            del self._leases[lease]
+            for key in [k for k, (_, _, on) in self.pairs.items() if on == lease]:
+                del self.pairs[key]
+
+
+class SimEtcdLink:
+    """One agent's way to etcd, one message at a time; of waiting ones only the newest of a kind."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        clock: SimClock,
+        etcd: SimEtcd,
+        answered: Callable[[EtcdVoter], None],
+        rules: type[EtcdRules] = EtcdRules,
+    ) -> None:
+        self.voter = EtcdVoter(setup, rules)
+        self._host = setup.me.host
+        self._clock, self._etcd, self._answered = clock, etcd, answered
+        self._waiting: dict[type, Message] = {}
+        self._is_busy = False
+        self._at_work: Message | None = None
+
+    def send(self, message: Message) -> None:
+        """To etcd."""
+        if not (self._is_busy and is_same(message, self._at_work)):
+            self._waiting[type(message)] = message
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and not self._is_busy:
+            self._at_work = self._waiting.pop(next(iter(self._waiting)))
+            self._work(self.voter.ask(self._at_work, self._clock.now()))
+
+    def _work(self, request: Request | None) -> None:
+        self._is_busy = request is not None
+        if request is not None:
+            self._etcd.carry_out(self._host, request, self._go_on, self._lost)
+            return
+        self._answered(self.voter)
+        self._next()
+
+    def _go_on(self, result: object) -> None:
+        self._work(self.voter.go_on(result, self._clock.now()))
+
+    def _lost(self) -> None:
+        self.voter.failed("nobody answered")
+        self._work(None)

@@ -1,0 +1,159 @@
+"""Simulated clusters whose agreements etcd keeps: they hold, and each rule is needed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from rallypoint.rendezvous.etcd_rules import EtcdRules
+from rallypoint.rendezvous.etcd_voter import Answer, EtcdVoter
+from rallypoint.rendezvous.protocol import Agreement, Promise
+from rallypoint.rendezvous.rules import ETCD
+from rallypoint.testing import sim_etcd
+from rallypoint.testing.sim_cluster import SimCluster
+from rallypoint.testing.sim_story import story
+from rallypoint.testing.sim_witness import ViolationError
+
+SEEDS = range(200)
+MANY_SEEDS = range(600)
+SIZE = 12
+NEVER = float("-inf")
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[i : i + 50] for i in range(0, len(SEEDS), 50)], ids=str)
+def test_stories_hold(seeds: range) -> None:
+    for seed in seeds:
+        story(seed, max_size=SIZE, has_etcd=True)
+
+
+def test_a_story_of_many_nodes() -> None:
+    story(1, max_size=400, has_etcd=True, faults_s=10.0)
+
+
+# Without one of the rules, the same stories end badly.
+
+
+class NobodyWaits(EtcdRules):
+    """A candidate takes over from a coordinator that etcd still hears."""
+
+    def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
+        return 0.0
+
+
+class AllAreHeirs(EtcdRules):
+    """Who is no member takes over as soon as a member may."""
+
+    def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
+        return super().must_wait_s(leader, None, lost)
+
+
+class WaitTooLittle(EtcdRules):
+    """A candidate waits for less than the coordinator's members may run."""
+
+    def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
+        return 0.7 * super().must_wait_s(leader, held, lost)
+
+
+class NoEndOfOutage(EtcdRules):
+    """A coordinator goes on without etcd for as long as its members hear it."""
+
+    def newest_word(
+        self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
+    ) -> float:
+        members = held.members if pending is None else held.members + pending.members
+        by_all = min([heard.get(each.key, NEVER) for each in members], default=NEVER)
+        return max(heard.get(ETCD, NEVER), by_all)
+
+
+class OneMemberIsEnough(EtcdRules):
+    """A coordinator goes on without etcd, though a member may have taken over."""
+
+    def newest_word(
+        self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
+    ) -> float:
+        word = super().newest_word(held, pending, heard)
+        return max([word, *[heard.get(each.key, NEVER) for each in held.members]])
+
+
+class SaysNothingOfHaste(EtcdVoter):
+    """Who took over because a connection closed does not wait for the workers of the others."""
+
+    def take(self) -> list[Answer]:
+        return [
+            answer.__replace__(was_lost=False) if isinstance(answer, Promise) else answer
+            for answer in super().take()
+        ]
+
+
+@pytest.mark.parametrize(
+    "rules", [NobodyWaits, AllAreHeirs, WaitTooLittle, NoEndOfOutage, OneMemberIsEnough]
+)
+def test_each_rule_is_needed(rules: type[EtcdRules]) -> None:
+    with pytest.raises(ViolationError):
+        for seed in MANY_SEEDS:
+            story(seed, max_size=SIZE, rules=rules, has_etcd=True)
+
+
+def test_the_haste_of_a_take_over_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim_etcd, "EtcdVoter", SaysNothingOfHaste)
+    with pytest.raises(ViolationError):
+        for seed in MANY_SEEDS:
+            story(seed, max_size=SIZE, has_etcd=True)
+
+
+# Single stories.
+
+
+def cluster_of(nodes: int, *, min_nodes: int = 1, seed: int = 0) -> SimCluster:
+    cluster = SimCluster(
+        seed=seed, nodes=nodes, min_nodes=min_nodes, max_nodes=nodes, has_etcd=True
+    )
+    cluster.start_all()
+    cluster.run(5.0)
+    assert len(cluster.running()) == nodes
+    return cluster
+
+
+def test_a_job_runs_on_while_etcd_is_away_and_stops_when_it_stays_away() -> None:
+    cluster = cluster_of(3)
+    assert cluster.etcd is not None
+    cluster.etcd.is_away = True
+    cluster.run(25.0)
+    assert set(cluster.running().values()) == {0}
+    cluster.run(30.0)
+    assert cluster.running() == {}
+    cluster.etcd.is_away = False
+    cluster.run(20.0)
+    assert len(cluster.running()) == 3
+    cluster.check_running()
+
+
+def test_a_job_outlives_the_loss_of_all_that_etcd_holds() -> None:
+    cluster = cluster_of(3)
+    assert cluster.etcd is not None
+    cluster.etcd.forget()
+    cluster.run(5.0)
+    assert set(cluster.running().values()) == {0}
+    cluster.kill("n1")
+    cluster.run(5.0)
+    assert cluster.running().keys() == {"n0", "n2"}
+
+
+def test_of_two_either_may_die() -> None:
+    for dead, left in (("n0", "n1"), ("n1", "n0")):
+        cluster = cluster_of(2)
+        cluster.kill(dead)
+        cluster.run(2.0)
+        assert cluster.running() == {left: 1}
+
+
+def test_when_all_have_died_a_newcomer_goes_on_with_the_next_round() -> None:
+    cluster = cluster_of(2)
+    cluster.kill("n0")
+    cluster.kill("n1")
+    cluster.start("n0")
+    cluster.run(25.0)
+    assert cluster.running() == {}  # for what it knows, the others may run without etcd
+    cluster.run(30.0)
+    assert cluster.running() == {"n0": 1}

@@ -1,0 +1,318 @@
+"""Process groups over several hosts: what works, and what happens when hosts and ranks fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rallypoint.testing.hosts import Hosts
+
+pytestmark = pytest.mark.system
+
+PORT = "29517"
+BEGIN = """
+import os, sys, time, numpy as np, rallypoint as dist
+from datetime import timedelta
+def tell(text):
+    with open(f"told.{os.environ['RANK']}.part", "w") as file: file.write(str(text))
+    os.rename(f"told.{os.environ['RANK']}.part", f"told.{os.environ['RANK']}")
+dist.init_process_group(os.environ.get("BACKEND"), timeout=timedelta(seconds=60))
+rank, ranks = dist.get_rank(), dist.get_world_size()
+"""
+LOSE = """
+values = np.ones({count})
+try:
+    dist.barrier()
+    tell("ready")
+    while True:
+        begin = time.time()
+        {operation}
+except dist.PeerLostError as error:
+    tell(f"{{error.rank}} {{time.time()}}")
+"""
+
+
+@pytest.fixture
+def two(needs_hosts: None) -> Iterator[Hosts]:
+    with Hosts(2) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def three(needs_hosts: None) -> Iterator[Hosts]:
+    with Hosts(3) as hosts:
+        yield hosts
+
+
+class Job:
+    """Workers on hosts, started without a launcher, so that a test knows each process."""
+
+    def __init__(
+        self, hosts: Hosts, layout: Sequence[int], script: str, directory: Path, **environ: str
+    ) -> None:
+        self.directory = directory
+        self.ranks = len(layout)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        (directory / "worker.py").write_text(script)
+        for rank, number in enumerate(layout):
+            env = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(layout)),
+                "MASTER_ADDR": hosts[1].address,
+                "MASTER_PORT": PORT,
+                **environ,
+            }
+            with (directory / f"output.{rank}").open("wb") as output:
+                process = hosts[number].popen(
+                    [sys.executable, "worker.py"],
+                    stdout=output,
+                    stderr=output,
+                    env=env,
+                    cwd=directory,
+                )
+            self.processes.append(process)
+
+    def pid(self, rank: int) -> int:
+        """Of the worker itself, below nsenter."""
+        pid = self.processes[rank].pid
+        while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            pid = int(children[0])
+        return pid
+
+    def told(self, rank: int, patience_s: float = 60) -> str:
+        path = self.directory / f"told.{rank}"
+        until = time.monotonic() + patience_s
+        while not path.exists():
+            assert time.monotonic() < until, self.output()
+            time.sleep(0.01)
+        text = path.read_text()
+        path.unlink()
+        return text
+
+    def end(self) -> None:
+        """Wait until all workers have ended, each well."""
+        for process in self.processes:
+            assert process.wait(60) == 0, self.output()
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def output(self) -> str:
+        return "\n".join((self.directory / f"output.{r}").read_text() for r in range(self.ranks))
+
+
+EVERYTHING = """
+for count in (1, 1000, 100_000, 3_000_000):
+    a = np.full(count, float(rank + 1))
+    dist.all_reduce(a)
+    assert (a == ranks * (ranks + 1) / 2).all()
+    dist.broadcast(a, 1)
+    parts = [np.zeros(count) for _ in range(ranks)]
+    dist.all_gather(parts, np.full(count, float(rank)))
+    assert all((part == peer).all() for peer, part in enumerate(parts))
+    out = np.zeros(count)
+    dist.reduce_scatter(out, [np.full(count, float(peer)) for peer in range(ranks)])
+    assert (out == rank * ranks).all()
+    dist.all_to_all(parts, [np.full(count, float(rank * 10 + peer)) for peer in range(ranks)])
+    assert all((part == peer * 10 + rank).all() for peer, part in enumerate(parts))
+    work = dist.isend(np.full(count, float(rank)), (rank + 1) % ranks, tag=count)
+    dist.recv(out, (rank - 1) % ranks, tag=count)
+    assert (out == (rank - 1) % ranks).all()
+    work.wait()
+works = [dist.all_reduce(np.ones(200_000), async_op=True) for _ in range(10)]
+for work in works: work.wait()
+odd = dist.new_group([0, ranks - 1])
+if rank in (0, ranks - 1):
+    a = np.ones(10)
+    dist.all_reduce(a, group=odd)
+    assert (a == 2).all()
+gathered = [None] * ranks
+dist.all_gather_object(gathered, {"rank": rank})
+assert gathered == [{"rank": r} for r in range(ranks)]
+dist.barrier()
+dist.destroy_process_group()
+tell("done")
+"""
+
+
+@pytest.mark.parametrize("layout", [(1, 2), (1, 1, 2, 2), (1, 2, 1, 2), (1, 1, 2)])
+@pytest.mark.parametrize("backend", ["rallypoint", "tcp"])
+def test_everything_on_two_hosts(
+    two: Hosts, tmp_path: Path, layout: tuple[int, ...], backend: str
+) -> None:
+    job = Job(two, layout, BEGIN + EVERYTHING, tmp_path, BACKEND=backend)
+    assert [job.told(rank) for rank in range(len(layout))] == ["done"] * len(layout)
+    job.end()
+
+
+def test_over_ipv6(two: Hosts, tmp_path: Path) -> None:
+    for host in two.hosts:
+        host.run("ip", "addr", "add", f"fd77::{host.number}/64", "dev", "eth0", "nodad")
+    job = Job(two, (1, 2), BEGIN + EVERYTHING, tmp_path, MASTER_ADDR="fd77::1")
+    assert [job.told(rank) for rank in (0, 1)] == ["done"] * 2
+    job.end()
+
+
+def test_shared_memory_alone_does_not_reach_another_host(two: Hosts, tmp_path: Path) -> None:
+    script = BEGIN.replace("dist.init_process_group", "try: dist.init_process_group", 1).replace(
+        "rank, ranks = dist.get_rank(), dist.get_world_size()\n",
+        "except dist.HostError as error: tell(error)\n",
+    )
+    job = Job(two, (1, 2), script.replace("try: ", "try:\n  "), tmp_path, BACKEND="shm")
+    for rank in (0, 1):
+        assert "rank 1 and rank 0 are on different ones; use backend='rallypoint'" in job.told(rank)
+    job.end()
+
+
+def test_the_interface_is_chosen_by_name(two: Hosts, tmp_path: Path) -> None:
+    """A second address on another interface, which only the variable leads to."""
+    for host in two.hosts:
+        host.run("ip", "link", "add", "link", "eth0", "name", "mac0", "type", "macvlan")
+        host.run("ip", "addr", "add", f"10.78.0.{host.number}/24", "dev", "mac0")
+        host.run("ip", "link", "set", "mac0", "up")
+    script = BEGIN + (
+        "import subprocess\n"
+        "dist.barrier()\n"
+        "used = subprocess.run(['ss', '-tn'], capture_output=True, text=True).stdout\n"
+        "tell(used.count('10.78.0.'))\n"
+        "dist.barrier()\n"
+    )
+    job = Job(two, (1, 2), script, tmp_path, GLOO_SOCKET_IFNAME="^eth,lo")
+    assert int(job.told(0)) >= 6  # both ends of three connections
+    job.end()
+    job = Job(
+        two,
+        (1, 2),
+        "try:\n  " + BEGIN.replace("\n", "\n  ") + "\nexcept Exception as e:\n  tell(e)\n",
+        tmp_path,
+        RALLYPOINT_SOCKET_IFNAME="nope",
+    )
+    assert "RALLYPOINT_SOCKET_IFNAME=nope: no interface" in job.told(0)
+    assert "mac0" in job.told(1)
+    job.end()
+
+
+OPERATIONS = {
+    "all_reduce": "dist.all_reduce(values)",
+    "messages": (
+        "dist.send(values, (rank + 1) % ranks) if rank % 2 == 0 else None; "
+        "dist.recv(values, (rank - 1) % ranks); "
+        "dist.send(values, (rank + 1) % ranks) if rank % 2 else None"
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [10, 1_000_000])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("layout", [(1, 2, 1, 2), (1, 1, 2, 2)])
+def test_a_killed_rank_is_named_within_a_second(
+    two: Hosts, tmp_path: Path, operation: str, count: int, layout: tuple[int, ...]
+) -> None:
+    script = BEGIN + LOSE.format(count=count, operation=OPERATIONS[operation])
+    job = Job(two, layout, script, tmp_path)
+    assert [job.told(rank) for rank in range(4)] == ["ready"] * 4
+    time.sleep(0.2)
+    os.kill(job.pid(3), signal.SIGKILL)
+    killed = time.time()
+    for rank in range(3):
+        lost, when = job.told(rank).split()
+        assert lost == "3", job.output()
+        print(rank, float(when) - killed)
+        assert float(when) - killed < 1.5
+    job.processes[3].wait()
+    for process in job.processes[:3]:
+        assert process.wait(30) == 0, job.output()
+
+
+@pytest.mark.parametrize("fault", ["pulled cable", "killed host"])
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_a_silent_host_is_noticed(three: Hosts, tmp_path: Path, count: int, fault: str) -> None:
+    script = BEGIN + LOSE.format(count=count, operation=OPERATIONS["all_reduce"])
+    job = Job(three, (1, 2, 3), script, tmp_path)
+    assert [job.told(rank) for rank in range(3)] == ["ready"] * 3
+    time.sleep(0.2)
+    if fault == "killed host":
+        three[3].kill()
+    else:
+        three.pull_cable(3)
+    silent = time.time()
+    for rank in (0, 1):
+        lost, when = job.told(rank).split()
+        assert lost == "2", job.output()
+        assert float(when) - silent < 9
+    job.kill()
+
+
+def test_a_stopped_rank_spoils_nothing(two: Hosts, tmp_path: Path) -> None:
+    """Stopped for longer than silence may last: its host still answers for it."""
+    script = BEGIN + (
+        "dist.barrier()\n"
+        "tell('ready')\n"
+        "for number in range(60):\n"
+        "    a = np.full(1_000_000, float(number + rank))\n"
+        "    dist.all_reduce(a)\n"
+        "    assert (a == 2 * number + 1).all()\n"
+        "    if rank == 0: dist.send(np.full(700_000, float(number)), 1)\n"
+        "    else:\n"
+        "        dist.recv(a[:700_000], 0)\n"
+        "        assert (a[:700_000] == number).all()\n"
+        "tell('done')\n"
+    )
+    job = Job(two, (1, 2), script, tmp_path)
+    assert [job.told(rank) for rank in (0, 1)] == ["ready"] * 2
+    pid = job.pid(1)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(7)
+    os.kill(pid, signal.SIGCONT)
+    job.processes[1].send_signal(signal.SIGCONT)  # nsenter stops along with its child
+    assert [job.told(rank) for rank in (0, 1)] == ["done"] * 2
+    job.end()
+
+
+def test_different_calls_on_different_hosts_are_explained(two: Hosts, tmp_path: Path) -> None:
+    script = BEGIN + (
+        "a = np.ones(1000)\n"
+        "dist.barrier()\n"
+        "try:\n"
+        "    dist.broadcast(a, 1 - rank)\n"  # both wait
+        "except dist.MismatchError as error:\n"
+        "    tell(error)\n"
+    )
+    job = Job(two, (1, 2), script, tmp_path)
+    for rank in (0, 1):
+        text = job.told(rank, 10)
+        assert "src=0" in text, text
+        assert "src=1" in text, text
+    job.end()
+
+
+def test_a_rank_that_ends_early_is_no_dead_one(two: Hosts, tmp_path: Path) -> None:
+    """What it has sent before arrives all the same."""
+    script = BEGIN + (
+        "dist.barrier()\n"
+        "if rank == 0:\n"
+        "    for number in range(20): dist.send(np.full(4000, float(number)), 1)\n"
+        "else:\n"
+        "    time.sleep(1)\n"
+        "    for number in range(20):\n"
+        "        a = np.zeros(4000)\n"
+        "        dist.recv(a, 0)\n"
+        "        assert (a == number).all()\n"
+        "    try:\n"
+        "        dist.recv(a, 0)\n"
+        "    except dist.PeerLostError as error:\n"
+        "        tell(error)\n"
+    )
+    job = Job(two, (1, 2), script, tmp_path)
+    assert "had left the group" in job.told(1, 20)
+    job.end()
