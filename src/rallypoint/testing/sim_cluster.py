@@ -218,7 +218,7 @@ class SimCluster:
 
     def ended(self, agent: SimAgent, seat: Seat, *, succeeded: bool) -> None:
         """They run no more."""
-        self.witness.ended(agent.job, seat)
+        self.witness.ended(agent.job, seat, succeeded=succeeded)
         how = "succeeded" if succeeded else "ended"
         self.tell(f"{agent.name}: round {seat.number} {how}")
 
@@ -270,7 +270,7 @@ class SimCluster:
             return ""
         # What those who decide on the next one know; others may know more, but are not asked.
         newest = max([each for each in held if each], key=lambda each: each.number)
-        if newest.finish is not None:
+        if newest.finish is not None or (newest.host, newest.round) in self.witness.results:
             return ""
         keys = {ETCD, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that those who live cannot decide?

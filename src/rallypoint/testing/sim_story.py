@@ -27,7 +27,7 @@ PATIENCE = Patience(
     last_call_s=0.5,
     beat_s=0.75,
     missed_beats=4,
-    close_s=6.0,
+    close_s=60.0,  # who is cut off for longer may bring a job back that etcd has forgotten
     outage_s=6.0,
 )
 MAX_SIZE = 200
@@ -38,9 +38,10 @@ _CALM_S = 25.0  # within which all is well again
 
 def _begin(seed: int, max_size: int) -> tuple[Random, int, tuple[str, ...]]:
     random = Random(f"story {seed}")
+    nodes = int(2 * (max_size / 2) ** (random.random() ** 4))  # mostly small
     if random.random() < 0.5:  # few die, but who reaches whom changes all the time
         return random, random.randint(2, min(7, max_size)), _DIVISIONS
-    return random, int(2 * (max_size / 2) ** (random.random() ** 4)), _EVENTS  # mostly small
+    return random, nodes, _EVENTS
 
 
 def size_of(seed: int) -> int:
@@ -241,6 +242,11 @@ _EVENTS = (
     *["kill", "kill leader", "kill within", "start", "start", "start", "restart", "split", "split"],
     *["isolate", "isolate", "deafen", "mend", "mend", "fail", "leave", "succeed"],
     *["shift", "ambush", "ambush", "ambush"],
+)
+_DIVISIONS = (
+    *["ambush"] * 4,
+    *["shift"] * 3,
+    *["divide", "mend", "start", "start", "kill", "leave", "fail"],
 )
 _DIVISIONS = (
     *["ambush"] * 4,
