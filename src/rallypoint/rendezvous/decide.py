@@ -451,15 +451,16 @@ class Participant:
         self._move(Part.LEADING)
         self._tries = 0
         self._reasons.append(f"coordinates from now on, in term {campaign.ballot.term}")
+        bound = campaign.bound()
         self._leader = Leader(
             self._setup,
             self._rules,
             campaign.ballot,
             campaign.decided,
-            bound=campaign.bound(),
+            bound=bound,
             slots=campaign.slots(),
             gone=self._gone,
-            done=self._follower.done,
+            done=self._follower.done_in((bound or campaign.decided).number),
             was_lost=campaign.was_lost,
             now=now,
         )
