@@ -114,6 +114,7 @@ def agents(hosts: Hosts, tmp_path: Path) -> Iterator[EtcdAgents]:
     yield agents
     left = [number for number in (1, 2, 3, 4) if agents.end_all(number)]
     agents.close()
+    hosts.repair()
     assert left == []
 
 
