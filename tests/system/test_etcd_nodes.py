@@ -63,8 +63,8 @@ class EtcdAgents(Agents):
         }
 
     def ask(self, what: str) -> int:
-        """The number of the host that is "coordinator", or the "leader" of etcd; asked by one whose cable
-        nobody pulls."""
+        """The number of the host that is "coordinator", or the "leader" of etcd."""
+        # Host 4's cable is never pulled.
         return int(self.hosts[4].run(sys.executable, "-c", PROBE, what).strip()[4:])
 
     def signal_server(self, number: int, signal_number: signal.Signals) -> None:
