@@ -192,6 +192,7 @@ bool Mailbox::send_far(Item& item, bool& done) {
   envelope.number = item.number;
   envelope.bytes = transfer.bytes;
   envelope.tag = transfer.tag;
+  item.sequence = envelope.sequence;
   item.slot = courier_->send(transfer.peer, envelope, transfer.data);
   if (item.slot < 0) {
     is_blocked_[transfer.peer] = true;
@@ -379,7 +380,8 @@ Trouble Mailbox::look_for_trouble(Item& item) {
   if (now_s() - item.began_s > transfer.timeout_s) {
     return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
   }
-  return item.transfer == waiting_ ? look_for_circle() : Trouble::none;
+  if (item.transfer != waiting_ || transfer.peer == kAnyRank) return Trouble::none;
+  return region_.is_far(transfer.peer) ? look_for_far_circle(item) : look_for_circle();
 }
 
 // The peer, if it left; for any rank, the last of the others, if all left.
@@ -461,66 +463,6 @@ void Mailbox::finish(double until_s) {
     if (!courier_->poll()) usleep(kFinishLookUs);
   }
   if (!region_.poisoned()) courier_->poll();
-}
-
-// Circles: each rank says what it waits for, if it will do nothing else.
-void Mailbox::set_waiting(const Transfer* transfer) {
-  const std::lock_guard lock(mutex_);
-  Waiting& ours = region_.state(region_.rank()).waiting;
-  if (waiting_ != nullptr) ours.epoch.fetch_add(1, std::memory_order_acq_rel);
-  waiting_ = transfer;
-  circle_.clear();
-  if (transfer == nullptr) return;
-  ours.peer.store(transfer->peer, std::memory_order_relaxed);
-  ours.tag.store(transfer->tag, std::memory_order_relaxed);
-  ours.sends.store(transfer->sends, std::memory_order_relaxed);
-  int slot = -1;
-  for (const Item& item : sends_) {
-    if (item.transfer == transfer) slot = item.slot;
-  }
-  ours.slot.store(slot, std::memory_order_relaxed);
-  ours.epoch.fetch_add(1, std::memory_order_acq_rel);
-}
-
-// Whether the rank waits for a message that is not there, or for one to be taken that is not.
-bool Mailbox::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
-  const Waiting& theirs = region_.state(rank).waiting;
-  const std::uint32_t peer = theirs.peer.load(std::memory_order_relaxed);
-  const int slot = theirs.slot.load(std::memory_order_relaxed);
-  bool stuck = peer < region_.ranks();
-  if (stuck && theirs.sends.load(std::memory_order_relaxed) == 0) {
-    stuck = find(peer, rank, theirs.tag.load(std::memory_order_relaxed), ~std::uint64_t{0}) < 0;
-  } else if (stuck && slot >= 0) {
-    stuck = (full(rank).load(std::memory_order_acquire) & bit(slot)) != 0 &&
-            envelope(rank, slot).request.load(std::memory_order_acquire) == Request::none;
-  }
-  return stuck && theirs.epoch.load(std::memory_order_acquire) == epoch;
-}
-
-// Follows who waits for whom from this rank. A circle that is the same at two looks is real.
-Trouble Mailbox::look_for_circle() {
-  std::vector<std::uint64_t> circle;
-  std::vector<CircleMember> members;
-  std::uint32_t rank = region_.rank();
-  do {
-    const Waiting& waiting = region_.state(rank).waiting;
-    const std::uint64_t epoch = waiting.epoch.load(std::memory_order_acquire);
-    const std::uint32_t peer = waiting.peer.load(std::memory_order_relaxed);
-    if (epoch % 2 == 0 || !is_stuck(rank, epoch) || members.size() == region_.ranks()) {
-      circle_.clear();
-      return Trouble::none;
-    }
-    circle.push_back(std::uint64_t{rank} << 40 | epoch);
-    members.push_back({rank, peer, waiting.tag.load(std::memory_order_relaxed),
-                       waiting.sends.load(std::memory_order_relaxed)});
-    rank = peer;
-  } while (rank != region_.rank());
-  if (circle != circle_) {
-    circle_ = std::move(circle);
-    return Trouble::none;
-  }
-  region_.spread_circle(members);
-  return Trouble::circle;
 }
 
 }  // namespace rallypoint

@@ -68,9 +68,10 @@ class Mailbox final : public Alarm {
   struct Item {
     Transfer* transfer;
     std::shared_ptr<Work> work;
-    std::uint64_t number;     // of this rank's transfers
-    int slot = -1;            // its envelope, once there is one
-    std::uint64_t moved = 0;  // bytes of a large message
+    std::uint64_t number;        // of this rank's transfers
+    int slot = -1;               // its envelope, once there is one
+    std::uint64_t sequence = 0;  // of its envelope, if that went to another host
+    std::uint64_t moved = 0;     // bytes of a large message
     bool takes_parts = false;
     double began_s = 0;     // when it was first looked at in vain
     double cut_off_s = 0;   // when its peer was first seen without a connection
@@ -110,6 +111,10 @@ class Mailbox final : public Alarm {
   void describe(CallRecord& record, const Item& item) const;
   bool is_stuck(std::uint32_t rank, std::uint64_t epoch) const;
   Trouble look_for_circle();
+  Trouble look_for_far_circle(const Item& item);
+  bool is_stuck(const Item& item) const;
+  bool keeps_waiting(const Probe& probe) const;
+  void probe(const Item& item, Probe probe);
 
   Region& region_;
   std::mutex mutex_;  // of all below
@@ -126,6 +131,7 @@ class Mailbox final : public Alarm {
   bool reads_directly_ = true;         // until the kernel says no
   const Transfer* waiting_ = nullptr;  // see set_waiting
   std::vector<std::uint64_t> circle_;  // seen at the last look
+  double probed_s_ = 0;                // when other hosts were last asked
 };
 
 }  // namespace rallypoint

@@ -15,6 +15,16 @@
 
 namespace rallypoint {
 
+// Asks whether ranks on different hosts wait for each other in a circle: passed on by each from
+// whom it waits for to whom that one waits for, until it comes back to the first.
+struct Probe {
+  std::uint64_t epoch;     // of the first one's wait
+  std::uint64_t sequence;  // of the last one's message: of the last it got, or the one it sends
+  std::int32_t slot;       // of its envelope, if it sends
+  std::vector<CircleMember> members;
+};
+inline constexpr std::size_t kMostProbed = 56;
+
 // Tells ranks on other hosts what those on this one see in the region.
 class Messenger {
  public:
@@ -25,6 +35,8 @@ class Messenger {
   virtual void ask(std::uint32_t rank, std::uint64_t number) = 0;
   // This rank has recorded its call of this number.
   virtual void answer(std::uint64_t number) = 0;
+  virtual void send_probe(std::uint32_t rank, const Probe& probe) = 0;
+  virtual std::vector<Probe> take_probes() = 0;
 };
 
 class Region {

@@ -93,7 +93,7 @@ def test_a_failure_on_either_restarts_both(
         cause = f"round {number} failed: rank {rank} was killed by SIGABRT"
         assert cause in failing.err
         node = 0 if rank == "0" else 1
-        assert f"round {number} failed: node {node}: rank {rank} was killed by SIGABRT" in other.err
+        assert f"round {number} ended: node {node}: rank {rank} was killed by SIGABRT" in other.err
     for launch in nodes:
         assert launch.err.count("restart 1 of 2") == launch.err.count("restart 2 of 2") == 1
 

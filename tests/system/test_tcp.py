@@ -59,6 +59,14 @@ class Job:
     ) -> None:
         self.directory = directory
         self.ranks = len(layout)
+        # Not rank 0's, so that each rank's own error can be seen when rank 0 has ended.
+        self.store = hosts[1].popen(
+            [sys.executable, "-m", "rallypoint", "store", "--host", "::", "--port", PORT],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self.store.stdout is not None
+        self.store.stdout.readline()
         self.processes: list[subprocess.Popen[bytes]] = []
         (directory / "worker.py").write_text(script)
         for rank, number in enumerate(layout):
@@ -68,6 +76,7 @@ class Job:
                 "WORLD_SIZE": str(len(layout)),
                 "MASTER_ADDR": hosts[1].address,
                 "MASTER_PORT": PORT,
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
                 **environ,
             }
             with (directory / f"output.{rank}").open("wb") as output:
@@ -101,11 +110,20 @@ class Job:
         """Wait until all workers have ended, each well."""
         for process in self.processes:
             assert process.wait(60) == 0, self.output()
+        self.close()
+
+    def close(self) -> None:
+        """End the store."""
+        self.store.terminate()
+        self.store.wait()
+        assert self.store.stdout is not None
+        self.store.stdout.close()
 
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
             process.wait()
+        self.close()
 
     def output(self) -> str:
         return "\n".join((self.directory / f"output.{r}").read_text() for r in range(self.ranks))
@@ -156,8 +174,6 @@ def test_everything_on_two_hosts(
 
 
 def test_over_ipv6(two: Hosts, tmp_path: Path) -> None:
-    for host in two.hosts:
-        host.run("ip", "addr", "add", f"fd77::{host.number}/64", "dev", "eth0", "nodad")
     job = Job(two, (1, 2), BEGIN + EVERYTHING, tmp_path, MASTER_ADDR="fd77::1")
     assert [job.told(rank) for rank in (0, 1)] == ["done"] * 2
     job.end()
@@ -232,6 +248,7 @@ def test_a_killed_rank_is_named_within_a_second(
     job.processes[3].wait()
     for process in job.processes[:3]:
         assert process.wait(30) == 0, job.output()
+    job.close()
 
 
 @pytest.mark.parametrize("fault", ["pulled cable", "killed host"])

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace rallypoint::tcp {
 namespace {
@@ -10,7 +12,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "numbers on the wire are little-endian");
 
 constexpr std::uint32_t kControlMagic = 0x43504C52;  // "RLPC"
-enum Kind : std::uint16_t { kLeft = 1, kPoison, kQuestion, kRecord };
+constexpr std::size_t kMostProbes = 64;              // that nobody has looked at
+enum Kind : std::uint16_t { kLeft = 1, kPoison, kQuestion, kRecord, kProbe };
 
 struct RecordFrame {
   std::uint64_t number;
@@ -55,6 +58,17 @@ void unpack(CallRecord& record, const RecordFrame& frame) {
   record.dtype = frame.dtype;
   record.root = frame.root;
   record.number.store(frame.number, std::memory_order_release);
+}
+
+struct ProbeFrame {
+  std::uint64_t sequence;
+  std::int32_t slot;
+  std::uint32_t count;
+  CircleMember members[kMostProbed];
+};
+
+std::size_t probe_bytes(std::size_t count) {
+  return offsetof(ProbeFrame, members) + count * sizeof(CircleMember);
 }
 
 // Whether words can be made of it.
@@ -131,9 +145,45 @@ bool Control::take(Peer& peer, const ControlHeader& header) {
       return true;
     case kRecord:
       return header.bytes == sizeof(RecordFrame) && take_record(peer, header);
+    case kProbe:
+      return take_probe(peer, header);
     default:
       return false;
   }
+}
+
+bool Control::take_probe(const Peer& peer, const ControlHeader& header) {
+  ProbeFrame frame{};
+  if (header.bytes > sizeof frame) return false;
+  std::memcpy(&frame, peer.payload, header.bytes);
+  if (frame.count == 0 || frame.count > kMostProbed || header.bytes != probe_bytes(frame.count)) {
+    return false;
+  }
+  const std::vector<CircleMember> members(frame.members, frame.members + frame.count);
+  for (const CircleMember& member : members) {
+    if (member.rank >= region_.ranks() || member.peer >= region_.ranks()) return false;
+  }
+  if (members.back().rank != peer.rank || members.back().peer != region_.rank()) return false;
+  if (probes_.size() == kMostProbes) probes_.erase(probes_.begin());
+  probes_.push_back({header.number, frame.sequence, frame.slot, members});
+  region_.wake_self();
+  return true;
+}
+
+void Control::send_probe(std::uint32_t rank, const Probe& probe) {
+  ProbeFrame frame{
+      probe.sequence, probe.slot, static_cast<std::uint32_t>(probe.members.size()), {}};
+  std::copy(probe.members.begin(), probe.members.end(), frame.members);
+  const std::lock_guard lock(mutex_);
+  for (auto& peer : peers_) {
+    if (peer->rank != rank) continue;
+    tell(*peer, kProbe, probe.epoch, &frame, probe_bytes(probe.members.size()));
+  }
+}
+
+std::vector<Probe> Control::take_probes() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(probes_, {});
 }
 
 bool Control::take_poison(const Peer& peer) {

@@ -27,7 +27,7 @@ struct ControlHeader {
   std::uint32_t magic;
   std::uint16_t kind;
   std::uint16_t bytes;
-  std::uint64_t number;  // of a call
+  std::uint64_t number;  // of a call, or the epoch of a wait
 
   std::size_t payload() const { return bytes; }
 };
@@ -45,6 +45,8 @@ class Control final : public Watched, public Messenger {
   void spread(const Poison& poison) override;
   void ask(std::uint32_t rank, std::uint64_t number) override;
   void answer(std::uint64_t number) override;
+  void send_probe(std::uint32_t rank, const Probe& probe) override;
+  std::vector<Probe> take_probes() override;
 
  private:
   static constexpr std::size_t kMostBytes = 1024;
@@ -66,6 +68,7 @@ class Control final : public Watched, public Messenger {
   bool take(Peer& peer, const ControlHeader& header);
   bool take_poison(const Peer& peer);
   bool take_record(const Peer& peer, const ControlHeader& header);
+  bool take_probe(const Peer& peer, const ControlHeader& header);
   void lose(Peer& peer, std::uint64_t key);
   void tell(Peer& peer, std::uint16_t kind, std::uint64_t number, const void* data,
             std::size_t bytes);
@@ -75,6 +78,7 @@ class Control final : public Watched, public Messenger {
   Region& region_;
   std::mutex mutex_;  // of all below
   std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<Probe> probes_;  // that have come
   std::atomic<bool> is_asked_{false};
   bool has_left_ = false;
 };

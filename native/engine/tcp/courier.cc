@@ -103,6 +103,7 @@ int Courier::send(std::uint32_t to, MailHeader envelope, const std::byte* payloa
   if (slot >= static_cast<int>(kEnvelopes)) return -1;
   receiver.in_use |= bit(slot);
   receiver.requested &= ~bit(slot);
+  receiver.last_sent = envelope.sequence;
   envelope.kind = MailKind::envelope;
   envelope.slot = static_cast<std::uint8_t>(slot);
   put(receiver, envelope, payload, true);

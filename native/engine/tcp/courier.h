@@ -55,6 +55,7 @@ class Courier {
   int send(std::uint32_t to, MailHeader envelope, const std::byte* payload);
   bool is_taken(std::uint32_t to, int slot) const;
   bool is_requested(std::uint32_t to, int slot) const;
+  std::uint64_t last_sent(std::uint32_t to) const { return peer(to).last_sent; }
   // Whether nothing waits for the stream; a part may then be sent, which is not copied.
   bool is_idle(std::uint32_t to) const;
   void send_part(std::uint32_t to, int slot, const std::byte* data, std::uint64_t bytes);
@@ -93,6 +94,7 @@ class Courier {
     Stream stream;
     Inlet<MailHeader> inlet;
     std::deque<Frame> unsent;
+    std::uint64_t last_sent = 0;  // sequence of an envelope
     std::uint32_t in_use = 0;     // places of our envelopes,
     std::uint32_t requested = 0;  // and which of them the peer wants
     std::uint32_t taken = 0;      // of theirs: to be told

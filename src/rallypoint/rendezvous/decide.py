@@ -17,7 +17,6 @@ from enum import Enum
 from random import Random
 
 from rallypoint.rendezvous.campaign import Campaign
-from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.follow import Follower
 from rallypoint.rendezvous.lead import Leader
 from rallypoint.rendezvous.protocol import (
@@ -27,7 +26,6 @@ from rallypoint.rendezvous.protocol import (
     Agreement,
     Ballot,
     Beat,
-    Call,
     Decision,
     Go,
     Halt,
@@ -53,12 +51,8 @@ from rallypoint.rendezvous.reports import (
 )
 from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.rendezvous.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.search import Search
 from rallypoint.rendezvous.voter import Voter
-
-_STAGGER_S = 0.05  # between candidates, in the order of the members
-_RETRY_S = 0.2  # doubled up to a beat
-_SEEK_S = 0.5
-_ASK = 3  # voters at a time: thousands may seek at once, and each voter would hear of all
 
 
 class Part(Enum):
@@ -93,20 +87,14 @@ class Participant:
         self.wake_at: float | None = None
         self.setup = self._setup = setup
         self._key = setup.me.key
-        self._random = random
         self._rules = rules(setup)
         self._voter = Voter(setup, self._rules)
         self._follower = Follower(setup, self._rules, self._voter)
         self._leader: Leader | None = None
-        self._campaign: Campaign | None = None
         self._gone: set[str] = set()  # agents that have ended; their keys never come back
         self._term = 0  # the highest one seen
-        self._tries = 0
-        self._act_at: float | None = None  # when to seek or campaign again
-        self._alone_since = 0.0  # since when there is no coordinator
-        self._notice_at = 0.0
+        self._search = Search(setup, self._rules, random, self._gone)
         self._looked_at = float("-inf")  # at the arbiter
-        self._why = "nobody has answered yet"
         self._store: tuple[int, Endpoint | None] = (-1, None)
         self._asked: tuple[Propose, ...] = ()  # waiting for the store
         self._actions: list[Action] = []
@@ -157,15 +145,15 @@ class Participant:
 
     def started(self, now: float) -> Decision:
         """The driver listens: look for the others."""
-        self._alone_since, self._notice_at = now, now + NOTICE_EVERY_S
+        self._search.begin(now)
         if self._voter.has_vote():
             self._move(Part.CAMPAIGNING)
             slot = self._setup.slot or 0
-            self._act_at = now + slot * 2 * self._setup.patience.beat_s
+            self._search.act_at = now + slot * 2 * self._setup.patience.beat_s
             if slot:
-                self._seek(now)
+                self._seek()
         else:
-            self._act_at = now
+            self._search.act_at = now
         return self._decide(now)
 
     def received(self, sender: str, message: Message, now: float) -> Decision:
@@ -188,7 +176,7 @@ class Participant:
 
     def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
         """A `Call` found nobody."""
-        self._why = f"{at}: {why}"
+        self._search.why = f"{at}: {why}"
         return self._decide(now)
 
     def reported(self, report: Report, now: float) -> Decision:
@@ -256,10 +244,7 @@ class Participant:
             if self.part in (Part.FOLLOWING, Part.LEADING):
                 alarms.append(self._follower.beat_at)
             else:
-                alarms.append(self._notice_at)
-                alarms.append(self._alone_since + self._setup.patience.join_timeout_s)
-                if self._act_at is not None:
-                    alarms.append(self._act_at)
+                alarms.append(self._search.wake_at)
             if self.part is Part.FOLLOWING:
                 alarms.append(self._follower.heard_at + self._setup.fence_s)
                 if self._looks_at is not None:
@@ -399,7 +384,7 @@ class Participant:
         if self.part is not Part.FOLLOWING:
             if self._leader is not None:
                 self._reasons.append(f"coordinates no more: term {ballot.term} does")
-            self._leader = self._campaign = None
+            self._leader = self._search.campaign = None
             self._move(Part.FOLLOWING)
 
     def _refuse(self, sender: str, ballot: Ballot) -> None:
@@ -430,7 +415,7 @@ class Participant:
         self._say(sender, answer)
 
     def _promised(self, message: Promise, now: float) -> None:
-        campaign = self._campaign
+        campaign = self._search.campaign
         if campaign is None or not self._voter.has_vote():
             return
         campaign.promised(message, now)
@@ -442,24 +427,24 @@ class Participant:
             return
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
             # Those who begin a job together are its first voters: better more of them.
-            self._act_at = campaign.won_at + self._setup.patience.beat_s
+            self._search.act_at = campaign.won_at + self._setup.patience.beat_s
             return
         self._win(campaign, now)
 
     def _win(self, campaign: Campaign, now: float) -> None:
-        self._campaign = None
+        self._search.campaign = None
         self._move(Part.LEADING)
-        self._tries = 0
         self._reasons.append(f"coordinates from now on, in term {campaign.ballot.term}")
+        bound = campaign.bound()
         self._leader = Leader(
             self._setup,
             self._rules,
             campaign.ballot,
             campaign.decided,
-            bound=campaign.bound(),
+            bound=bound,
             slots=campaign.slots(),
             gone=self._gone,
-            done=self._follower.done,
+            done=self._follower.done_in((bound or campaign.decided).number),
             was_lost=campaign.was_lost,
             now=now,
         )
@@ -472,15 +457,12 @@ class Participant:
             self._voter.learn(message.decided)
         if self._leader is not None:
             self._leader.refused(message)
-        leader, decided, campaign = message.leader, message.decided, self._campaign
+        leader, decided, campaign = message.leader, message.decided, self._search.campaign
         if leader and not self._has_leader() and leader.key not in (self._key, *self._gone):
             at = Endpoint(host=leader.address, port=leader.port)
             self._actions.append(Send(to=leader.key, at=at, message=self._join()))
         if campaign and decided and decided.number > campaign.decided.number:
-            self._campaign = None  # it asked those who decide no more
-            self._act_at = now
-            if self._rules.arbiter is None:  # which lets one win, however many ask
-                self._act_at += self._random.uniform(0, _RETRY_S)
+            self._search.pause_as_candidate(now)  # it asked those who decide no more
             if not self._voter.has_vote():
                 self._move(Part.SEEKING)
 
@@ -488,13 +470,12 @@ class Participant:
 
     def _lose(self, why: str, now: float) -> None:
         """There is no coordinator any more."""
-        self._why = why
+        self._search.why = why
         was_leading = self._leader is not None
         if self._leader is not None:
             self._pass_on(self._leader)
-        self._leader = self._campaign = None
-        self._alone_since, self._notice_at = now, now + NOTICE_EVERY_S
-        self._tries = 0
+        self._leader = None
+        self._search.begin(now)
         is_lost = self._follower.ballot.candidate in self._gone
         if self._setup.quorum == "host" and is_lost and not was_leading:
             text = f"{why}; with quorum=host the job does not outlive it"
@@ -502,89 +483,54 @@ class Participant:
             return self._finish(finish)
         self._reasons.append(why)
         if self._voter.has_vote():
+            assert self._voter.decided is not None
+            heirs = self._rules.heirs(self._voter.decided)
+            if self._rules.arbiter is not None:
+                heirs = self._follower.voters
             self._move(Part.CAMPAIGNING)
-            self._act_at = now + self._turn_s() + (_RETRY_S if was_leading else 0.0)
-            return None
+            late_s = self._search.late_s(was_leading=was_leading)
+            waits = not self._voter.was_lost
+            return self._search.take_turn(heirs, waits=waits, late_s=late_s, now=now)
         self._move(Part.SEEKING)
-        self._act_at = now
+        self._search.act_at = now
         return None
-
-    def _turn_s(self) -> float:
-        """How long to leave it to others to campaign: those before us in the list go first."""
-        assert self._voter.decided is not None
-        heirs = self._rules.heirs(self._voter.decided)
-        if self._rules.arbiter is not None:
-            heirs = self._follower.voters
-        keys = [heir.key for heir in heirs]
-        before = keys[: keys.index(self._key)] if self._key in keys else []
-        count = sum(key not in self._gone for key in before)
-        patience_s = 0.0
-        if not self._voter.was_lost:  # nobody may promise before that time is over
-            patience_s = self._setup.fence_s * self._setup.drift
-        return patience_s + count * _STAGGER_S + self._random.uniform(0, _STAGGER_S / 5)
 
     def _be_alone(self, now: float) -> None:
         """Seek, or campaign; say so; give up in the end."""
         if self._follower.is_leaving and self._follower.round < 0:
             because = self._follower.is_leaving
             return self._finish(Finish(outcome=Outcome.STOPPED, because=because))
-        waited_s = now - self._alone_since
-        if waited_s >= self._setup.patience.join_timeout_s:
-            because = f"{self._alone_text()}, after {waited_s:.0f} s"
-            return self._finish(Finish(outcome=Outcome.GIVEN_UP, because=because))
-        if now >= self._notice_at:
-            self._notice_at = now + NOTICE_EVERY_S
-            text = f"waiting for {waited_s:.0f} s so far: {self._alone_text()}"
-            self._actions.append(Notice(text))
-        if self._act_at is not None and now >= self._act_at:
+        end = self._search.end(now)
+        if end is not None:
+            return self._finish(end)
+        self._actions += self._search.notice(now)
+        if self._search.is_due(now):
             if self.part is Part.SEEKING:
-                self._act_at = now + _SEEK_S
-                self._seek(now)
+                self._search.pause(now)
+                self._seek()
             else:
                 self._run_for_it(now)
         return None
 
-    def _alone_text(self) -> str:
-        asks_agents = self.part is Part.CAMPAIGNING and self._rules.arbiter is None
-        if asks_agents and self._campaign is not None:
-            return self._campaign.text()
-        return f"no coordinator found ({self._why})"
-
-    def _seek(self, now: float) -> None:
-        """Ask whoever may know."""
-        join = self._join()
-        for slot, endpoint in enumerate(self._setup.endpoints):
-            if slot != self._setup.slot:
-                self._actions.append(Call(at=endpoint, message=join))
-        others = [
-            voter
-            for voter in self._follower.voters
-            if voter.key not in self._gone and voter.key != self._key
-        ]
-        for voter in self._random.sample(others, min(len(others), _ASK)):
-            at = Endpoint(host=voter.address, port=voter.port)
-            self._actions.append(Send(to=voter.key, at=at, message=join))
+    def _seek(self) -> None:
+        self._actions += self._search.ask(self._join(), self._follower.voters)
 
     def _run_for_it(self, now: float) -> None:
-        campaign = self._campaign
+        campaign = self._search.campaign
         if not self._voter.has_vote():
-            self._campaign = None
+            self._search.campaign = None
             self._move(Part.SEEKING)
             return None
         if campaign is not None and campaign.won_at is not None:
             return self._win(campaign, now)
         assert self._voter.decided is not None
-        self._tries += 1
         term = max(self._term, self._voter.promised.term) + 1
         ballot, decided = Ballot(term, self._key), self._voter.decided
         if self._rules.arbiter is not None and not decided.host:
             decided = decided.__replace__(host=self._voter.job)  # or it might begin a new one
-        self._campaign = Campaign(self._setup, self._rules, ballot, decided, now)
-        wait_s = min(_RETRY_S * 2**self._tries, self._setup.patience.beat_s)
-        self._act_at = now + wait_s * self._random.uniform(1, 2)
-        self._do(self._campaign.ask())
-        if self._tries > 3:  # perhaps there is another job, or one that goes on without us
-            self._seek(now)
+        self._do(self._search.run(ballot, decided, now))
+        if self._search.is_hopeless:
+            self._seek()
         return None
 
     # Other jobs.
@@ -605,11 +551,11 @@ class Participant:
             for key in self._leader.peers:
                 self._say(key, message)
         self._do(self._follower.cut_off("another job of that name got further"))
-        self._leader = self._campaign = None
+        self._leader = None
         left = self._voter.left | {self.job}
         self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
         self._follower.change_voter(self._voter)
-        self._alone_since, self._act_at = now, now
+        self._search.begin_again(now)
         self._move(Part.CAMPAIGNING if self._voter.has_vote() else Part.SEEKING)
         return True
 

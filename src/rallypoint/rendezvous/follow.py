@@ -34,7 +34,7 @@ class Follower:
         ballot: whose coordinator it follows; its `leader`, where known.
         round: what runs here; -1: nothing.
         heard_at: when it last heard its coordinator.
-        waiting, done: as the coordinator last said.
+        waiting: as the coordinator last said.
         voters: whom to ask if the coordinator is lost.
     """
 
@@ -45,7 +45,6 @@ class Follower:
         self.last_round = -1
         self.heard_at = _NEVER
         self.waiting = 0
-        self.done: tuple[str, ...] = ()
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
         self.is_leaving = ""
@@ -56,6 +55,8 @@ class Follower:
         self._first = 0  # the number of the first one
         self._seen = 0
         self._cut_off_round = -1
+        self._done: tuple[str, ...] = ()
+        self._done_number = -1
 
     # Whom it follows.
 
@@ -87,7 +88,11 @@ class Follower:
             self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self._stamp = message.stamp
         self._seen = max(self._seen, message.seen)
-        self.waiting, self.done = message.waiting, message.done
+        self.waiting, self._done, self._done_number = message.waiting, message.done, message.number
+
+    def done_in(self, number: int) -> tuple[str, ...]:
+        """Who may have ended early in that agreement's round, as the coordinator last said."""
+        return self._done if number == self._done_number else ()
 
     # Orders.
 

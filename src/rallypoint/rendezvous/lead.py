@@ -6,8 +6,12 @@ then tells it to all. Its own agent is a peer like any other, whose messages tak
 
 from __future__ import annotations
 
+from rallypoint.rendezvous.admit import why_not
+from rallypoint.rendezvous.agreements import Agreements, Proposal
+from rallypoint.rendezvous.agreements import text as agreement_text
 from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S, Coordinator, Decision, OpenRound
-from rallypoint.rendezvous.peers import Peer
+from rallypoint.rendezvous.orders import Orders
+from rallypoint.rendezvous.peers import Peer, Peers
 from rallypoint.rendezvous.protocol import (
     Accepted,
     Ack,
@@ -16,12 +20,9 @@ from rallypoint.rendezvous.protocol import (
     Ballot,
     Beat,
     Call,
-    Go,
-    Halt,
     Led,
     Message,
     Over,
-    Propose,
     Refused,
     Send,
     Setup,
@@ -36,30 +37,17 @@ from rallypoint.rendezvous.reports import (
     Refuse,
     Stop,
 )
-from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.rendezvous.rules import BEFORE_ALL, Rules
 
-_NEVER = float("-inf")
 _LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
-
-
-class Proposal:
-    """An agreement that voters are asked to accept."""
-
-    def __init__(self, agreement: Agreement, now: float) -> None:
-        self.agreement = agreement
-        self.since = now
-        self.notice_at_s = NOTICE_EVERY_S
-        self.accepted_by: set[str] = set()
-        self.store: Endpoint | None = None
-        self.is_decided = False
 
 
 class Leader:
     """One agent's time as coordinator, in one ballot.
 
     Attributes:
-        agreement: the newest decided one.
+        peers: by key.
         deposed: why this agent coordinates no more.
         finish: how the job ended, once everyone has been told.
         wake_at: when to call `tick` at the latest.
@@ -88,33 +76,22 @@ class Leader:
             done: members that may have ended after their workers had succeeded.
             was_lost: see Promise.
         """
-        self.agreement = decided
         self.deposed = ""
         self.finish: Finish | None = None
         self.wake_at = now
-        self.peers: dict[str, Peer] = {}
         self.job: Coordinator | None = None
         self._setup, self._rules, self._ballot = setup, rules, ballot
         self._key = setup.me.key
-        self._slots = slots
+        self._agreements = Agreements(setup, rules, ballot, decided, slots)
+        self._orders = Orders(ballot)
+        self._presence = Peers(setup, rules, self._agreements, was_lost=was_lost, now=now)
+        self.peers = self._presence.by_key
         self._gone = set(gone)
         self._done = done
-        self._was_lost = was_lost
-        self._began = now
-        self._safe_at = now + rules.taken_over_after_s(was_lost=was_lost)
         self._wanted = bound
-        self._pending: Proposal | None = None
-        self._sent_round = -1  # the newest one that this coordinator has told members to start
-        self._old_round = -1  # the one that its predecessor may have
-        self._sent: dict[str, Go] = {}
-        self._sent_at = now
-        self._unsent: set[str] = set()  # members whose Go waits for their first beat
         self._over_at: float | None = None
         self._out: list[Action] = []
         self._notes: list[str] = []
-        self._quorum_heard: float | None = None  # cached
-        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
-        self._voters = frozenset({voter.key for voter in rules.voters(decided)})  # of `agreement`
         self._scan_at = now
         self._await(decided, now)
         if bound is None:
@@ -130,6 +107,11 @@ class Leader:
         return out, reason
 
     @property
+    def agreement(self) -> Agreement:
+        """The newest decided one."""
+        return self._agreements.newest
+
+    @property
     def round(self) -> int:
         """The newest round of workers."""
         return self.agreement.round if self.job is None else self.job.round
@@ -141,7 +123,7 @@ class Leader:
         member, key = join.member, join.member.key
         if self._over_at is not None:
             return self._send(key, Over(finish=self._finish_of(self.agreement)))
-        wrong = self._mismatch(join)
+        wrong = why_not(self._setup, join)
         if wrong:
             return self._send(key, Refuse(key, wrong))
         if self.job is None:
@@ -165,10 +147,8 @@ class Leader:
             return self._send(beat.key, Unknown(ballot=self._ballot))
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
-        peer.confirms(beat.stamp, now, self._setup.fence_s)
+        self._presence.confirms(beat.key, beat.stamp, now)
         peer.round, peer.sent_at = beat.round, beat.sent_at
-        if beat.key in self._voters:
-            self._quorum_heard = None
         if self.job is not None and self._over_at is None:
             if beat.key not in self.job.here and beat.key not in self._gone:
                 self._perform(self.job.joined(peer.member, now), now)
@@ -183,21 +163,9 @@ class Leader:
         """A voter accepts what we proposed."""
         if message.ballot != self._ballot:
             return
-        peer = self.peers.get(message.voter)
-        if peer is not None:
-            peer.confirms(message.stamp, now, self._setup.fence_s)
-        else:
-            self._words[message.voter] = max(self._words.get(message.voter, _NEVER), message.stamp)
-        self._quorum_heard = None
-        pending = self._pending
-        if pending is None or message.number != pending.agreement.number:
-            return
-        pending.accepted_by.add(message.voter)
-        if message.voter in self._slots:
-            pending.accepted_by.add(self._slots[message.voter])
-        if message.store is not None:
-            pending.store = message.store
-        self._advance(now)
+        self._presence.confirms(message.voter, message.stamp, now)
+        if self._agreements.accepted(message):
+            self._advance(now)
 
     def refused(self, message: Refused) -> None:
         """Another one was promised more, or has agreed on more than we know of."""
@@ -214,7 +182,7 @@ class Leader:
         """An agent has ended."""
         self._gone.add(key)
         peer = self.peers.pop(key, None)
-        self._quorum_heard = None
+        self._presence.look_again()
         if peer is None:
             return
         if self.job is not None and self._over_at is None and not peer.is_over:
@@ -229,22 +197,21 @@ class Leader:
             self._perform(self.job.tick(now), now)
         if now >= self._scan_at:
             self._scan_at = now + self._setup.patience.beat_s
-            self._quorum_heard = None
+            self._presence.look_again()
             self._repeat(now)
             for peer in list(self.peers.values()):
                 self._look_at(peer, now)
-            if self._over_at is None and self._rules.must_step_down(
-                now, max(self._word(now), self._began)
-            ):
+            if self._over_at is None and not self._presence.has_quorum(now):
                 self.deposed = f"no quorum heard for {self._setup.fence_s:g} s"
         self._advance(now)
 
     def _repeat(self, now: float) -> None:
         """Say again what may have been lost."""
-        if self._pending is not None:
-            self._propose(self._pending, now, is_first=False)
-            self._tell_if_stuck(self._pending, now)
-        self._tell_arbiter(now)
+        self._out += self._agreements.repeat(now)
+        if self._agreements.pending is not None:
+            self._tell_if_stuck(self._agreements.pending, now)
+        if self._over_at is None:
+            self._out += self._agreements.tell_arbiter(now)
         for key, peer in self.peers.items():
             if self._over_at is not None:
                 self._send(key, Over(finish=self._finish_of(self.agreement)))
@@ -255,24 +222,11 @@ class Leader:
                 if slot != self._setup.slot:
                     self._out.append(Call(at=endpoint, message=self.led(None)))
 
-    def _tell_arbiter(self, now: float) -> None:
-        """That this coordinator lives: agents say with their beats that they know it."""
-        arbiter, pending = self._rules.arbiter, self._pending
-        if arbiter is None or self.agreement.number == BEFORE_ALL or self._over_at is not None:
-            return
-        if pending is None or arbiter.key in pending.accepted_by:
-            newest = self.agreement if pending is None else pending.agreement
-            again = Propose(
-                ballot=self._ballot, stamp=now, agreement=newest, decided=self.agreement
-            )
-            self._out.append(Send(to=arbiter.key, at=None, message=again))
-
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
         """What a lost coordinator had begun may need voters who are lost as well."""
         waited_s = now - pending.since
-        voters = self._rules.voters(pending.agreement)
-        absent = [each.host for each in voters if each.key not in pending.accepted_by]
-        text = f"what was proposed last needs {', '.join(absent[:16])}, too"
+        missing = self._agreements.missing(pending)
+        text = f"what was proposed last needs {', '.join(missing[:16])}, too"
         patience_s = self._setup.patience.join_timeout_s
         if waited_s >= patience_s:
             because = f"{text}, after {waited_s:.0f} s"
@@ -288,13 +242,8 @@ class Leader:
         key, job = peer.member.key, self.job
         if key == self._key or job is None:
             return
-        if peer.leased_at is None and not peer.has_beaten:
-            dead_at = self._safe_at
-            is_silent = now - self._began >= self._setup.fence_s
-        else:
-            dead_at = (peer.leased_at or peer.since) + self._rules.dead_after_s()
-            is_silent = now - max(peer.heard_at, peer.since) >= self._setup.fence_s
-        if is_silent and not peer.is_silent:
+        dead_at = self._presence.dead_at(peer)
+        if not peer.is_silent and self._presence.is_silent(peer, now):
             peer.is_silent = True
             self._perform(job.node_silent(key, f"nothing came for {self._setup.fence_s:g} s"), now)
         if (peer.is_silent or not peer.has_beaten) and now >= dead_at:
@@ -320,7 +269,8 @@ class Leader:
     def _advance(self, now: float) -> None:
         """Go on with agreements as far as they go."""
         while True:
-            if self._pending is not None and not self._settle(self._pending, now):
+            pending = self._agreements.pending
+            if pending is not None and not self._settle(pending, now):
                 break
             if self._over_at is not None:
                 self._look_who_is_left(now)
@@ -330,9 +280,7 @@ class Leader:
             if self._wanted is None:
                 break
             wanted, self._wanted = self._wanted, None
-            new = wanted.__replace__(number=self.agreement.number + 1)
-            self._pending = Proposal(new, now)
-            self._propose(self._pending, now, is_first=True)
+            self._out += self._agreements.propose(wanted, now)
         alarm = None if self.job is None or self._over_at is not None else self.job.wake_at
         self.wake_at = self._scan_at if alarm is None else min(self._scan_at, alarm)
 
@@ -363,36 +311,19 @@ class Leader:
             host=self.agreement.host,
         )
 
-    def _propose(self, pending: Proposal, now: float, *, is_first: bool) -> None:
-        propose = Propose(
-            ballot=self._ballot, stamp=now, agreement=pending.agreement, decided=self.agreement
-        )
-        asked = {voter.key: voter for voter in self._rules.voters(self.agreement)}
-        if self.agreement.number == BEFORE_ALL:
-            asked = {}
-        asked.update((voter.key, voter) for voter in self._rules.voters(pending.agreement))
-        if pending.agreement.runs:
-            asked[pending.agreement.members[0].key] = pending.agreement.members[0]
-        for key, member in asked.items():
-            needs_store = pending.agreement.runs and key == pending.agreement.members[0].key
-            has_all = key in pending.accepted_by and not (needs_store and pending.store is None)
-            if is_first or not has_all:
-                at = Endpoint(host=member.address, port=member.port)
-                self._out.append(Send(to=key, at=at, message=propose))
-
     def _settle(self, pending: Proposal, now: float) -> bool:
         """Whether the proposal needs no more; do what follows from it."""
         new = pending.agreement
-        if not pending.is_decided:
-            if not self._rules.is_decided(self.agreement, new, pending.accepted_by):
-                return False
-            pending.is_decided = True
-            self._notes.append(f"agreement {new.number}: {_text(new)}")
+        was_decided = pending.is_decided
+        if not self._agreements.is_decided():
+            return False
+        if not was_decided:
+            self._notes.append(f"agreement {new.number}: {agreement_text(new)}")
         job = self.job
         is_wanted = job is not None and new.runs and job.is_running(new.round)
         if is_wanted and pending.store is None and new.members[0].key not in self._gone:
             return False  # the worker store is to be opened first
-        self._pending = None
+        self._agreements.hold()
         self._hold(new, now)
         if is_wanted and pending.store is not None:
             self._go(new, pending.store, now)
@@ -400,9 +331,7 @@ class Leader:
 
     def _hold(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
-        self.agreement = new
-        self._voters = frozenset({voter.key for voter in self._rules.voters(new)})
-        self._quorum_heard = None
+        self._presence.look_again()
         if new.finish is not None:
             self._over_at = now + self._setup.fence_s
             for key, peer in self.peers.items():
@@ -413,7 +342,7 @@ class Leader:
             self._send(voter.key, self.led(now))
         if self.job is None:
             self._await(new, now)
-            self._safe_at = now + self._rules.taken_over_after_s(was_lost=self._was_lost)
+            self._presence.take_over(now)
             self._resume(now)
         members = {member.key for member in new.members}
         for key in [key for key in self.peers if key in self._gone and key not in members]:
@@ -442,7 +371,7 @@ class Leader:
             restarts=held.restarts,
             now=now,
         )
-        self._old_round = held.round if held.runs else -1
+        self._orders.old_round = held.round if held.runs else -1
         for member in held.members:
             key = member.key
             if key in self._done and held.runs:
@@ -480,37 +409,20 @@ class Leader:
         self._done = self.job.left_succeeded + (self._key,) * is_done
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
-        opened = Round(number=new.round, members=new.members, store=store)
-        voters = self._rules.heirs(new)
-        self._sent_round, self._sent_at = new.round, now
-        self._sent = {
-            key: Go(
-                ballot=self._ballot,
-                sent_at=0.0,
-                lease_s=0.0,
-                number=new.number,
-                seat=seat,
-                because=new.because,
-                voters=voters,
-            )
-            for key, seat in opened.seats().items()
-        }
-        self._unsent.clear()
-        for key in self._sent:
+        for key in self._orders.begin(new, store, self._rules.heirs(new), now):
             self._send_go(key, now)
 
     def _send_go(self, key: str, now: float) -> None:
         peer = self.peers.get(key)
         if peer is None or peer.sent_at is None:
-            self._unsent.add(key)  # its first beat brings it
-            return
-        self._unsent.discard(key)
-        lease_s = self._lease_s(peer, now)
-        self._send(key, self._sent[key].__replace__(sent_at=peer.sent_at, lease_s=lease_s))
+            return self._orders.put_off(key)
+        return self._send(
+            key, self._orders.go(key, peer.sent_at, self._presence.lease_s(peer, now))
+        )
 
     def _halt(self, stop: Stop, now: float) -> None:
-        if stop.round in (self._sent_round, self._old_round):
-            halt = Halt(ballot=self._ballot, round=stop.round, because=stop.because)
+        if self._orders.may_run(stop.round):
+            halt = self._orders.halt(stop.round, stop.because)
             for key in self.peers:
                 self._send(key, halt)
             return
@@ -536,30 +448,24 @@ class Leader:
 
     def _correct(self, peer: Peer, beat: Beat, now: float) -> None:
         """Tell a peer what it must have missed, and judge from what it cannot know any more."""
-        job, key = self.job, beat.key
+        job, key, orders = self.job, beat.key, self._orders
         assert job is not None
         if beat.round not in (-1, job.round):
-            self._send(
-                key, Halt(ballot=self._ballot, round=beat.round, because="that round is over")
-            )
-        if beat.number < self.agreement.number and key in self._voters:
-            held = self.agreement
-            again = Propose(ballot=self._ballot, stamp=now, agreement=held, decided=held)
-            self._send(key, again)
+            self._send(key, orders.halt(beat.round, "that round is over"))
+        if beat.number < self.agreement.number and key in self._agreements.voters:
+            self._send(key, self._agreements.remind(now))
         if not job.expects(key) or beat.round == job.round:
             if beat.round == job.round and job.is_stopping:
-                self._send(
-                    key, Halt(ballot=self._ballot, round=job.round, because=job.because_stopped)
-                )
+                self._send(key, orders.halt(job.round, job.because_stopped))
             return
-        if job.round == self._old_round:
+        if job.round == orders.old_round:
             # It is not running what our predecessor began, and has no end of it to report.
             end = Ended(node_rank=-1, round=job.round, succeeded=False, was_cut_off=True)
             self._perform(job.reported(key, end, now), now)
-        elif job.round == self._sent_round and job.is_stopping:
-            self._send(key, Halt(ballot=self._ballot, round=job.round, because=job.because_stopped))
-        elif job.round == self._sent_round and (
-            key in self._unsent or now - self._sent_at > self._setup.patience.beat_s
+        elif job.round == orders.round and job.is_stopping:
+            self._send(key, orders.halt(job.round, job.because_stopped))
+        elif job.round == orders.round and orders.must_repeat(
+            key, now, self._setup.patience.beat_s
         ):
             self._send_go(key, now)
 
@@ -570,39 +476,13 @@ class Leader:
             ballot=self._ballot,
             sent_at=sent_at,
             stamp=now,
-            lease_s=self._lease_s(peer, now),
+            lease_s=self._presence.lease_s(peer, now),
             seen=peer.seen,
             number=self.agreement.number,
             waiting=0 if self.job is None else self.job.waiting,
             done=self._done,
         )
         self._send(peer.member.key, ack)
-
-    def _lease_s(self, peer: Peer, now: float) -> float:
-        """For how long after its newest beat it may run workers."""
-        if peer.is_silent:
-            return 0.0
-        lease_s = max(0.0, self._rules.lease_s(now, self._word(now)))
-        if lease_s > 0:
-            peer.leased_at = now
-        return lease_s
-
-    def _word(self, now: float) -> float:
-        """The newest time of ours that a quorum has confirmed to have heard."""
-        if self._quorum_heard is None:
-            self._quorum_heard = self._find_word(now)
-        return self._quorum_heard
-
-    def _find_word(self, now: float) -> float:
-        held = self.agreement
-        if held.number == BEFORE_ALL:
-            return self._began
-        heard = dict(self._words)
-        counted = self._voters if self._rules.arbiter is None else self.peers
-        heard.update((key, self.peers[key].heard_at) for key in counted if key in self.peers)
-        heard[self._key] = now
-        pending = None if self._pending is None else self._pending.agreement
-        return self._rules.newest_word(held, pending, heard)
 
     def _look_who_is_left(self, now: float) -> None:
         """Once the job is over: end when all others have, or have been told for long enough."""
@@ -615,29 +495,6 @@ class Leader:
             raise RuntimeError("a job that is over must have an end")
         return agreement.finish
 
-    def _mismatch(self, join: Join) -> str:
-        ours, limits = self._setup, self._setup.limits
-        if join.run_id != ours.run_id:
-            return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
-        if join.attempt != ours.attempt:
-            return (
-                f"this node was started for attempt {join.attempt} of the job, which is in attempt"
-                f" {ours.attempt}; end what is left of the older one"
-            )
-        if (join.min_nodes, join.max_nodes) != (limits.min_nodes, limits.max_nodes):
-            return (
-                f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
-                f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
-            )
-        return ""
-
     def _send(self, key: str, message: Message) -> None:
         peer = self.peers.get(key)
         self._out.append(Send(to=key, at=None if peer is None else peer.at, message=message))
-
-
-def _text(agreement: Agreement) -> str:
-    count = len(agreement.members)
-    if agreement.finish is not None:
-        return agreement.finish.outcome.value
-    return f"round {agreement.round} of {count}" if agreement.runs else f"{count} stay"

@@ -9,7 +9,12 @@ What counts is the way there and back: an agent that reaches us without hearing 
 
 from __future__ import annotations
 
+from rallypoint.rendezvous.agreements import Agreements
+from rallypoint.rendezvous.protocol import Setup
 from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.rules import BEFORE_ALL, Rules
+
+_NEVER = float("-inf")
 
 
 class Peer:
@@ -61,3 +66,84 @@ class Peer:
         self.heard_at = max(self.heard_at, stamp)
         if now - self.heard_at < fence_s:
             self.is_silent = False
+
+
+class Peers:
+    """All of them, by key, and what a coordinator may allow them: to run until a quorum's newest
+    word is too old.
+
+    Attributes:
+        safe_at: when the workers of those who were never heard under this ballot are surely dead.
+    """
+
+    def __init__(
+        self, setup: Setup, rules: Rules, agreements: Agreements, *, was_lost: bool, now: float
+    ) -> None:
+        """Begin; `was_lost` as in Promise."""
+        self.by_key: dict[str, Peer] = {}
+        self.safe_at = now + rules.taken_over_after_s(was_lost=was_lost)
+        self._setup, self._rules, self._agreements = setup, rules, agreements
+        self._was_lost = was_lost
+        self._began = now
+        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
+        self._quorum_heard: float | None = None  # cached
+
+    def take_over(self, now: float) -> None:
+        """What the predecessor had proposed is decided only now."""
+        self.safe_at = now + self._rules.taken_over_after_s(was_lost=self._was_lost)
+
+    def confirms(self, key: str, stamp: float | None, now: float) -> None:
+        """An agent has heard what we said at that time of ours."""
+        peer = self.by_key.get(key)
+        if peer is not None:
+            peer.confirms(stamp, now, self._setup.fence_s)
+        elif stamp is not None:
+            self._words[key] = max(self._words.get(key, _NEVER), stamp)
+        if peer is None or key in self._agreements.voters:
+            self._quorum_heard = None
+
+    def look_again(self) -> None:
+        """Who they are has changed, or time has passed."""
+        self._quorum_heard = None
+
+    def has_quorum(self, now: float) -> bool:
+        """Whether enough of the voters were heard lately for this agent to coordinate."""
+        return not self._rules.must_step_down(now, max(self._word(now), self._began))
+
+    def lease_s(self, peer: Peer, now: float) -> float:
+        """For how long after its newest beat a peer may run workers."""
+        if peer.is_silent:
+            return 0.0
+        lease_s = max(0.0, self._rules.lease_s(now, self._word(now)))
+        if lease_s > 0:
+            peer.leased_at = now
+        return lease_s
+
+    def is_silent(self, peer: Peer, now: float) -> bool:
+        """Whether it has not been heard for the fence time."""
+        heard_at = max(peer.heard_at, peer.since)
+        if peer.leased_at is None and not peer.has_beaten:
+            heard_at = self._began
+        return now - heard_at >= self._setup.fence_s
+
+    def dead_at(self, peer: Peer) -> float:
+        """When its workers are surely dead, if it stays silent."""
+        if peer.leased_at is None and not peer.has_beaten:
+            return self.safe_at
+        return (peer.leased_at or peer.since) + self._rules.dead_after_s()
+
+    def _word(self, now: float) -> float:
+        """The newest time of ours that a quorum has confirmed to have heard."""
+        if self._quorum_heard is None:
+            self._quorum_heard = self._find_word(now)
+        return self._quorum_heard
+
+    def _find_word(self, now: float) -> float:
+        held, pending = self._agreements.newest, self._agreements.pending
+        if held.number == BEFORE_ALL:
+            return self._began
+        heard = dict(self._words)
+        counted = self._agreements.voters if self._rules.arbiter is None else self.by_key
+        heard.update((key, self.by_key[key].heard_at) for key in counted if key in self.by_key)
+        heard[self._setup.me.key] = now
+        return self._rules.newest_word(held, None if pending is None else pending.agreement, heard)

@@ -56,6 +56,7 @@ class SimCluster:
         self.agents: dict[str, SimAgent] = {}  # the newest of each node, by name
         self.witness = Witness(self.loop, f"seed {seed}")
         self.tell = self.witness.tell
+        self.is_calm = False
         self.steady_keys = False  # a mutation: an agent that is started again has its old key
         self._names = names or tuple([f"n{i}" for i in range(nodes)])
         self._starts: Counter[str] = Counter()
@@ -148,6 +149,15 @@ class SimCluster:
         self.tell(f"{agent.name}: agent dies ({how})")
         self._bury(agent)
 
+    def cut_later(self, groups: list[set[str]], delay_s: float) -> None:
+        """Then, if things still happen."""
+
+        def cut() -> None:
+            if not self.is_calm:
+                self.cut(groups)
+
+        self.loop.after(delay_s, cut)
+
     def cut(self, groups: list[set[str]]) -> None:
         """Only who is in one group reaches each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
@@ -178,6 +188,7 @@ class SimCluster:
 
     def calm(self) -> None:
         """Nothing happens from now on."""
+        self.is_calm = True
         self.mend()
         self.network.calm()
         if self.etcd is not None:
@@ -193,15 +204,21 @@ class SimCluster:
         agent.job = agent.core.job
         self.witness.begun(agent.key, agent.name, agent.job, seat)
         if self.works_for_s is not None:
-            self.loop.after(self.works_for_s, lambda: self._worked(agent, seat))
+            self.succeed_later(agent, self.works_for_s)
 
-    def _worked(self, agent: SimAgent, seat: Seat) -> None:
-        if agent.seat is seat:
-            agent.succeed()
+    def succeed_later(self, agent: SimAgent, delay_s: float) -> None:
+        """Its workers succeed then, if they still run."""
+        seat = agent.seat
+
+        def succeed() -> None:
+            if agent.seat is seat:
+                agent.succeed()
+
+        self.loop.after(delay_s, succeed)
 
     def ended(self, agent: SimAgent, seat: Seat, *, succeeded: bool) -> None:
         """They run no more."""
-        self.witness.ended(agent.job, seat)
+        self.witness.ended(agent.job, seat, succeeded=succeeded)
         how = "succeeded" if succeeded else "ended"
         self.tell(f"{agent.name}: round {seat.number} {how}")
 
@@ -253,7 +270,7 @@ class SimCluster:
             return ""
         # What those who decide on the next one know; others may know more, but are not asked.
         newest = max([each for each in held if each], key=lambda each: each.number)
-        if newest.finish is not None:
+        if newest.finish is not None or (newest.host, newest.round) in self.witness.results:
             return ""
         keys = {ETCD, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that those who live cannot decide?

@@ -34,6 +34,7 @@ class Witness:
         agreed: by job, which is known by who began it, and by number.
         newest: the agreement with the highest number.
         failures: rounds with a failed worker.
+        results: jobs and their rounds of which some workers have succeeded: who comes waits.
         may_fork: whether a second job of the name may have begun; see SimCluster.
         when_agreed: what to do, once, when there is a new agreement.
     """
@@ -43,6 +44,7 @@ class Witness:
         self.agreed: dict[str, dict[int, Agreement]] = {}
         self.newest: Agreement | None = None
         self.failures: set[int] = set()
+        self.results: set[tuple[str, int]] = set()
         self.may_fork = False
         self.when_agreed: Callable[[], object] | None = None
         self._loop, self._title = loop, title
@@ -134,9 +136,11 @@ class Witness:
         if ranks.setdefault(seat.node_rank, key) != key or ranks[-1] != str(seat.nodes):
             self.violated(f"round {seat.number} is not the same for all")
 
-    def ended(self, job: str, seat: Seat) -> None:
+    def ended(self, job: str, seat: Seat, *, succeeded: bool = False) -> None:
         """They run no more."""
         self._running[job, seat.number] -= 1
+        if succeeded:
+            self.results.add((job, seat.number))
 
 
 def _text(agreement: Agreement) -> str:

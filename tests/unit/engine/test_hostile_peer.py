@@ -120,6 +120,8 @@ BAD_CONTROL = {
     "too long": CONTROL + struct.pack("<HHQ", 2, 2000, 0),
     "a kind that is none": CONTROL + struct.pack("<HHQ", 77, 0, 0),
     "trouble that is none": CONTROL + struct.pack("<HHQ", 2, 10, 0) + bytes(10),
+    "a probe of nobody": CONTROL + struct.pack("<HHQQiI", 5, 16, 1, 0, 0, 0),
+    "a probe by somebody else": CONTROL + struct.pack("<HHQQiIIIiI", 5, 32, 1, 0, 0, 1, 0, 0, 0, 0),
     "a record that is none": CONTROL + struct.pack("<HHQ", 4, 48, 5) + b"\xff" * 48,
 }
 

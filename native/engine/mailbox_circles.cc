@@ -1,0 +1,136 @@
+// How a mailbox finds out that ranks wait for each other's sends and receives in a circle: on one
+// host by looking at what each says it waits for, between hosts by asking.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "engine/mailbox.h"
+
+namespace rallypoint {
+namespace {
+
+constexpr double kProbeS = 0.1;  // between questions
+
+std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
+
+}  // namespace
+
+// Circles: each rank says what it waits for, if it will do nothing else.
+void Mailbox::set_waiting(const Transfer* transfer) {
+  const std::lock_guard lock(mutex_);
+  Waiting& ours = region_.state(region_.rank()).waiting;
+  if (waiting_ != nullptr) ours.epoch.fetch_add(1, std::memory_order_acq_rel);
+  waiting_ = transfer;
+  circle_.clear();
+  if (transfer == nullptr) return;
+  ours.peer.store(transfer->peer, std::memory_order_relaxed);
+  ours.tag.store(transfer->tag, std::memory_order_relaxed);
+  ours.sends.store(transfer->sends, std::memory_order_relaxed);
+  int slot = -1;
+  for (const Item& item : sends_) {
+    if (item.transfer == transfer) slot = item.slot;
+  }
+  ours.slot.store(slot, std::memory_order_relaxed);
+  ours.epoch.fetch_add(1, std::memory_order_acq_rel);
+}
+
+// Whether the rank waits for a message that is not there, or for one to be taken that is not.
+bool Mailbox::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
+  const Waiting& theirs = region_.state(rank).waiting;
+  const std::uint32_t peer = theirs.peer.load(std::memory_order_relaxed);
+  const int slot = theirs.slot.load(std::memory_order_relaxed);
+  bool stuck = peer < region_.ranks();
+  if (stuck && theirs.sends.load(std::memory_order_relaxed) == 0) {
+    stuck = find(peer, rank, theirs.tag.load(std::memory_order_relaxed), ~std::uint64_t{0}) < 0;
+  } else if (stuck && slot >= 0) {
+    stuck = (full(rank).load(std::memory_order_acquire) & bit(slot)) != 0 &&
+            envelope(rank, slot).request.load(std::memory_order_acquire) == Request::none;
+  }
+  return stuck && theirs.epoch.load(std::memory_order_acquire) == epoch;
+}
+
+// Follows who waits for whom from this rank. A circle that is the same at two looks is real.
+Trouble Mailbox::look_for_circle() {
+  std::vector<std::uint64_t> circle;
+  std::vector<CircleMember> members;
+  std::uint32_t rank = region_.rank();
+  do {
+    const Waiting& waiting = region_.state(rank).waiting;
+    const std::uint64_t epoch = waiting.epoch.load(std::memory_order_acquire);
+    const std::uint32_t peer = waiting.peer.load(std::memory_order_relaxed);
+    if (epoch % 2 == 0 || !is_stuck(rank, epoch) || members.size() == region_.ranks()) {
+      circle_.clear();
+      return Trouble::none;
+    }
+    circle.push_back(std::uint64_t{rank} << 40 | epoch);
+    members.push_back({rank, peer, waiting.tag.load(std::memory_order_relaxed),
+                       waiting.sends.load(std::memory_order_relaxed)});
+    rank = peer;
+  } while (rank != region_.rank());
+  if (circle != circle_) {
+    circle_ = std::move(circle);
+    return Trouble::none;
+  }
+  region_.spread_circle(members);
+  return Trouble::circle;
+}
+
+// Between hosts nobody sees all of a circle, so each member passes on what it knows. A member that
+// waits can only be released by the next one, which says that it waits itself, and that whatever it
+// has ever sent has been seen; so if all say that, none was released in between.
+Trouble Mailbox::look_for_far_circle(const Item& item) {
+  if (!is_stuck(item)) return Trouble::none;
+  const std::uint32_t self = region_.rank();
+  const std::uint64_t epoch = region_.state(self).waiting.epoch.load(std::memory_order_relaxed);
+  for (Probe& each : region_.messenger()->take_probes()) {
+    if (!keeps_waiting(each)) continue;
+    if (each.members.front().rank == self) {
+      if (each.epoch != epoch) continue;
+      region_.spread_circle(each.members);
+      return Trouble::circle;
+    }
+    const bool was_here =
+        std::any_of(each.members.begin(), each.members.end(),
+                    [&](const CircleMember& member) { return member.rank == self; });
+    if (!was_here && each.members.size() < kMostProbed) probe(item, std::move(each));
+  }
+  if (now_s() - probed_s_ > kProbeS) {
+    probed_s_ = now_s();
+    probe(item, {epoch, 0, -1, {}});
+  }
+  return Trouble::none;
+}
+
+// Whether only its peer can get the transfer on.
+bool Mailbox::is_stuck(const Item& item) const {
+  if (!item.transfer->sends) return item.slot < 0;
+  return item.slot >= 0 && !courier_->is_taken(item.transfer->peer, item.slot) &&
+         !courier_->is_requested(item.transfer->peer, item.slot);
+}
+
+// Whether nothing that this rank has done, or has begun, releases the last member.
+bool Mailbox::keeps_waiting(const Probe& probe) const {
+  const CircleMember& last = probe.members.back();
+  if (last.sends == 0) {
+    const auto is_for_them = [&](const Item& item) {
+      return item.transfer->peer == last.rank && item.slot < 0;
+    };
+    return courier_->last_sent(last.rank) == probe.sequence &&
+           std::none_of(sends_.begin(), sends_.end(), is_for_them);
+  }
+  if (probe.slot < 0 || probe.slot >= static_cast<int>(kEnvelopes)) return false;
+  const Envelope& theirs = envelope(last.rank, probe.slot);
+  return (full(last.rank).load(std::memory_order_acquire) & bit(probe.slot)) != 0 &&
+         theirs.sequence == probe.sequence && theirs.request == Request::none;
+}
+
+void Mailbox::probe(const Item& item, Probe probe) {
+  const Transfer& transfer = *item.transfer;
+  probe.slot = transfer.sends ? item.slot : -1;
+  probe.sequence = transfer.sends ? item.sequence : outbox(transfer.peer).published.load();
+  probe.members.push_back({region_.rank(), transfer.peer, transfer.tag, transfer.sends});
+  region_.messenger()->send_probe(transfer.peer, probe);
+}
+
+}  // namespace rallypoint
