@@ -10,7 +10,7 @@ help:
 	@echo "make test    run all tests"
 	@echo "make check   formatting, types, import contracts"
 	@echo "make check-long  200 kills of a training job, 10,000 random collectives, PyTorch's own tests at"
-	@echo "                 three world sizes (about 40 minutes; needs torch, scikit-learn)"
+	@echo "                 three world sizes (about 50 minutes; needs torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 

@@ -1,7 +1,7 @@
 """PyTorch's own tests of torch.distributed, against our backend: nothing that gloo passes fails.
 
-Each test runs at one of the world sizes 2, 3 and 4; with RALLYPOINT_TEST_TORCH_SUITE=all (make
-check-long) at each of them, and gloo is asked in the same run.
+At world size 2; with RALLYPOINT_TEST_TORCH_SUITE=all (make check-long) at 3 and 4 too, and gloo is
+asked in the same run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ pytestmark = [pytest.mark.system, pytest.mark.needs_torch, pytest.mark.timeout(1
 
 IS_LONG = os.environ.get("RALLYPOINT_TEST_TORCH_SUITE") == "all"
 
-# PyTorch asks for gloo by name in its function; tests/system/test_torch_backend.py has ours.
+# PyTorch asks for gloo by name in its function; tests/unit/pytorch/test_group.py has ours.
 GLOO_ONLY = {
     "test_monitored_barrier_gloo",
     "test_monitored_barrier_gloo_rank_0_timeout",
     "test_monitored_barrier_gloo_subgroup",
 }
+LEAST_PASSED = {2: 87, 3: 87, 4: 90}
 
 
-def run_suite(backend: str, world_size: int, directory: Path, *words: str) -> dict[str, str]:
+def run_suite(backend: str, world_size: int, directory: Path) -> dict[str, str]:
     """What became of each test."""
     path = directory / f"{backend}.json"
     log = directory / f"{backend}.log"
@@ -39,7 +40,6 @@ def run_suite(backend: str, world_size: int, directory: Path, *words: str) -> di
                 backend,
                 str(world_size),
                 path,
-                *words,
             ],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "TMPDIR": str(directory)},
@@ -51,17 +51,16 @@ def run_suite(backend: str, world_size: int, directory: Path, *words: str) -> di
     return {name: outcome for name, (outcome, _) in json.loads(path.read_text()).items()}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4] if IS_LONG else [2])
 def test_nothing_that_gloo_passes_fails(world_size: int, tmp_path: Path) -> None:
-    words = [] if IS_LONG else [f"{world_size - 2}/3"]
-    ours = run_suite("rallypoint", world_size, tmp_path, *words)
+    ours = run_suite("rallypoint", world_size, tmp_path)
     failed = {name for name, outcome in ours.items() if outcome == "failed"}
     assert failed <= GLOO_ONLY, (tmp_path / "rallypoint.log").read_text()[-20_000:]
     passed = {name for name, outcome in ours.items() if outcome == "passed"}
     print(f"world size {world_size}: {len(passed)} passed, {len(failed)} only for gloo")
-    assert len(passed) > 20
+    assert len(passed) >= LEAST_PASSED[world_size]
     if IS_LONG:
         gloos = run_suite("gloo", world_size, tmp_path)
-        assert {
-            name for name, outcome in gloos.items() if outcome == "passed"
-        } - GLOO_ONLY <= passed
+        passed_by_gloo = {name for name, outcome in gloos.items() if outcome == "passed"}
+        print(f"world size {world_size}: gloo passed {len(passed_by_gloo)}")
+        assert passed_by_gloo - GLOO_ONLY <= passed

@@ -1,12 +1,14 @@
 """Kills one of three ranks in the middle of backward, again and again; says what the others saw.
 
-    python -m tests.system.torch_kills KIND KILLS OUTCOMES.json
+    python -m tests.system.torch_kills KILLS OUTCOMES.json [KIND ...]
 
-KIND is how gradients are reduced. The ranks are forked, so that a kill takes a fraction of a second.
+Kinds are ways to reduce gradients; there are so many kills of each. The ranks are forked, so that a
+kill takes a second or two. One that hangs says where, and ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -21,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # as DistributedDataParallel does: once here, not in each fork
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+KINDS = ("plain", "python hook", "built-in hook", "power sgd", "fsdp")
+HANGS_S = 40
 RANKS = 3
 VICTIM = 1
 LEAST_S, MOST_S = 0.001, 0.06  # after the third step, when it is killed; a step takes about 0.02
@@ -55,6 +60,7 @@ def wrapped(kind: str) -> Any:
 
 def be_rank(rank: int, kind: str, delay_s: float, directory: Path) -> None:
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     dist.init_process_group(
         "rallypoint", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS
     )
@@ -104,11 +110,14 @@ def kill_once(kind: str, delay_s: float) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    kind, kills, path = sys.argv[1:]
+    kills, path, *kinds = sys.argv[1:]
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}", flush=True)
     moments = random.Random(seed)
-    outcomes = [kill_once(kind, moments.uniform(LEAST_S, MOST_S)) for _ in range(int(kills))]
+    outcomes = {
+        kind: [kill_once(kind, moments.uniform(LEAST_S, MOST_S)) for _ in range(int(kills))]
+        for kind in kinds or KINDS
+    }
     Path(path).write_text(json.dumps(outcomes))
 
 

@@ -1,6 +1,6 @@
 """Runs PyTorch's own tests of torch.distributed, bundled in its wheel, against a backend.
 
-    python -m tests.system.torch_suite BACKEND WORLD_SIZE OUTCOMES.json [PART/PARTS | TEST ...]
+    python -m tests.system.torch_suite BACKEND WORLD_SIZE OUTCOMES.json [TEST ...]
 
 Its tests ask whether the backend is one that PyTorch knows, and are told that it is gloo. The ranks
 are forked: each test would otherwise import torch anew on each rank.
@@ -81,21 +81,11 @@ class Outcomes(unittest.TextTestResult):
         super().addError(test, err)
 
 
-def chosen(suite: Any, words: list[str]) -> list[str]:
-    """The tests that are meant: all, some, or every so-manieth."""
-    names = list(unittest.defaultTestLoader.getTestCaseNames(suite))
-    if not words:
-        return names
-    if "/" not in words[0]:
-        return words
-    part, parts = map(int, words[0].split("/"))
-    return names[part::parts]
-
-
 def main() -> None:
     backend, world_size, path, *words = sys.argv[1:]
     suite = load(backend, int(world_size))
-    tests = unittest.TestSuite(map(suite, chosen(suite, words)))
+    names = words or unittest.defaultTestLoader.getTestCaseNames(suite)
+    tests = unittest.TestSuite(map(suite, names))
     outcomes = unittest.TextTestRunner(resultclass=Outcomes, verbosity=2).run(tests)
     assert isinstance(outcomes, Outcomes)
     Path(path).write_text(json.dumps(outcomes.by_test, indent=1))

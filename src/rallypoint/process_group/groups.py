@@ -93,6 +93,11 @@ class ProcessGroup:
         return self._communicator
 
     @property
+    def is_destroyed(self) -> bool:
+        """Whether this process has left the group."""
+        return self._communicator is None
+
+    @property
     def is_world(self) -> bool:
         """Whether this is a default group."""
         return self.world.group is self
