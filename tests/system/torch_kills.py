@@ -3,12 +3,13 @@
     python -m tests.system.torch_kills KILLS OUTCOMES.json [KIND ...]
 
 Kinds are ways to reduce gradients; there are so many kills of each. The ranks are forked, so that a
-kill takes a second or two. One that hangs says where, and ends.
+kill takes about half a second. One that hangs says where, and ends.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -113,6 +114,7 @@ def main() -> None:
     kills, path, *kinds = sys.argv[1:]
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}", flush=True)
+    gc.freeze()  # else each fork copies all of torch when it ends
     moments = random.Random(seed)
     outcomes = {
         kind: [kill_once(kind, moments.uniform(LEAST_S, MOST_S)) for _ in range(int(kills))]
