@@ -19,6 +19,8 @@ from rallypoint.base.errors import CollectiveTimeoutError, PeerError
 if TYPE_CHECKING:
     from rallypoint.engine.communicator import Communicator
 
+_MOST_AT_EXIT_S = 1.0
+
 
 class Work:
     """One operation under way. Its arrays must not be touched before it is completed.
@@ -102,9 +104,10 @@ class _Callbacks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._told = threading.Condition(self._lock)
         self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Work], object]]]] = {}
         self._threads: list[threading.Thread] = []
-        self._idle = 0  # threads that wait for their turn, or are about to
+        self._running = 0  # threads that run callbacks
         self._turn = threading.Lock()
 
     def add(self, native: _native.Work, work: Work, callback: Callable[[Work], object]) -> bool:
@@ -118,14 +121,23 @@ class _Callbacks:
         return True
 
     def close(self) -> None:
-        """The process ends: run no more."""
+        """The process ends, and has left its groups: run what follows from that, but no more.
+
+        A callback may wait for another one's, so none is dropped as long as one runs.
+        """
+        if not self._threads:
+            return
+        with self._told:
+            self._told.wait_for(self._is_idle, _MOST_AT_EXIT_S)
         _native.close_work()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(_MOST_AT_EXIT_S if self._is_idle() else 0)
+
+    def _is_idle(self) -> bool:
+        return self._running == 0 and not self._waiting
 
     def _start_thread(self) -> None:
-        self._idle += 1
         thread = threading.Thread(target=self._serve, name="rallypoint-callbacks", daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter ends
             thread.start()
@@ -139,8 +151,8 @@ class _Callbacks:
                     return
                 with self._lock:
                     waiting = self._waiting.pop(native, [])
-                    self._idle -= 1
-                    if self._idle == 0:
+                    self._running += 1
+                    if self._running == len(self._threads):
                         self._start_thread()
             for work, callback in waiting:
                 try:
@@ -149,8 +161,9 @@ class _Callbacks:
                     threading.excepthook(
                         threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
                     )
-            with self._lock:
-                self._idle += 1
+            with self._told:
+                self._running -= 1
+                self._told.notify_all()
 
 
 _callbacks = _Callbacks()
