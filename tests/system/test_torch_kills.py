@@ -14,6 +14,7 @@ import pytest
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch, pytest.mark.timeout(1200)]
 
 KILLS = int(os.environ.get("RALLYPOINT_TEST_BACKWARD_KILLS", "2"))
+MOST_S = 1.0 if KILLS > 10 else 5.0  # the longer run is for a machine that does nothing else
 KINDS = ("plain", "python hook", "built-in hook", "power sgd", "fsdp")
 
 
@@ -46,6 +47,6 @@ def test_the_others_learn_who_died(
         assert each["kinds"][0] == "PeerLostError", each["trace"]
         assert "RuntimeError" in each["kinds"]
         assert each["rank"] == 1, each["words"]
-        assert each["after_s"] < 1.0, each
+        assert each["after_s"] < MOST_S, each
     slowest = max(each["after_s"] for each in told)
     print(f"{kind}: {len(told)} ranks told, the slowest after {slowest:.3f} s")

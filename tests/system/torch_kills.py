@@ -59,6 +59,11 @@ def wrapped(kind: str) -> Any:
     return model
 
 
+def die(directory: Path) -> None:
+    (directory / "killed_at").write_text(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def be_rank(rank: int, kind: str, delay_s: float, directory: Path) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
@@ -68,8 +73,7 @@ def be_rank(rank: int, kind: str, delay_s: float, directory: Path) -> None:
     model = wrapped(kind)
     for step in range(1_000_000):
         if step == 3 and rank == VICTIM:
-            (directory / "killed_at").write_text(str(time.time() + delay_s))
-            killer = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL))
+            killer = threading.Timer(delay_s, die, (directory,))
             killer.daemon = True
             killer.start()
         place = "forward"
