@@ -1,4 +1,4 @@
-"""Tensors that are not on the CPU, without a GPU: stand-ins whose memory cannot be looked into."""
+"""Tensors that are not on the CPU, without a GPU: stand-ins, in whose memory nobody can look."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Recorder:
 
 
 def every_call(tensor: Any) -> dict[str, Any]:
-    """Each method that takes tensors, with arguments as PyTorch passes them on ranks but the root."""
+    """Each method that takes tensors, with arguments as on ranks that are not the root."""
     one, lists = [tensor], [[tensor, tensor]]
     return {
         "allreduce": (one, c10d.AllreduceOptions()),
