@@ -26,7 +26,7 @@ class FarTensor(torch.Tensor):  # type: ignore[misc]
     held: Any
 
     @staticmethod
-    def __new__(cls, held: Any) -> Any:
+    def __new__(cls: Any, held: Any) -> Any:
         far = torch.Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), dtype=held.dtype, device="meta"
         )
