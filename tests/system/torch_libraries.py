@@ -36,14 +36,13 @@ def model() -> Any:
 
 
 def accelerate(backend: str) -> list[float]:
-    """Its own script of tests, then a training."""
+    """A training, then its own script of tests, which ends with the end of the group."""
     dist.init_process_group(backend)
     from accelerate import Accelerator
     from accelerate.test_utils.scripts import test_script
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
     accelerator = Accelerator(cpu=True)
-    test_script.main()
     assert dist.get_backend() == backend
     own = model()
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
@@ -55,6 +54,7 @@ def accelerate(backend: str) -> list[float]:
         accelerator.backward(loss)
         optimizer.step()
         losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+    test_script.main()
     return losses
 
 
