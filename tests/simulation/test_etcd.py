@@ -16,7 +16,7 @@ from rallypoint.testing.sim_story import story
 from rallypoint.testing.sim_witness import ViolationError
 
 SEEDS = range(200)
-MANY_SEEDS = range(2000)
+MANY_SEEDS = range(3000)
 SIZE = 12
 NEVER = float("-inf")
 

@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 from rallypoint.base.address import endpoint_of
@@ -100,22 +100,25 @@ class EtcdClient:
         puts: Mapping[str, bytes],
         deletes: Sequence[str] = (),
         lease: int = 0,
+        leases: Mapping[str, int] = MappingProxyType({}),
     ) -> int | None:
         """Write all of `puts` and `deletes`, if each key still has its revision in `revisions`.
 
+        What is put ends with `lease`, or with the key's own in `leases`; 0: with none.
         Revision 0 says that the key must not exist. Return the cluster's revision after the write,
         None if a condition did not hold.
         """
         first = next(iter(puts.items()), None)
         if first is None:
             raise InvalidArgumentError("a transaction must put at least one key")
+        lease_of = {key: str(leases.get(key, lease)) for key in puts}
         request = {
             "compare": [
                 {"key": _b64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(number)}
                 for key, number in revisions.items()
             ],
             "success": [
-                {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
+                {"request_put": {"key": _b64(key), "value": _b64(value), "lease": lease_of[key]}}
                 for key, value in puts.items()
             ]
             + [{"request_delete_range": {"key": _b64(key)}} for key in deletes],

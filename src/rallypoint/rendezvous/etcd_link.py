@@ -136,6 +136,7 @@ class EtcdLink:
                     puts=request.puts,
                     deletes=request.deletes,
                     lease=request.lease,
+                    leases=request.leases,
                 )
             case Grant(ttl_s=ttl_s):
                 return client.grant(ttl_s)

@@ -18,7 +18,8 @@ No socket, clock or thread here (etcd_link.py has them). What may be done is etc
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from rallypoint.base.record import Record
@@ -55,12 +56,17 @@ class Read(Record, kw_only=True):
 
 
 class Transact(Record, kw_only=True):
-    """Write, if those keys have those revisions: gives the new revision, or None."""
+    """Write, if those keys have those revisions: gives the new revision, or None.
+
+    Attributes:
+        leases: of keys that are not to end with `lease`.
+    """
 
     revisions: dict[str, int]
     puts: dict[str, bytes]
     deletes: tuple[str, ...] = ()
     lease: int
+    leases: Mapping[str, int] = MappingProxyType({})
 
 
 class Grant(Record, kw_only=True):
@@ -302,16 +308,18 @@ class EtcdVoter:
         self._answers.append(promise)
 
     def _propose(self, message: Propose) -> _Steps:
-        claim, new = self._claim, message.agreement
+        claim, new, closed = self._claim, message.agreement, 0
         if claim is None or claim.ballot != message.ballot:
             return  # from before our newest claim
         if new.finish is not None:
             lease = yield Grant(ttl_s=math.ceil(self._setup.patience.close_s))
             claim = claim.__replace__(lease=lease, finish=new.finish)
+            # Members who cannot hear it now look for it for join_timeout_s.
+            closed = yield Grant(ttl_s=math.ceil(2 * self._setup.patience.join_timeout_s))
         elif self._now - self._kept_at > _KEEP_ALIVE_S:
             yield KeepAlive(lease=claim.lease)
             self._kept_at = self._now
-        done = yield self._write(claim, new)
+        done = yield self._write(claim, new, closed)
         if done is None:
             vote = yield from self._look()
             if vote.ballot != message.ballot:
@@ -321,7 +329,7 @@ class EtcdVoter:
             # A write of ours that was not answered was carried out; or, until then, none at all.
             self._revision = vote.revision
             self._held, self._held_revision = yield from self._read_agreement()
-            done = yield self._write(claim, new)
+            done = yield self._write(claim, new, closed)
             if done is None:
                 return  # it will be asked again
         if self._is_new(new):
@@ -332,29 +340,23 @@ class EtcdVoter:
         self._answers.append(accepted)
         if new.finish is not None:
             self._claim, self._revision = claim, done
-            yield from self._close(claim, new.finish)
 
     def _is_new(self, agreement: Agreement) -> bool:
         return self._held is None or agreement.number > self._held.number
 
-    def _write(self, claim: Claim, new: Agreement) -> Transact:
-        """A beat, and the agreement if it is new."""
+    def _write(self, claim: Claim, new: Agreement, closed: int) -> Transact:
+        """A beat, the agreement if it is new, and of a job that ends also the word that it has."""
         keys = self._keys
         revisions, puts = {keys.claim: self._revision}, {keys.beat: self._beat()}
         if self._is_new(new):
             # Or an older one, whose answer nobody waits for any more, might still come after it.
             revisions[keys.agreement] = self._held_revision
             puts[keys.agreement] = pack(new)
+        leases = {}
         if claim.finish is not None:
-            puts[keys.claim] = pack(claim)
-        return Transact(revisions=revisions, puts=puts, lease=claim.lease)
-
-    def _close(self, claim: Claim, finish: Finish) -> _Steps:
-        """Leave word for members who cannot hear it now; they look for it for join_timeout_s."""
-        ttl_s = 2 * self._setup.patience.join_timeout_s
-        lease = yield Grant(ttl_s=math.ceil(ttl_s))
-        puts = {self._keys.closed_job(claim.host): pack(finish)}
-        yield Transact(revisions={}, puts=puts, lease=lease)
+            word = keys.closed_job(claim.host)
+            puts[keys.claim], puts[word], leases[word] = pack(claim), pack(claim.finish), closed
+        return Transact(revisions=revisions, puts=puts, lease=claim.lease, leases=leases)
 
     def _tell_deposed(self, message: Propose, vote: _Vote) -> _Steps:
         end = yield from self._end_of(message.agreement.host, vote)

@@ -97,11 +97,13 @@ class SimEtcd:
                     ttl_s = self._leases[lease][0]
                     self._leases[lease] = (ttl_s, self._loop.now + ttl_s)
                 return lease in self._leases
-            case Transact(revisions=revisions, puts=puts, deletes=deletes, lease=lease):
+            case Transact(revisions=revisions, puts=puts, deletes=deletes):
                 if any(self.pairs.get(key, (b"", 0))[1] != n for key, n in revisions.items()):
                     return None
                 self.revision += 1
-                self.pairs.update({k: (v, self.revision, lease) for k, v in puts.items()})
+                for key, value in puts.items():
+                    lease = request.leases.get(key, request.lease)
+                    self.pairs[key] = (value, self.revision, lease)
                 for key in deletes:
                     self.pairs.pop(key, None)
                 return self.revision
