@@ -28,6 +28,7 @@ def agents(hosts: Hosts, tmp_path: Path) -> Iterator[Agents]:
     agents = Agents(hosts, tmp_path)
     yield agents
     left = [host.number for host in hosts.hosts if agents.end_all(host.number)]
+    hosts.repair()
     assert left == []
 
 

@@ -45,7 +45,8 @@ def main_run() -> int:
 def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     try:
         status = command(words)
-        sys.stdout.flush()  # while a failure can still be told
+        if sys.stdout is not None:  # it is, if the descriptor was closed
+            sys.stdout.flush()  # while a failure can still be told
     except KeyboardInterrupt:  # before the agent was there to handle it
         return 130
     except OSError as error:

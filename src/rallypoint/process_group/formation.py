@@ -38,7 +38,7 @@ from rallypoint.store.store import Store
 # within a short spin; without, the core must be given away at once.
 SPINS_WITH_CORES = 50
 YIELDS = 1000
-STREAMS = 1  # docs/decisions/045-tcp.md
+STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
 
 

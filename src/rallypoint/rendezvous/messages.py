@@ -55,8 +55,15 @@ def encode(message: Record) -> bytes:
     if pulse:
         return pulse
     kind = type(message)
-    body = [VERSION, kind.__name__, *_record_codec(kind)[0](message)]
-    return json.dumps(body, separators=(",", ":")).encode("ascii")
+    parts = [str(VERSION), f'"{kind.__name__}"']
+    for part in _record_codec(kind)[0](message):
+        if type(part) is not _Shared:
+            parts.append(json.dumps(part, separators=(",", ":")))
+            continue
+        if not part.text:  # thousands are told of the same voters
+            part.text = json.dumps(part, separators=(",", ":"))
+        parts.append(part.text)
+    return f"[{','.join(parts)}]".encode("ascii")
 
 
 def decode(data: bytes) -> Message:
@@ -97,6 +104,12 @@ def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
             raise
         raise ControlMessageError(f"an agent sent what is no message: {data[:80]!r}.") from None
     return message
+
+
+class _Shared(list[object]):
+    """A list that the next message may hold as well, and its text, once that was needed."""
+
+    text = ""
 
 
 # One pair of functions for each kind of value: to what JSON knows, and back.
@@ -184,12 +197,12 @@ def _tuple_of(inner: _Codec) -> _Codec:
             raise TypeError(values)
         return tuple([read(value) for value in values])
 
-    last: tuple[object, list[object]] = ((), [])  # thousands are told of the same voters
+    last: tuple[object, _Shared] = ((), _Shared())
 
-    def write_all(values: tuple[object, ...]) -> list[object]:
+    def write_all(values: tuple[object, ...]) -> _Shared:
         nonlocal last
         if values is not last[0]:
-            last = values, [write(value) for value in values]
+            last = values, _Shared([write(value) for value in values])
         return last[1]
 
     return write_all, read_all

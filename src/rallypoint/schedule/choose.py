@@ -21,6 +21,7 @@ from rallypoint.schedule.widen import widen
 
 ONE_SHOT_BYTES = 16 * 1024  # above it, reducing everything on every rank costs more than waiting
 FEW_RANKS = 16  # beyond, talking to all peers costs more than passing on
+WIDE_BYTES = 512 * 1024  # from here on, a network between all ranks is kept busy by two halves
 LANES = 4  # as many as the engine has
 MOST_OPERATIONS = 100_000  # of a program that is worth simulating for a choice
 
@@ -76,7 +77,8 @@ def choose(
     if model is not None and ranks > 1 and collective is not Collective.SEND:
         return _predicted(collective, nbytes, ranks, per_node or ranks, model, rule)
     algorithm, reason = _measured(collective, nbytes, ranks, per_node or ranks)
-    return Choice(algorithm, reason, rule=rule)
+    is_wide = per_node == 1 and algorithm == "direct_two_shot" and nbytes >= WIDE_BYTES
+    return Choice(algorithm, reason, 2 if is_wide else 1, rule)
 
 
 def rule_of_thumb(ranks: int) -> str:

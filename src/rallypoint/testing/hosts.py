@@ -170,6 +170,13 @@ class Hosts:
         """Undo `partition`."""
         self.switch.run("nft", "delete table bridge faults")
 
+    def repair(self) -> None:
+        """Undo all faults, whichever there are."""
+        for host in self.hosts:
+            self.plug_cable(host.number)
+        if self.switch.run("nft", "list", "tables"):
+            self.heal()
+
     # Building.
 
     @property

@@ -27,7 +27,7 @@ PATIENCE = Patience(
     last_call_s=0.5,
     beat_s=0.75,
     missed_beats=4,
-    close_s=60.0,  # who is cut off for longer may bring a job back that etcd has forgotten
+    close_s=6.0,
     outage_s=6.0,
 )
 MAX_SIZE = 200

@@ -19,10 +19,10 @@ chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 def run_ranks(
     ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 30, override: str = ""
 ) -> list[Any]:
-    """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
+    """Run `main` on each rank; return the results, or raise the first error: others follow it."""
     store = HashStore(timeout=timedelta(seconds=timeout_s))
     results: list[Any] = [None] * ranks
-    errors: list[BaseException | None] = [None] * ranks
+    errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         group: ProcessGroup | None = None
@@ -37,7 +37,7 @@ def run_ranks(
             )
             results[rank] = main(group)
         except BaseException as error:
-            errors[rank] = error
+            errors.append(error)
         finally:
             if group is not None:
                 group.world.destroy()
@@ -47,7 +47,6 @@ def run_ranks(
         thread.start()
     for thread in threads:
         thread.join()
-    for error in errors:
-        if error is not None:
-            raise error
+    if errors:
+        raise errors[0]
     return results

@@ -79,3 +79,10 @@ def test_several_nodes_with_several_ranks_reduce_at_home_first() -> None:
     assert chosen(1 << 20, 7, 4) == "node_ring"  # the last node is not full
     assert chosen(1 << 20, 8, 1) == chosen(1 << 20, 8, 0) == "direct_two_shot"
     assert chosen(64, 8, 4) == "direct_one_shot"
+
+
+def test_hosts_of_one_rank_each_send_two_halves_at_once() -> None:
+    def ways(nbytes: int, per_node: int) -> int:
+        return choose(Collective.ALL_REDUCE, nbytes=nbytes, ranks=4, per_node=per_node).ways
+
+    assert [ways(1 << 20, 1), ways(1 << 18, 1), ways(1 << 20, 0), ways(1 << 20, 2)] == [2, 1, 1, 1]
