@@ -89,7 +89,7 @@ class FlightRecords:
             }
             for rank, groups in (self._seen or {}).items()
             for group in groups
-            if not group.has_left
+            if not group.has_left or _under_way(group)
             for call in (*group.calls[-1:], *group.transfers)
         ]
 
@@ -104,8 +104,10 @@ def describe(seen: Mapping[int, Sequence[Group]], now_ns: int) -> list[str]:
     """A line for each group in which a rank is in an operation; `seen` is by global rank."""
     by_key: dict[str, dict[int, Group]] = {}
     for rank in sorted(seen):
+        renewed = {group.name for group in seen[rank] if not group.has_left}
         for group in seen[rank]:
-            by_key.setdefault(group.key, {})[rank] = group
+            if not (group.has_left and group.name in renewed):
+                by_key.setdefault(group.key, {})[rank] = group
     lines = [
         text
         for states in by_key.values()
@@ -136,9 +138,8 @@ def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: in
 
 def _under_way(group: Group) -> list[Call]:
     """What a worker is in, or was in when that failed."""
-    if group.has_left:
-        return []
-    return [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
+    under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
+    return [call for call in under_way if call.state == "failed" or not group.has_left]
 
 
 def _in_words(call: Call, group: Group) -> str:
@@ -152,7 +153,10 @@ def _in_words(call: Call, group: Group) -> str:
         details.append(call.operator)
     if call.operation in _WITH_ROOT:
         details.append(f"{_WITH_ROOT[call.operation]} {_name(group, call.root)}")
-    return f"{call.operation} #{call.number}" + (f" ({', '.join(details)})" if details else "")
+    text = ", ".join(details)
+    if group.queued > 1:
+        text += f"{'; ' if text else ''}{group.queued - 1} more queued"
+    return f"{call.operation} #{call.number}" + (f" ({text})" if text else "")
 
 
 def _name(group: Group, rank: int) -> str:
@@ -187,16 +191,16 @@ def _others(
 
 def _why_not(group: Group, latest: int, now_ns: int) -> str:
     last = group.calls[-1] if group.calls else None
+    if last is not None and last.state != "done":
+        return ""  # has been told
     if group.has_left:
-        return "had left the group"
+        return "had left the group" + (f" after {last.operation} #{last.number}" if last else "")
     if last is None:
         return f"never entered #{latest}: had called nothing yet"
-    if last.number < latest and last.state == "done":
+    if last.number < latest:
         ago = _seconds(last.since_ns, now_ns)
         return f"never entered #{latest}: last done {last.operation} #{last.number}, {ago} ago"
-    if last.state == "done":
-        return f"had done {last.operation} #{last.number}"
-    return ""  # has been told
+    return f"had done {last.operation} #{last.number}"
 
 
 def _is_member(group: Group, rank: int) -> bool:
