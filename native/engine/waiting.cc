@@ -37,7 +37,8 @@ bool Waiter::pause(std::uint32_t blocker) {
     waiting_ = true;
     host_.before_wait();
   }
-  if (spins_ > 0 && count_ == policy_.spins + 1 && region_.is_elsewhere(blocker)) {
+  const bool may_extend = spins_ > 0 && spins_ < kSpinsApart && count_ == spins_ + 1;
+  if (may_extend && region_.is_elsewhere(blocker)) {
     spins_ = kSpinsApart;
     return false;
   }

@@ -37,6 +37,7 @@ class ProcessGroup:
         group_desc: what the caller said it is for.
         backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
+        others: the other members' global ranks, and what each is in the group.
         algorithms, variants: what its calls may be served by; see planning.
     """
 
@@ -68,6 +69,7 @@ class ProcessGroup:
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self._communicator: Communicator | None = communicator
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
+        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
 
     def rank(self) -> int:
         """This process's rank in the group."""
