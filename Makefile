@@ -9,8 +9,8 @@ help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make test    run all tests"
 	@echo "make check   formatting, types, import contracts"
-	@echo "make check-long  200 kills of a training job, 10,000 random collectives (about half an hour;"
-	@echo "                 needs torch, scikit-learn)"
+	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
+	@echo "                 collectives (about half an hour; needs torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -32,6 +32,7 @@ check: $(VENV)/.installed
 
 check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_restart.py -k random
+	@RALLYPOINT_TEST_COLLECTIVE_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_random_kills.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 
 bench: $(VENV)/.installed

@@ -102,6 +102,7 @@ void ProgressThread::notify(bool at_once) {
 
 void ProgressThread::run() {
   unsigned idle = 0;
+  std::uint64_t idle_since_ns = 0;
   unsigned dozes = 0;
   long sleep_us = kFirstSleepUs;
   bool has_slept = false;
@@ -115,7 +116,9 @@ void ProgressThread::run() {
     if (moved) {
       idle = dozes = 0;
       sleep_us = kFirstSleepUs;
-    } else if (has_work && ++idle <= kYields) {
+    } else if (has_work && idle < kYields &&
+               (idle == 0 || coarse_now_ns() - idle_since_ns <= kLongestYieldNs)) {
+      if (idle++ == 0) idle_since_ns = coarse_now_ns();
       lock.unlock();
       sched_yield();
     } else if (has_work) {

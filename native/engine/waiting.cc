@@ -11,6 +11,7 @@
 namespace rallypoint {
 namespace {
 
+constexpr unsigned kYieldsPerLook = 4;  // at the clock
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 
@@ -20,6 +21,13 @@ double now_s() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::uint64_t coarse_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 bool Waiter::pause() {
@@ -32,8 +40,13 @@ bool Waiter::pause() {
     waiting_ = true;
     host_.before_wait();
   }
-  if (count_ <= policy_.spins + policy_.yields) {
+  const unsigned yields = count_ - policy_.spins;
+  if (yields <= policy_.yields) {
+    if (yields == 1) yields_since_ns_ = coarse_now_ns();
     sched_yield();
+    if (yields % kYieldsPerLook == 0 && coarse_now_ns() - yields_since_ns_ > kLongestYieldNs) {
+      count_ = policy_.spins + policy_.yields;
+    }
     return false;
   }
   return sleep();
