@@ -100,7 +100,8 @@ rank, victim = int(os.environ["RANK"]), int(os.environ["RANK"]) == 1
 count = 2_000_000
 def stop_me(after_s, for_s):
     me = os.getpid()
-    subprocess.Popen(["sh", "-c", f"sleep {after_s}; kill -STOP {me}; sleep {for_s}; kill -CONT {me}"])
+    steps = f"sleep {after_s}; kill -STOP {me}; sleep {for_s}; kill -CONT {me}"
+    subprocess.Popen(["sh", "-c", steps])
 """
 
 
