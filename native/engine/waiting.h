@@ -1,11 +1,13 @@
 // How a rank waits: spin, then yield the core, then sleep until a bell rings.
 //
-// Short spins catch a peer that is about to answer; yielding lets it run when there are more ranks
-// than cores; sleeping costs nothing. What is waited for is the caller's business: it looks again
-// after each `pause` and calls `reset` when it has got on.
+// Short spins catch a peer that is about to answer, longer ones a peer that needs a little more and
+// has a core of its own; yielding lets it run when it has not; sleeping costs nothing, and is what
+// remains when those to whom the core is yielded keep it. What is waited for is the caller's
+// business: it looks again after each `pause` and calls `reset` when it has got on.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "engine/region.h"
 
@@ -22,9 +24,11 @@ inline void relax() {
 
 // Of a clock that only goes forward.
 double now_s();
+// The same at its last tick, some milliseconds ago: for a fifth of the price.
+std::uint64_t coarse_now_ns();
 
 struct WaitPolicy {
-  unsigned spins;
+  unsigned spins;  // many more for a rank on another core; 0 if there are more ranks than cores
   unsigned yields;
 };
 
@@ -36,6 +40,8 @@ class Host {
   virtual bool is_interrupted() = 0;  // now and then; true ends the call
   // Whether nothing else in this process will communicate before the call returns.
   virtual bool is_alone() = 0;
+  // Where the program waits, in its own words; may be empty.
+  virtual std::string site() = 0;
 };
 
 // Nothing must be done.
@@ -44,6 +50,7 @@ class NoHost final : public Host {
   void before_wait() override {}
   bool is_interrupted() override { return false; }
   bool is_alone() override { return false; }
+  std::string site() override { return {}; }
 };
 
 // What else than peers on this host is to ring the bell of a rank that is about to sleep.
@@ -56,19 +63,24 @@ class Alarm {
 class Waiter {
  public:
   Waiter(const Region& region, WaitPolicy policy, Host& host, Alarm* alarm)
-      : region_(region), policy_(policy), host_(host), alarm_(alarm) {}
+      : region_(region), policy_(policy), host_(host), alarm_(alarm) {
+    region.say_core();
+  }
   ~Waiter() { disarm(); }
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
-  // Returns true when it has slept, that is, when the caller should also look for trouble.
-  bool pause();
+  // `blocker` is the rank that is waited for, or none in particular. Returns true when it has
+  // slept, that is, when the caller should also look for trouble.
+  bool pause(std::uint32_t blocker);
   void reset() {
     count_ = 0;
+    spins_ = policy_.spins;
     disarm();
   }
 
  private:
+  void yield();
   bool sleep();
   void disarm() {
     if (armed_) region_.state(region_.rank()).sleeping.fetch_sub(1);
@@ -80,6 +92,7 @@ class Waiter {
   Host& host_;
   Alarm* alarm_;  // may be null
   unsigned count_ = 0;
+  unsigned spins_ = policy_.spins;
   bool waiting_ = false;
   bool armed_ = false;
   std::uint32_t bell_ = 0;

@@ -47,12 +47,15 @@ bool run_only_on(const char* cpus) {
 
 [[noreturn]] void become(const SpawnRequest& request, const int (&fds)[kWorkerFds],
                          ExecFailure* failure, pid_t guardian) {
-  setsid();
+  // A group to be signalled, but no session: with the kernel's autogroups, a process yields its
+  // core to others of its session only, and ranks that share a core yield to each other all the
+  // time.
+  setpgid(0, 0);
   // The signal comes only if the parent dies after this call; the check covers the time before.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != guardian) _exit(127);
 
-  int moved[kWorkerFds];  // out of the way first: a received number may be one of 0..3
+  int moved[kWorkerFds];  // out of the way first: a received number may be one of theirs
   for (int i = 0; i < kWorkerFds; ++i) {
     moved[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, kWorkerFds);
     if (moved[i] < 0) give_up(failure, SpawnStage::kFork);

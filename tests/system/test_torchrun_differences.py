@@ -162,17 +162,22 @@ def test_empty_store(launch: Launch) -> None:
 
 
 def test_sessions(launch: Launch) -> None:
-    script = launch.script("import os; print(os.getsid(0) == os.getpid())")
-    assert launch.run(script) == 0
-    assert launch.out == "True\n"
+    script = launch.script("import os; print(os.getsid(0), os.getpgid(0) == os.getpid())")
+    assert launch.run("--nproc-per-node", "2", script) == 0
+    one, other = launch.out.splitlines()
+    assert one == other == f"{one.split()[0]} True"
+    assert int(one.split()[0]) != os.getsid(0)
+
+
+OUR_VARIABLES = {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}
 
 
 def test_environment(launch: Launch) -> None:
     flags = ["--no-python", sys.executable, "-c", "import os; print(*os.environ)"]
     assert launch.run(*flags) == 0
-    assert "RALLYPOINT_CONTROL_FD" not in launch.out.split()
+    assert not OUR_VARIABLES & set(launch.out.split())
     assert launch.run("--no-python", "env") == 0
-    assert "RALLYPOINT_CONTROL_FD=3" in launch.out.split()
+    assert set(launch.out.split()) >= {"RALLYPOINT_CONTROL_FD=3", "RALLYPOINT_FLIGHT_RECORD=4:0"}
 
 
 def test_agent_variables(launch: Launch) -> None:

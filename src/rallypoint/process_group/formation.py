@@ -22,7 +22,9 @@ from rallypoint._native import region_bytes
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface import VARIABLES, host_identity, listening_address
 from rallypoint.engine.communicator import Communicator, FarPeer
+from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
+from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
 from rallypoint.process_group.planning import (
     COLLECTIVE_NAMES,
@@ -30,14 +32,11 @@ from rallypoint.process_group.planning import (
     Wishes,
     ranks_per_host,
 )
+from rallypoint.process_group.waiting import Room, own_cores, rooms
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
-# docs/decisions/003-waiting.md: with a core for each rank, a peer answers
-# within a short spin; without, the core must be given away at once.
-SPINS_WITH_CORES = 50
-YIELDS = 1000
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
 
@@ -48,11 +47,13 @@ class _Table:
 
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
+        rooms: by rank, the number of what its cores are to it (waiting.Room).
         secret: what only members know.
         streams: connections for data between two ranks on different hosts.
     """
 
     hosts: list[int]
+    rooms: list[int]
     secret: str
     streams: int
     override: str
@@ -72,10 +73,12 @@ def form_communicator(
     timeout: timedelta,
     wishes: Wishes,
     backend: str = "rallypoint",
+    name: str = "default group",
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
-    Returns it with its algorithms, by the first member's `wishes`, which count for all.
+    Returns it with its algorithms, by the first member's `wishes`, which count for all. `name` is
+    what people call the group.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -84,7 +87,7 @@ def form_communicator(
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
-    store.set(f"{prefix}/host/{rank}", identity)
+    store.set(f"{prefix}/host/{rank}", f"{identity} {own_cores()}")
     await_ranks(
         store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
     )
@@ -95,18 +98,21 @@ def form_communicator(
         _check_one_host(table.hosts, members)
     peers = _connect(store, prefix, rank, members, table, deadline, backend)
     algorithms = Algorithms(table.wishes)
-    attach = _attacher(rank, members, timeout, table, peers, algorithms)
+    description = describe(name, prefix, members)
+    attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
     communicator = _share(store, prefix, rank, table.hosts, deadline, attach)
     communicator.watch_peers()
     return communicator, algorithms
 
 
 def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str, object]:
-    identities = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
-    numbers: dict[bytes, int] = {}
+    told = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
+    identities, cores = zip(*(each.decode().rsplit(" ", 1) for each in told), strict=True)
+    numbers: dict[str, int] = {}
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {
         "hosts": hosts,
+        "rooms": rooms(hosts, cores),
         "secret": secrets.token_hex(32),
         "streams": _wished_streams(),
         "override": wishes.override,
@@ -207,20 +213,23 @@ def _attacher(
     table: _Table,
     peers: Sequence[FarPeer],
     algorithms: Algorithms,
+    description: str,
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    has_cores = table.hosts.count(table.hosts[rank]) <= len(os.sched_getaffinity(0))
+    room = Room(table.rooms[rank])
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
         plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
         timeout_s=timeout.total_seconds(),
-        spins=SPINS_WITH_CORES if has_cores else 0,
-        yields=YIELDS,
+        spins=room.spins,
+        yields=room.yields,
         names=COLLECTIVE_NAMES,
         global_ranks=members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
         peers=peers,
+        description=description,
+        site=lambda: str(Site.of_caller()),
     )

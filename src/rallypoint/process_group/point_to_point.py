@@ -49,7 +49,10 @@ def send(
     chosen = joined(group, "send")
     if chosen is None:
         return
-    other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
+    # A look-up in place of calls: of half a microsecond every part shows.
+    other = chosen.others.get(dst) if group_dst is None and type(dst) is int else None
+    if other is None:
+        other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
     if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.send(other, tag, tensor)
         if code == 0:
@@ -76,7 +79,9 @@ def recv(
     chosen = joined(group, "recv")
     if chosen is None:
         return -1
-    other = _source(chosen, src, group_src)
+    other = chosen.others.get(src) if group_src is None and type(src) is int else None
+    if other is None:
+        other = _source(chosen, src, group_src)
     if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.receive(other, tag, tensor)
         if code >= 0:
