@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.groups import ProcessGroup
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -29,7 +30,7 @@ class Seat:
     """What a rank tells of its GPUs.
 
     Attributes:
-        host: differs between machines, and between containers that boot by themselves.
+        host: differs between machines (cluster.interface).
         gpus: by which the GPUs that the process sees are known on its host.
     """
 
@@ -44,7 +45,7 @@ class Seat:
         count = torch.cuda.device_count()
         known = len(names) >= count and names != [""]
         gpus = names[:count] if known else list(map(str, range(count)))
-        return cls(_boot(), dist.is_nccl_available(), tuple(gpus))
+        return cls(host_identity(), dist.is_nccl_available(), tuple(gpus))
 
 
 def why_staged(seats: Sequence[Seat]) -> str | None:
@@ -150,8 +151,3 @@ def _elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: ANN4
             return _elsewhere(others[0], ()) if others else None
         first = first[0]
     return None if first.is_cpu else str(first.device.type)
-
-
-def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123 - not a path of ours
-        return file.read().strip() + "/" + os.uname().nodename
