@@ -95,6 +95,11 @@ class ProcessGroup:
         return self._communicator
 
     @property
+    def is_destroyed(self) -> bool:
+        """Whether this process has left the group."""
+        return self._communicator is None
+
+    @property
     def is_world(self) -> bool:
         """Whether this is a default group."""
         return self.world.group is self
@@ -124,6 +129,12 @@ class ProcessGroup:
         self.run = self._refuse
         self.send = self._refuse
         self.receive = self._refuse
+
+    def abort(self) -> None:
+        """End the waits of all members with an error, and leave; without one, do nothing."""
+        if self._communicator is not None:
+            self._communicator.abort()
+            self.destroy()
 
     def _refuse(self, *_: object) -> Never:
         raise NotInitializedError(
