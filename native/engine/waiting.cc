@@ -27,6 +27,13 @@ double now_s() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+std::uint64_t coarse_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
 bool Waiter::pause(std::uint32_t blocker) {
   ++count_;
   if (count_ <= spins_) {
@@ -37,7 +44,8 @@ bool Waiter::pause(std::uint32_t blocker) {
     waiting_ = true;
     host_.before_wait();
   }
-  if (spins_ > 0 && count_ == policy_.spins + 1 && region_.is_elsewhere(blocker)) {
+  const bool may_extend = spins_ > 0 && spins_ < kSpinsApart && count_ == spins_ + 1;
+  if (may_extend && region_.is_elsewhere(blocker)) {
     spins_ = kSpinsApart;
     return false;
   }

@@ -24,6 +24,8 @@ inline void relax() {
 
 // Of a clock that only goes forward.
 double now_s();
+// The same at its last tick, some milliseconds ago: for a fifth of the price.
+std::uint64_t coarse_now_ns();
 
 struct WaitPolicy {
   unsigned spins;  // many more for a rank on another core; 0 if there are more ranks than cores

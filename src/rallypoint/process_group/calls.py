@@ -98,6 +98,7 @@ def run(
 
     Raises as `collectives.all_reduce`.
     """
+    deferred = None if async_op else group.deferred
     given_in, given_out = _listed(inputs), _listed(outputs)
     arrays = [*given_in, *given_out]
     code, factor = code_and_factor(op)
@@ -147,12 +148,15 @@ def run(
         raise InvalidArgumentError(
             f"{operation} cannot take {describe(called.what)}: the sizes do not fit"
         )
-    if async_op:
+    if async_op or deferred is not None:
         called = replace(called, site=Site.of_caller())
     work = OneWork(submitted, group, called, given_out)
     if async_op:
         return work
-    work.wait()
+    if deferred is None:
+        work.wait()
+    else:
+        deferred.append(work)
     return None
 
 

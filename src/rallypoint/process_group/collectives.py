@@ -20,7 +20,7 @@ from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.init import check_timeout
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work, together
+from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
 
 _SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
@@ -96,25 +96,6 @@ def all_reduce(
         timeout=timeout,
         algorithm=algorithm,
     )
-
-
-def all_reduce_coalesced(
-    tensors: Sequence[Array],
-    op: Operator = _SUM,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: timedelta | None = None,
-    algorithm: str | None = None,
-) -> Work | None:
-    """all_reduce of several arrays, side by side."""
-    if joined(group, "all_reduce_coalesced") is None:
-        return None
-    works = [
-        all_reduce(tensor, op, group, True, timeout=timeout, algorithm=algorithm)
-        for tensor in tensors
-    ]
-    return together(works, async_op)
 
 
 def reduce(
@@ -213,7 +194,7 @@ def barrier(
     chosen = joined(group, "barrier")
     if chosen is None:
         return None
-    if async_op or timeout is not None:
+    if async_op or timeout is not None or chosen.deferred is not None:
         return run(
             chosen,
             Collective.BARRIER,

@@ -115,6 +115,9 @@ def all_gather_into_tensor(
     )
 
 
+all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
+
+
 def gather(
     tensor: Array,
     gather_list: list[Array] | None = None,
@@ -288,6 +291,9 @@ def reduce_scatter_tensor(
         timeout=timeout,
         algorithm=algorithm,
     )
+
+
+reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13
 
 
 def all_to_all(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Never
+from typing import Any, Final, Never
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
@@ -38,6 +38,7 @@ class ProcessGroup:
         backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
         others: the other members' global ranks, and what each is in the group.
+        deferred: the operations of an open _coalescing_manager, or None: there is none.
         algorithms, variants: what its calls may be served by; see planning.
     """
 
@@ -65,6 +66,7 @@ class ProcessGroup:
         self.run = communicator.run
         self.send = communicator.send
         self.receive = communicator.receive
+        self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self._communicator: Communicator | None = communicator
