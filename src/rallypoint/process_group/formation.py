@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {
         "hosts": hosts,
-        "secret": secrets.token_hex(32),
+        "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
         "override": wishes.override,
         "model_text": wishes.model_text,
