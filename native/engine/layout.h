@@ -122,6 +122,7 @@ struct alignas(kLineBytes) RankState {
   std::atomic<std::int32_t> pid;
   alignas(64) std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleeping;
+  alignas(64) std::atomic<std::uint32_t> core;  // where it last waited, plus one
   Waiting waiting;
 };
 

@@ -16,7 +16,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.accounts import failure
 from rallypoint.process_group.arrays import Array, as_array, describe, is_plain
-from rallypoint.process_group.calls import run
+from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.init import check_timeout
 from rallypoint.process_group.operators import Operator, check_operator
@@ -26,6 +26,7 @@ from rallypoint.schedule.collective import Collective
 _SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
 _ALL_REDUCE = int(Collective.ALL_REDUCE)  # 0, so that a variant of it is the variant's number
 _BROADCAST = int(Collective.BROADCAST)
+_REDUCE = int(Collective.REDUCE)
 _BARRIER = int(Collective.BARRIER)
 _NOTHING = np.empty(0, np.float32)
 _GRACE = timedelta(seconds=1)  # for a verdict that is on its way
@@ -117,6 +118,12 @@ def reduce(
         return None
     root = peer(chosen, dst, group_dst, "dst", None)
     is_root = root == chosen.own_rank
+    if not async_op and timeout is None:
+        output = tensor if is_root else None
+        if done_at_once(
+            chosen, _REDUCE, "reduce", tensor, output, op=op, root=root, algorithm=algorithm
+        ):
+            return None
     array = as_array(tensor, "reduce", writes=is_root)
     return run(
         chosen,

@@ -31,14 +31,11 @@ from rallypoint.process_group.planning import (
     Wishes,
     ranks_per_host,
 )
+from rallypoint.process_group.waiting import Room, own_cores, rooms
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
-# docs/decisions/003-waiting.md: with a core for each rank, a peer answers
-# within a short spin; without, the core must be given away at once.
-SPINS_WITH_CORES = 50
-YIELDS = 1000
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
 
@@ -49,11 +46,13 @@ class _Table:
 
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
+        rooms: by rank, the number of what its cores are to it (waiting.Room).
         secret: what only members know.
         streams: connections for data between two ranks on different hosts.
     """
 
     hosts: list[int]
+    rooms: list[int]
     secret: str
     streams: int
     override: str
@@ -87,7 +86,7 @@ def form_communicator(
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
-    store.set(f"{prefix}/host/{rank}", identity)
+    store.set(f"{prefix}/host/{rank}", f"{identity} {own_cores()}")
     await_ranks(
         store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
     )
@@ -106,11 +105,13 @@ def form_communicator(
 
 
 def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str, object]:
-    identities = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
-    numbers: dict[bytes, int] = {}
+    told = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
+    identities, cores = zip(*(each.decode().rsplit(" ", 1) for each in told), strict=True)
+    numbers: dict[str, int] = {}
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {
         "hosts": hosts,
+        "rooms": rooms(hosts, cores),
         "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
         "override": wishes.override,
@@ -215,15 +216,15 @@ def _attacher(
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    has_cores = table.hosts.count(table.hosts[rank]) <= len(os.sched_getaffinity(0))
+    room = Room(table.rooms[rank])
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
         plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
         timeout_s=timeout.total_seconds(),
-        spins=SPINS_WITH_CORES if has_cores else 0,
-        yields=YIELDS,
+        spins=room.spins,
+        yields=room.yields,
         names=COLLECTIVE_NAMES,
         global_ranks=members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",

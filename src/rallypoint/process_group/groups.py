@@ -38,6 +38,7 @@ class ProcessGroup:
         backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
         deferred: the operations of an open _coalescing_manager, or None: there is none.
+        others: the other members' global ranks, and what each is in the group.
         algorithms, variants: what its calls may be served by; see planning.
     """
 
@@ -70,6 +71,7 @@ class ProcessGroup:
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self._communicator: Communicator | None = communicator
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
+        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -93,6 +95,11 @@ class ProcessGroup:
         if self._communicator is None:
             self._refuse()
         return self._communicator
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether this process has left the group."""
+        return self._communicator is None
 
     @property
     def is_world(self) -> bool:
@@ -124,6 +131,12 @@ class ProcessGroup:
         self.run = self._refuse
         self.send = self._refuse
         self.receive = self._refuse
+
+    def abort(self) -> None:
+        """End the waits of all members with an error, and leave; without one, do nothing."""
+        if self._communicator is not None:
+            self._communicator.abort()
+            self.destroy()
 
     def _refuse(self, *_: object) -> Never:
         raise NotInitializedError(
