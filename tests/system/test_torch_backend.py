@@ -143,3 +143,32 @@ else:
     assert launch.run("--nproc-per-node", "2", script) != 0
     assert "all_reduce(float32[2], SUM) at worker.py:5" in launch.err, launch.err
     assert "all_reduce(float32[3], SUM) at worker.py:7" in launch.err
+
+
+def test_own_hook_averages_in_any_dtype_and_group(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    script = launch.script("""
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from rallypoint.pytorch import ddp_comm_hook
+dist.init_process_group("rallypoint")
+rank = dist.get_rank()
+pairs = [dist.new_group([0, 1]), dist.new_group([2])]
+def gradient(group, hook):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64), process_group=group)
+    if hook:
+        model.register_comm_hook(*hook)
+    model(torch.full((2, 64), 1.0 + rank)).square().sum().backward()
+    return model.module.weight.grad
+for group in (None, pairs[rank == 2]):
+    exact = gradient(group, None)
+    for state in (None, torch.bfloat16, torch.float16):
+        given = (group, state) if group else state
+        found = gradient(group, (given, ddp_comm_hook))
+        close = {None: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[state]  # rounded twice
+        torch.testing.assert_close(found, exact, rtol=close, atol=1e-4)
+        assert found.equal(found.to(state or torch.float32).float())
+dist.destroy_process_group()
+""")
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
