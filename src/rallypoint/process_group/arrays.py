@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
 
-Array = NDArray[Any]
+Array = np.ndarray[
+    Any, np.dtype[Any]
+]  # numpy.typing takes as long to import as all of this package
 
 # NumPy has no bfloat16. Its bits pass for unsigned integers, with a note of what they are.
 _BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})

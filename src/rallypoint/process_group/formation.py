@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str
     return {
         "hosts": hosts,
         "have_cores": have_cores(hosts, cores),
-        "secret": secrets.token_hex(32),
+        "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
         "override": wishes.override,
         "model_text": wishes.model_text,
