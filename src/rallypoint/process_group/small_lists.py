@@ -1,7 +1,8 @@
 """Lists of small arrays, one for each rank: joined into one array, which the engine takes at once.
 
-The general way (`calls.run`) looks at each array in turn, several times, and takes two to three times
-as long. Whatever is not plain (strides, other types, many bytes, arrays that differ) is left to it.
+The general way (`calls.run`) looks at each array in turn, several times, and takes two to three
+times as long. Whatever is not plain (strides, other types, many bytes, arrays that differ) is left
+to it.
 """
 
 from __future__ import annotations
