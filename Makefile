@@ -10,8 +10,8 @@ help:
 	@echo "make test    run all tests"
 	@echo "make check   formatting, types, import contracts"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
-	@echo "                 collectives, PyTorch's own tests at three world sizes (about 50 minutes;"
-	@echo "                 needs torch, scikit-learn)"
+	@echo "                 collectives, PyTorch's own tests at three world sizes (about an hour; needs"
+	@echo "                 torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 

@@ -19,8 +19,10 @@
 namespace rallypoint {
 namespace {
 
-constexpr unsigned kYields = 20;                       // with nothing moving, before it sleeps
-constexpr std::uint64_t kLongestYieldNs = 20'000'000;  // all of them
+constexpr unsigned kYields = 20;  // with nothing moving, before it sleeps
+// And for how long: with much else to run, each time may take as long as the others' turns
+// together, and who yields does not look for trouble.
+constexpr std::uint64_t kLongestYieldNs = 20'000'000;
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 constexpr long kDozeUs = 1000;           // how late it may see what came without a call,

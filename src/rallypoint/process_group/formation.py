@@ -31,7 +31,7 @@ from rallypoint.process_group.planning import (
     Wishes,
     ranks_per_host,
 )
-from rallypoint.process_group.waiting import Room, own_cores, rooms
+from rallypoint.process_group.waiting import SPINS_WITH_CORES, YIELDS, have_cores, own_cores
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
@@ -46,13 +46,13 @@ class _Table:
 
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
-        rooms: by rank, the number of what its cores are to it (waiting.Room).
+        have_cores: by rank, whether there is a core for each rank of its host.
         secret: what only members know.
         streams: connections for data between two ranks on different hosts.
     """
 
     hosts: list[int]
-    rooms: list[int]
+    have_cores: list[bool]
     secret: str
     streams: int
     override: str
@@ -111,7 +111,7 @@ def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {
         "hosts": hosts,
-        "rooms": rooms(hosts, cores),
+        "have_cores": have_cores(hosts, cores),
         "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
         "override": wishes.override,
@@ -216,15 +216,14 @@ def _attacher(
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    room = Room(table.rooms[rank])
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
         plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
         timeout_s=timeout.total_seconds(),
-        spins=room.spins,
-        yields=room.yields,
+        spins=SPINS_WITH_CORES if table.have_cores[rank] else 0,
+        yields=YIELDS,
         names=COLLECTIVE_NAMES,
         global_ranks=members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",

@@ -37,8 +37,8 @@ class ProcessGroup:
         group_desc: what the caller said it is for.
         backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
-        deferred: the operations of an open _coalescing_manager, or None: there is none.
         others: the other members' global ranks, and what each is in the group.
+        deferred: the operations of an open _coalescing_manager, or None: there is none.
         algorithms, variants: what its calls may be served by; see planning.
     """
 

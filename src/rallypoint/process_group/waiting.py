@@ -1,32 +1,17 @@
-"""How ranks wait for others of their host: by the cores that each may use.
+"""How ranks wait for others of their host: by whether there is a core for each.
 
-A rank that holds a core alone gains nothing by giving it away. One that may share it must, or its
-peer never runs. Reasons and figures are in docs/decisions/003-waiting.md.
+Which cores a rank may use is its own affair (taskset, `--numa-binding`): two that are tied to one
+core each have enough, two that are tied to the same core have not. Reasons and figures are in
+docs/decisions/003-waiting.md.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from enum import IntEnum
 
-
-class Room(IntEnum):
-    """What a rank's cores are to it."""
-
-    CROWDED = 0  # there are fewer cores than ranks
-    ENOUGH = 1  # there is one for each, and the kernel says who has which
-    OWN = 2  # they are no other rank's
-
-    @property
-    def spins(self) -> int:
-        """How often to look before anything else; a look takes some 12 ns."""
-        return (0, 50, 10_000)[self]
-
-    @property
-    def yields(self) -> int:
-        """How often to yield the core then, before sleeping."""
-        return (1000, 1000, 0)[self]
+SPINS_WITH_CORES = 50
+YIELDS = 1000
 
 
 def own_cores() -> str:
@@ -34,19 +19,9 @@ def own_cores() -> str:
     return f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
 
 
-def rooms(hosts: Sequence[int], cores: Sequence[str]) -> list[Room]:
-    """By rank, from each rank's host and what `own_cores` says there."""
-    masks = [int(digits, 16) for digits in cores]
-    by_host: dict[int, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        by_host.setdefault(host, []).append(rank)
-    found = [Room.CROWDED] * len(hosts)
-    for ranks in by_host.values():
-        once = twice = 0  # the cores of one rank at least, and of more than one
-        for rank in ranks:
-            twice |= once & masks[rank]
-            once |= masks[rank]
-        for rank in ranks:
-            if once.bit_count() >= len(ranks):
-                found[rank] = Room.ENOUGH if len(ranks) == 1 or masks[rank] & twice else Room.OWN
-    return found
+def have_cores(hosts: Sequence[int], cores: Sequence[str]) -> list[bool]:
+    """By rank, whether its host has a core for each, from what `own_cores` says on each rank."""
+    together: dict[int, int] = {}
+    for host, digits in zip(hosts, cores, strict=True):
+        together[host] = together.get(host, 0) | int(digits, 16)
+    return [together[host].bit_count() >= hosts.count(host) for host in hosts]

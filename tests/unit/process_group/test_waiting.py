@@ -1,27 +1,20 @@
-"""How ranks wait follows from whose cores are whose."""
+"""How ranks wait follows from which cores they may use."""
 
 from __future__ import annotations
 
 import os
 import threading
 
-from rallypoint.process_group.waiting import Room, own_cores, rooms
-
-CROWDED, ENOUGH, OWN = Room
+from rallypoint.process_group.waiting import have_cores, own_cores
 
 
 def test_by_hosts_and_cores() -> None:
-    assert rooms([0, 0], ["3", "3"]) == [ENOUGH] * 2
-    assert rooms([0, 0, 0], ["3"] * 3) == [CROWDED] * 3
-    assert rooms([0, 0], ["1", "2"]) == [OWN] * 2
-    assert (
-        rooms([0, 0], ["1", "1"]) == [CROWDED] * 2
-    )  # two tied to one core, whatever else is there
-    assert rooms([0, 0, 0], ["c", "3", "3"]) == [OWN, ENOUGH, ENOUGH]
-    assert rooms([0, 1, 0, 1], ["1", "1", "2", "1"]) == [OWN, CROWDED, OWN, CROWDED]
-    assert rooms([0, 1], ["1", "1"]) == [ENOUGH] * 2  # nobody to wait for here
-    wide = [f"{1 << core:x}" for core in range(300)]
-    assert rooms([7] * 300, wide) == [OWN] * 300
+    assert have_cores([0, 0], ["3", "3"]) == [True] * 2
+    assert have_cores([0, 0, 0], ["3"] * 3) == [False] * 3
+    assert have_cores([0, 0], ["1", "2"]) == [True] * 2  # tied to one each
+    assert have_cores([0, 0], ["1", "1"]) == [False] * 2  # tied to the same, whatever else is there
+    assert have_cores([0, 1, 0, 1], ["1", "1", "2", "1"]) == [True, False, True, False]
+    assert have_cores([7] * 300, [f"{1 << core:x}" for core in range(300)]) == [True] * 300
 
 
 def test_own_cores_are_those_of_the_thread() -> None:
