@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "python/arena.h"
 #include "python/engine.h"
 #include "sha256.h"
 #include "store/machine.h"
@@ -132,6 +133,7 @@ void bind_store(nb::module_& module) {
 
 NB_MODULE(_native, module) {
   module.doc() = "Rallypoint's native core.";
+  rallypoint::python::bind_arena(module);
   rallypoint::python::bind_engine(module);
   bind_store(module);
 }

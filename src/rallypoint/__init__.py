@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         InvalidTypeError,
         MismatchError,
         NotInitializedError,
+        OutOfMemoryError,
         PeerError,
         PeerLostError,
         RallypointError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.spawn import spawn
+    from rallypoint.process_group.arena import empty
     from rallypoint.process_group.collectives import (
         all_reduce,
         all_reduce_coalesced,
@@ -111,6 +113,7 @@ __all__ = [
     "InvalidTypeError",
     "MismatchError",
     "NotInitializedError",
+    "OutOfMemoryError",
     "P2POp",
     "PeerError",
     "PeerLostError",
@@ -136,6 +139,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "empty",
     "gather",
     "gather_object",
     "get_backend",
@@ -178,6 +182,7 @@ _ROOMS = {
     "base.error_file": "record",
     "engine.communicator": "ReduceOp",
     "launch.spawn": "spawn",
+    "process_group.arena": "empty",
     "process_group.collectives": (
         "all_reduce all_reduce_coalesced barrier broadcast monitored_barrier reduce"
     ),
