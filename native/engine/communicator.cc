@@ -13,6 +13,62 @@ constexpr long kLookUs = 1000;
 constexpr double kForeverS = 1e9;
 constexpr double kLeaveS = 2;
 constexpr unsigned kLeaveLookUs = 200;
+constexpr unsigned kLooks = 3;      // in vain, before it is noted where the program waits
+constexpr std::uint16_t kSend = 4;  // schedule/collective.py
+constexpr std::uint16_t kReceive = 0xFFFF;
+
+// A host that also notes, once a wait takes long, where the program stands.
+class Noter : public Host {
+ public:
+  explicit Noter(Host& host) : host_(host) {}
+  void before_wait() override { host_.before_wait(); }
+  bool is_alone() override { return host_.is_alone(); }
+  std::string site() override { return host_.site(); }
+  bool is_interrupted() override {
+    if (++looks_ >= kLooks) note(host_);
+    return host_.is_interrupted();
+  }
+
+ private:
+  virtual void note(Host& host) = 0;
+
+  Host& host_;
+  unsigned looks_ = 0;
+};
+
+// Waits for the collective that is running, whichever that is.
+class CallNoter final : public Noter {
+ public:
+  CallNoter(Host& host, GroupRecord& record) : Noter(host), record_(record) {}
+
+ private:
+  void note(Host& host) override {
+    if (!record_.is_kept()) return;
+    const std::uint64_t running = record_.running();
+    if (running == 0 || running == noted_) return;
+    noted_ = running;
+    record_.set_call_site(host.site());
+  }
+
+  GroupRecord& record_;
+  std::uint64_t noted_ = 0;
+};
+
+class TransferNoter final : public Noter {
+ public:
+  TransferNoter(Host& host, GroupRecord& record, const Work& work)
+      : Noter(host), record_(record), work_(work) {}
+
+ private:
+  void note(Host& host) override {
+    if (work_.record() == nullptr || std::exchange(is_noted_, true)) return;
+    record_.set_site(*work_.record(), host.site());
+  }
+
+  GroupRecord& record_;
+  const Work& work_;
+  bool is_noted_ = false;
+};
 
 std::deque<Ring> make_rings(const Region& region) {
   std::deque<Ring> rings;
@@ -49,15 +105,16 @@ void part_receivers(Program& program, const Region& region) {
 }  // namespace
 
 Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
-                           const std::vector<tcp::PeerAddress>& peers)
+                           const std::vector<tcp::PeerAddress>& peers, std::string_view description)
     : region_(fd, rank, ranks, ranks_of(peers)),
       memory_(region_),
       control_(make_far<tcp::Control>(region_, peers)),
       wire_(make_far<tcp::Wire>(region_, peers)),
       policy_(policy),
+      record_(description),
       rings_(make_rings(region_)),
       collective_(region_, memory_, Channel::collective(region_, rings_, wire_.get()), policy),
-      queue_(collective_),
+      queue_(collective_, record_),
       mailbox_(region_, make_far<tcp::Courier>(region_, peers)) {
   region_.set_messenger(control_.get());
   for (const tcp::PeerAddress& peer : peers) region_.state(peer.rank).pid.store(peer.pid);
@@ -82,6 +139,7 @@ void Communicator::leave() {
     control_->leave();
   }
   region_.leave();
+  record_.leave();
 }
 
 void Communicator::arm() {
@@ -127,7 +185,13 @@ Trouble Communicator::run(const Call& call, Host& host) {
       host.before_wait();  // its owner may need the GIL to get on
       lock.lock();
     }
-    if (queue_.is_empty()) return collective_.run(call, host);
+    if (queue_.is_empty()) {
+      record_.begin(call.what.bits(), call.count, 1);
+      CallNoter noter(host, record_);
+      const Trouble trouble = collective_.run(call, noter);
+      record_.end(trouble);
+      return trouble;
+    }
   }
   const auto work = std::make_shared<Work>();
   queue_.push(call, work);
@@ -153,6 +217,14 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_
   return true;
 }
 
+void Communicator::record(const Transfer& transfer, Work& work) {
+  if (!record_.is_kept()) return;
+  const Operator what{transfer.sends ? kSend : kReceive, transfer.dtype, ReduceOp::sum,
+                      transfer.tag};
+  const std::uint64_t items = transfer.bytes / item_bytes(transfer.dtype);
+  work.set_record(record_.post(what.bits(), items, transfer.peer));
+}
+
 void Communicator::serve() {
   std::call_once(served_, [this] {
     ProgressThread::instance().add(*this);
@@ -171,6 +243,7 @@ bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& ho
       if (host.is_interrupted()) return false;
     }
   }
+  record(transfer, *work);
   const Work& posted = *work;
   serve();
   mailbox_.post(transfer, std::move(work));
@@ -181,6 +254,7 @@ bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& ho
 Trouble Communicator::transfer(Transfer& transfer, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
   const auto work = std::make_shared<Work>();
+  record(transfer, *work);
   mail_waiters_.fetch_add(1);
   mailbox_.post(transfer, work);
   mail_waiters_.fetch_sub(1);
@@ -200,6 +274,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
   const bool has_end = timeout_s < kForeverS;
   bool is_said = false;
   bool has_slept = false;
+  TransferNoter noter(host, record_, work);
   mail_waiters_.fetch_add(1);
   {
     Waiter waiter(region_, policy_, host, &mailbox_);
@@ -209,7 +284,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
         if (std::exchange(is_said, false)) mailbox_.set_waiting(nullptr);
       } else if (waiter.pause()) {
         has_slept = true;
-        if (host.is_interrupted() || now_s() > until_s) break;
+        if (noter.is_interrupted() || now_s() > until_s) break;
         // Who waits for a time may do something else afterwards.
         if (!is_said && !has_end && host.is_alone()) {
           mailbox_.set_waiting(&transfer);
@@ -236,12 +311,13 @@ bool Communicator::progress(bool has_slept) {
 bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
   const double until_s = now_s() + timeout_s;
   NoHost patient;  // an interruption ends the wait, not the operation
+  CallNoter noter(host, record_);
   while (!work.is_done()) {
     const std::unique_lock lock(collective_.mutex, std::try_to_lock);
     if (!lock) {
       host.before_wait();
       work.sleep(kLookUs);
-      if (host.is_interrupted() || now_s() > until_s) return work.is_done();
+      if (noter.is_interrupted() || now_s() > until_s) return work.is_done();
       continue;
     }
     Waiter waiter(region_, policy_, host, wire_.get());
@@ -253,7 +329,7 @@ bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
         waiter.reset();
       } else if (waiter.pause()) {
         has_slept = true;
-        if (host.is_interrupted() || now_s() > until_s) break;
+        if (noter.is_interrupted() || now_s() > until_s) break;
       }
     }
     if (!work.is_done()) break;

@@ -11,10 +11,12 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "engine/executor.h"
+#include "engine/flight_record.h"
 #include "engine/mailbox.h"
 #include "engine/progress_thread.h"
 #include "engine/queue.h"
@@ -26,9 +28,10 @@ namespace rallypoint {
 
 class Communicator final : public Progressable {
  public:
-  // `peers` are the ranks on other hosts; their descriptors are taken over.
+  // `peers` are the ranks on other hosts; their descriptors are taken over. `description` of the
+  // group is for the flight record.
   Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
-               const std::vector<tcp::PeerAddress>& peers);
+               const std::vector<tcp::PeerAddress>& peers, std::string_view description = {});
   ~Communicator() override;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -69,12 +72,14 @@ class Communicator final : public Progressable {
 
  private:
   void serve();
+  void record(const Transfer& transfer, Work& work);
 
   Region region_;
   PeerMemory memory_;
   std::unique_ptr<tcp::Control> control_;  // these two are null if all ranks are on this host
   std::unique_ptr<tcp::Wire> wire_;
   WaitPolicy policy_;
+  GroupRecord record_;
   std::deque<Ring> rings_;  // by lane; a deque, because rings stay in place
   Executor collective_;
   Queue queue_;  // of collective_

@@ -93,6 +93,7 @@ struct alignas(kLineBytes) Envelope {
   std::uint64_t bytes;
   std::uint64_t address;  // of a large message: in the sender's memory
   DType dtype;
+  bool is_synchronous;  // its sender waits until it is received
   std::atomic<Request> request;
   std::atomic<std::uint32_t> written;  // parts
   std::atomic<std::uint32_t> taken;
@@ -112,6 +113,7 @@ struct alignas(64) Waiting {
   std::atomic<std::int32_t> tag;
   std::atomic<std::int32_t> slot;  // of a send, or -1
   std::atomic<std::uint32_t> sends;
+  std::atomic<std::uint32_t> unsent;  // sends that found no room yet, at all times
 };
 
 enum class Presence : std::uint32_t { absent, here, left };

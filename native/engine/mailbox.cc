@@ -18,14 +18,9 @@ constexpr unsigned kParts = 2;  // of a block, for large messages
 constexpr std::size_t kPartBytes = kMailBytes / kParts;
 constexpr std::uint64_t kReadBytes = 4 << 20;  // at a time, so that others get on too
 constexpr std::uint64_t kFarPartBytes = 256 << 10;
-constexpr double kCutOffS = 0.5;
 constexpr unsigned kFinishLookUs = 200;
-constexpr std::int32_t kSend = 4;      // schedule/collective.py
-constexpr std::int32_t kReceive = -1;  // a CallRecord's collective
 
 std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
-
-bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
 
 }  // namespace
 
@@ -69,6 +64,7 @@ bool Mailbox::advance(bool has_slept) {
     }
     moved |= advance(sends_, has_slept, finished);
     moved |= advance(receives_, has_slept, finished);
+    moved |= advance_stash(has_slept);
   }
   finish(finished);
   return moved;
@@ -93,10 +89,12 @@ bool Mailbox::advance(Items& items, bool has_slept, Items& finished) {
     }
     if (done || item->trouble != Trouble::none) {
       moved = true;
+      end_waiting(*item->transfer);
       finished.splice(finished.end(), items, item);
     }
     item = next;
   }
+  if (&items == &sends_) say_unsent();
   return moved;
 }
 
@@ -114,10 +112,9 @@ bool Mailbox::send(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (is_blocked_[transfer.peer]) return false;
   const std::uint64_t used = full(region_.rank()).load(std::memory_order_acquire) | held_;
-  // Keep room for the others, however much one rank leaves lying.
-  const unsigned most = region_.ranks() > 2 ? kEnvelopes / 2 : kEnvelopes;
   const auto free = std::countr_one(static_cast<std::uint32_t>(used));
-  if (free >= static_cast<int>(kEnvelopes) || waiting_for(transfer.peer, used) >= most) {
+  if (free >= static_cast<int>(kEnvelopes) ||
+      waiting_for(region_.rank(), transfer.peer, used) >= room_for_one(transfer.peer)) {
     is_blocked_[transfer.peer] = true;
     return false;
   }
@@ -129,6 +126,7 @@ bool Mailbox::send(Item& item, bool& done) {
   to.bytes = transfer.bytes;
   to.address = reinterpret_cast<std::uint64_t>(transfer.data);
   to.dtype = transfer.dtype;
+  to.is_synchronous = transfer.is_synchronous;
   to.request.store(Request::none, std::memory_order_relaxed);
   to.written.store(0, std::memory_order_relaxed);
   to.taken.store(0, std::memory_order_relaxed);
@@ -138,6 +136,7 @@ bool Mailbox::send(Item& item, bool& done) {
     std::memcpy(at, transfer.data, transfer.bytes);
   }
   item.slot = free;
+  say_slot(item);
   done = !is_large(transfer.bytes) && !transfer.is_synchronous;
   if (!done) held_ |= bit(free);
   full(region_.rank()).fetch_or(bit(free), std::memory_order_acq_rel);
@@ -147,10 +146,18 @@ bool Mailbox::send(Item& item, bool& done) {
   return true;
 }
 
-unsigned Mailbox::waiting_for(std::uint32_t rank, std::uint64_t used) const {
+// How many of a rank's envelopes may be there for one receiver: the others need room too, however
+// much that one leaves lying. Between hosts each pair has room of its own.
+unsigned Mailbox::room_for_one(std::uint32_t peer) const {
+  return region_.ranks() > 2 && !region_.is_far(peer) ? kEnvelopes / 2 : kEnvelopes;
+}
+
+unsigned Mailbox::waiting_for(std::uint32_t from, std::uint32_t to, std::uint64_t used) const {
   unsigned count = 0;
   for (; used != 0; used &= used - 1) {
-    count += envelope(region_.rank(), std::countr_zero(used)).to == rank;
+    const int slot = std::countr_zero(used);
+    if (slot >= static_cast<int>(kEnvelopes)) break;
+    count += envelope(from, slot).to.load(std::memory_order_acquire) == to;
   }
   return count;
 }
@@ -229,10 +236,11 @@ bool Mailbox::go_on_sending_far(Item& item, bool& done) {
 // Receiving: the oldest envelope that matches, and then its payload.
 bool Mailbox::receive(Item& item, bool& done) {
   Transfer& transfer = *item.transfer;
-  if (item.slot < 0 && !match(item)) return false;
+  if (item.stashed == nullptr && item.slot < 0 && !match(item)) return false;
+  if (item.stashed != nullptr) return take_stashed(item, done);
   Envelope& from = envelope(transfer.peer, item.slot);
   if (from.bytes != transfer.bytes || from.dtype != transfer.dtype) {
-    item.trouble = fail_against(item, from);
+    item.trouble = fail_against(item, from.number, from.bytes, from.dtype);
     return true;
   }
   const bool large = is_large(from.bytes);
@@ -267,19 +275,27 @@ bool Mailbox::match(Item& item) {
     if (limits_[source] == 0) {
       limits_[source] = outbox(source).published.load(std::memory_order_acquire) + 1;
     }
-    const int slot = find(source, region_.rank(), transfer.tag, limits_[source]);
-    if (slot < 0) continue;
+    Stashed* const stashed = find_stashed(source, transfer.tag);
+    const std::uint64_t limit = stashed != nullptr ? stashed->sequence : limits_[source];
+    const int slot = find(source, region_.rank(), &transfer.tag, limit);
+    if (slot < 0 && stashed == nullptr) continue;
     if (any) last_source_ = source;
+    end_waiting(transfer);  // before others can see that what it waited for is gone
     transfer.peer = source;
-    item.slot = slot;
-    envelope(source, slot).request.store(Request::matched, std::memory_order_release);
+    if (slot < 0) {
+      stashed->is_wanted = true;
+      item.stashed = stashed;
+    } else {
+      item.slot = slot;
+      envelope(source, slot).request.store(Request::matched, std::memory_order_release);
+    }
     return true;
   }
   return false;
 }
 
 // The oldest that nobody has taken, with a sequence below the limit; -1 if there is none.
-int Mailbox::find(std::uint32_t source, std::uint32_t to, std::int32_t tag,
+int Mailbox::find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
                   std::uint64_t limit) const {
   int found = -1;
   for (std::uint64_t bits = full(source).load(std::memory_order_acquire); bits != 0;
@@ -287,8 +303,8 @@ int Mailbox::find(std::uint32_t source, std::uint32_t to, std::int32_t tag,
     const int slot = std::countr_zero(bits);
     if (slot >= static_cast<int>(kEnvelopes)) break;
     const Envelope& candidate = envelope(source, slot);
-    if (candidate.to.load(std::memory_order_acquire) != to || candidate.tag != tag ||
-        candidate.sequence >= limit ||
+    if (candidate.to.load(std::memory_order_acquire) != to ||
+        (tag != nullptr && candidate.tag != *tag) || candidate.sequence >= limit ||
         candidate.request.load(std::memory_order_relaxed) != Request::none) {
       continue;
     }
@@ -361,85 +377,6 @@ bool Mailbox::take_parts(Item& item, Envelope& from, bool& done) {
   Region::fence();
   region_.wake(transfer.peer);
   return true;
-}
-
-// A peer that is gone may have sent its last message just before: believe it the second time.
-Trouble Mailbox::look_for_trouble(Item& item) {
-  const Transfer& transfer = *item.transfer;
-  if (item.began_s == 0) item.began_s = now_s();
-  const bool was_gone = std::exchange(item.was_gone, true);
-  if (const int lost = region_.first_lost(); lost >= 0) {
-    return was_gone ? fail(Trouble::peer_lost, static_cast<std::uint32_t>(lost), item)
-                    : Trouble::none;
-  }
-  if (const std::uint32_t gone = gone_peer(transfer.peer); gone != kAnyRank) {
-    return was_gone ? fail(Trouble::peer_left, gone, item) : Trouble::none;
-  }
-  item.was_gone = false;
-  if (is_cut_off(item)) return fail(Trouble::peer_lost, transfer.peer, item);
-  if (now_s() - item.began_s > transfer.timeout_s) {
-    return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
-  }
-  if (item.transfer != waiting_ || transfer.peer == kAnyRank) return Trouble::none;
-  return region_.is_far(transfer.peer) ? look_for_far_circle(item) : look_for_circle();
-}
-
-// The peer, if it left; for any rank, the last of the others, if all left.
-std::uint32_t Mailbox::gone_peer(std::uint32_t peer) const {
-  if (peer != kAnyRank) return has_left(peer) ? peer : kAnyRank;
-  std::uint32_t gone = kAnyRank;
-  for (std::uint32_t rank = 0; rank < region_.ranks(); ++rank) {
-    if (rank == region_.rank()) continue;
-    if (!has_left(rank)) return kAnyRank;
-    gone = rank;
-  }
-  return gone;
-}
-
-// Who left another host may have messages under way.
-bool Mailbox::has_left(std::uint32_t rank) const {
-  return region_.presence(rank) == Presence::left &&
-         (!region_.is_far(rank) || courier_->has_ended(rank));
-}
-
-// Without a connection, although its host says nothing.
-bool Mailbox::is_cut_off(Item& item) const {
-  const std::uint32_t peer = item.transfer->peer;
-  if (peer == kAnyRank || !region_.is_far(peer) || !courier_->has_ended(peer)) return false;
-  if (item.cut_off_s == 0) item.cut_off_s = now_s();
-  return now_s() - item.cut_off_s > kCutOffS;
-}
-
-void Mailbox::describe(CallRecord& record, const Item& item) const {
-  const Transfer& transfer = *item.transfer;
-  record.number.store(item.number + 1, std::memory_order_relaxed);
-  record.count = transfer.bytes / item_bytes(transfer.dtype);
-  record.collective = transfer.sends ? kSend : kReceive;
-  record.reduce_op = static_cast<std::int32_t>(transfer.peer);
-  record.dtype = static_cast<std::int32_t>(transfer.dtype);
-  record.root = transfer.tag;
-}
-
-Trouble Mailbox::fail(Trouble trouble, std::uint32_t culprit, const Item& item) {
-  CallRecord ours{};
-  describe(ours, item);
-  region_.spread(trouble, static_cast<std::int32_t>(culprit), nullptr, &ours, 0, 0,
-                 item.transfer->timeout_s);
-  return trouble;
-}
-
-Trouble Mailbox::fail_against(const Item& item, const Envelope& from) {
-  CallRecord ours{};
-  CallRecord theirs{};
-  describe(ours, item);
-  theirs.number.store(from.number + 1, std::memory_order_relaxed);
-  theirs.count = from.bytes / item_bytes(from.dtype);
-  theirs.collective = kSend;
-  theirs.reduce_op = static_cast<std::int32_t>(from.to);
-  theirs.dtype = static_cast<std::int32_t>(from.dtype);
-  theirs.root = from.tag;
-  region_.spread(Trouble::mismatch, static_cast<std::int32_t>(item.transfer->peer), &theirs, &ours);
-  return Trouble::mismatch;
 }
 
 void Mailbox::arm() {

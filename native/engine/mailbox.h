@@ -8,7 +8,8 @@
 // clears bits and writes `request`. Small messages wait in their block, and the sender goes on. A
 // large one waits in the sender's memory, and its receiver reads it from there, or, where the
 // kernel forbids that, asks for it in parts through the block. Messages between hosts go by
-// courier, and appear in a copy of their sender's outbox.
+// courier, and appear in a copy of their sender's outbox. A rank that waits in vain takes in what
+// fills a sender's outbox: what it waits for may be behind.
 //
 // It never waits: `advance` gets on as far as that goes.
 #pragma once
@@ -30,6 +31,9 @@
 namespace rallypoint {
 
 inline constexpr std::uint32_t kAnyRank = ~std::uint32_t{0};
+
+// Whether a message stays in its sender's memory until it is received.
+inline bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
 
 // One send or receive.
 struct Transfer {
@@ -65,10 +69,11 @@ class Mailbox final : public Alarm {
   void set_waiting(const Transfer* transfer);
 
  private:
+  struct Stashed;
   struct Item {
-    Transfer* transfer;
+    Transfer* transfer = nullptr;
     std::shared_ptr<Work> work;
-    std::uint64_t number;        // of this rank's transfers
+    std::uint64_t number = 0;    // of this rank's transfers
     int slot = -1;               // its envelope, once there is one
     std::uint64_t sequence = 0;  // of its envelope, if that went to another host
     std::uint64_t moved = 0;     // bytes of a large message
@@ -77,8 +82,18 @@ class Mailbox final : public Alarm {
     double cut_off_s = 0;   // when its peer was first seen without a connection
     bool was_gone = false;  // its peer, at the last look
     Trouble trouble = Trouble::none;
+    Stashed* stashed = nullptr;  // the message that it takes, if that was taken in
   };
   using Items = std::list<Item>;
+  // A message that was taken in before anyone wanted it.
+  struct Stashed {
+    std::unique_ptr<std::byte[]> data;
+    std::uint64_t sequence = 0;
+    Transfer transfer;
+    Item item;
+    bool is_whole = false;
+    bool is_wanted = false;  // by a receive
+  };
 
   Envelope& envelope(std::uint32_t rank, int slot) const;
   std::byte* block(std::uint32_t rank, int slot) const;
@@ -95,20 +110,32 @@ class Mailbox final : public Alarm {
   bool send_far(Item& item, bool& done);
   bool go_on_sending_far(Item& item, bool& done);
   bool take_far(Item& item, bool& done);
-  unsigned waiting_for(std::uint32_t rank, std::uint64_t used) const;
+  unsigned room_for_one(std::uint32_t peer) const;
+  unsigned waiting_for(std::uint32_t from, std::uint32_t to, std::uint64_t used) const;
   bool receive(Item& item, bool& done);
   bool match(Item& item);
-  int find(std::uint32_t source, std::uint32_t to, std::int32_t tag, std::uint64_t limit) const;
+  // A tag of null is any tag.
+  int find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
+           std::uint64_t limit) const;
   bool read(Item& item, const Envelope& from, bool& done);
   bool take_parts(Item& item, Envelope& from, bool& done);
+
+  bool advance_stash(bool has_slept);
+  bool is_crowded(std::uint32_t source) const;
+  bool take_in(std::uint32_t source, bool costly);
+  Stashed* find_stashed(std::uint32_t source, std::int32_t tag);
+  bool take_stashed(Item& item, bool& done);
 
   Trouble look_for_trouble(Item& item);
   std::uint32_t gone_peer(std::uint32_t peer) const;
   bool has_left(std::uint32_t rank) const;
   bool is_cut_off(Item& item) const;
   Trouble fail(Trouble trouble, std::uint32_t culprit, const Item& item);
-  Trouble fail_against(const Item& item, const Envelope& from);
+  Trouble fail_against(const Item& item, std::uint64_t number, std::uint64_t bytes, DType dtype);
   void describe(CallRecord& record, const Item& item) const;
+  void end_waiting(const Transfer& transfer);
+  void say_slot(const Item& item);
+  void say_unsent();
   bool is_stuck(std::uint32_t rank, std::uint64_t epoch) const;
   Trouble look_for_circle();
   Trouble look_for_far_circle(const Item& item);
@@ -121,6 +148,7 @@ class Mailbox final : public Alarm {
   std::unique_ptr<tcp::Courier> courier_;
   Items sends_;
   Items receives_;
+  std::list<Stashed> stash_;
   std::atomic<std::size_t> pending_{0};
   std::uint64_t numbers_ = 0;
   std::uint64_t held_ = 0;             // envelopes whose senders wait for their end

@@ -16,34 +16,63 @@ std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 
 }  // namespace
 
-// Circles: each rank says what it waits for, if it will do nothing else.
+// Circles: each rank says what it waits for, if it will do nothing else. What has been matched, or
+// has ended, is not waited for, even before the thread that waits knows it.
 void Mailbox::set_waiting(const Transfer* transfer) {
   const std::lock_guard lock(mutex_);
-  Waiting& ours = region_.state(region_.rank()).waiting;
-  if (waiting_ != nullptr) ours.epoch.fetch_add(1, std::memory_order_acq_rel);
-  waiting_ = transfer;
-  circle_.clear();
+  if (waiting_ != nullptr) end_waiting(*waiting_);
   if (transfer == nullptr) return;
+  const Items& items = transfer->sends ? sends_ : receives_;
+  const auto item = std::find_if(items.begin(), items.end(),
+                                 [&](const Item& each) { return each.transfer == transfer; });
+  if (item == items.end() || (!transfer->sends && (item->slot >= 0 || item->stashed != nullptr))) {
+    return;
+  }
+  waiting_ = transfer;
+  Waiting& ours = region_.state(region_.rank()).waiting;
   ours.peer.store(transfer->peer, std::memory_order_relaxed);
   ours.tag.store(transfer->tag, std::memory_order_relaxed);
   ours.sends.store(transfer->sends, std::memory_order_relaxed);
-  int slot = -1;
-  for (const Item& item : sends_) {
-    if (item.transfer == transfer) slot = item.slot;
-  }
-  ours.slot.store(slot, std::memory_order_relaxed);
+  ours.slot.store(transfer->sends ? item->slot : -1, std::memory_order_relaxed);
   ours.epoch.fetch_add(1, std::memory_order_acq_rel);
 }
 
-// Whether the rank waits for a message that is not there, or for one to be taken that is not.
+void Mailbox::end_waiting(const Transfer& transfer) {
+  if (waiting_ != &transfer) return;
+  waiting_ = nullptr;
+  circle_.clear();
+  region_.state(region_.rank()).waiting.epoch.fetch_add(1, std::memory_order_acq_rel);
+}
+
+// The send that is waited for has found room.
+void Mailbox::say_slot(const Item& item) {
+  if (waiting_ != item.transfer) return;
+  Waiting& ours = region_.state(region_.rank()).waiting;
+  ours.slot.store(item.slot, std::memory_order_relaxed);
+  ours.epoch.fetch_add(2, std::memory_order_acq_rel);
+}
+
+void Mailbox::say_unsent() {
+  const auto count = static_cast<std::uint32_t>(
+      std::count_if(sends_.begin(), sends_.end(), [](const Item& item) { return item.slot < 0; }));
+  auto& unsent = region_.state(region_.rank()).waiting.unsent;
+  if (unsent.load(std::memory_order_relaxed) == count) return;  // the line is read by others
+  unsent.store(count, std::memory_order_release);
+}
+
+// Whether the rank waits for a message that is not there, nor on its way there, or for one to be
+// taken that is not.
 bool Mailbox::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
   const Waiting& theirs = region_.state(rank).waiting;
   const std::uint32_t peer = theirs.peer.load(std::memory_order_relaxed);
-  const int slot = theirs.slot.load(std::memory_order_relaxed);
-  bool stuck = peer < region_.ranks();
-  if (stuck && theirs.sends.load(std::memory_order_relaxed) == 0) {
-    stuck = find(peer, rank, theirs.tag.load(std::memory_order_relaxed), ~std::uint64_t{0}) < 0;
-  } else if (stuck && slot >= 0) {
+  if (peer >= region_.ranks()) return false;
+  bool stuck = false;
+  if (theirs.sends.load(std::memory_order_relaxed) == 0) {
+    const std::int32_t tag = theirs.tag.load(std::memory_order_relaxed);
+    const Waiting& sender = region_.state(peer).waiting;
+    stuck = sender.unsent.load(std::memory_order_acquire) == 0 &&
+            find(peer, rank, &tag, ~std::uint64_t{0}) < 0;
+  } else if (const int slot = theirs.slot.load(std::memory_order_relaxed); slot >= 0) {
     stuck = (full(rank).load(std::memory_order_acquire) & bit(slot)) != 0 &&
             envelope(rank, slot).request.load(std::memory_order_acquire) == Request::none;
   }

@@ -54,6 +54,7 @@ void Work::sleep(long most_us) const { futex_wait(done_, 0, most_us); }
 
 void Work::finish(Trouble trouble) {
   trouble_ = trouble;
+  if (record_ != nullptr) GroupRecord::finish(*record_, trouble);
   on_done();
   done_.store(1, std::memory_order_release);
   futex_wake(done_);

@@ -5,6 +5,7 @@
 namespace rallypoint {
 
 void Queue::push(const Call& call, std::shared_ptr<Work> work) {
+  record_.queue();
   const std::lock_guard lock(mutex_);
   calls_.push_back({&call, std::move(work)});
   waiting_.fetch_add(1, std::memory_order_release);
@@ -23,6 +24,7 @@ Executor::Step Queue::advance(bool has_slept, Host& host) {
       if (calls_.empty()) return Executor::Step::finished;
       call = calls_.front().call;
     }
+    record_.begin(call->what.bits(), call->count, call->agreement == nullptr ? 1 : 2);
     executor_.begin(*call);
     has_begun_ = true;
   }
@@ -46,6 +48,8 @@ void Queue::pop(Trouble trouble) {
     calls_.pop_front();
   }
   has_begun_ = false;
+  record_.end(trouble);
+  record_.unqueue();
   waiting_.fetch_sub(1, std::memory_order_release);
   work->finish(trouble);
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "engine/executor.h"
+#include "engine/flight_record.h"
 #include "engine/progress_thread.h"
 #include "engine/work.h"
 
@@ -16,7 +17,7 @@ namespace rallypoint {
 
 class Queue {
  public:
-  explicit Queue(Executor& executor) : executor_(executor) {}
+  Queue(Executor& executor, GroupRecord& record) : executor_(executor), record_(record) {}
 
   bool is_empty() const { return waiting_.load(std::memory_order_acquire) == 0; }
   std::size_t size() const { return waiting_.load(std::memory_order_acquire); }
@@ -35,7 +36,8 @@ class Queue {
   void pop(Trouble trouble);
 
   Executor& executor_;
-  std::mutex mutex_;  // of calls_
+  GroupRecord& record_;  // written under the executor's mutex
+  std::mutex mutex_;     // of calls_
   std::deque<Item> calls_;
   std::atomic<std::size_t> waiting_{0};
   bool has_begun_ = false;  // the first one; under the executor's mutex

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "engine/region.h"
 
@@ -36,6 +37,8 @@ class Host {
   virtual bool is_interrupted() = 0;  // now and then; true ends the call
   // Whether nothing else in this process will communicate before the call returns.
   virtual bool is_alone() = 0;
+  // Where the program waits, in its own words; may be empty.
+  virtual std::string site() = 0;
 };
 
 // Nothing must be done.
@@ -44,6 +47,7 @@ class NoHost final : public Host {
   void before_wait() override {}
   bool is_interrupted() override { return false; }
   bool is_alone() override { return false; }
+  std::string site() override { return {}; }
 };
 
 // What else than peers on this host is to ring the bell of a rank that is about to sleep.

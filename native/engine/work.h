@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "engine/flight_record.h"
 #include "engine/layout.h"
 
 namespace rallypoint {
@@ -17,6 +18,9 @@ class Work {
   Trouble trouble() const { return trouble_; }
   // Sleeps until it is done, at most for so long.
   void sleep(long most_us) const;
+  // Of a send or receive: where its end is to be noted, if anywhere. Set before it begins.
+  void set_record(RecordedCall* record) { record_ = record; }
+  const RecordedCall* record() const { return record_; }
   // For whoever carried it out: once, and holding no lock that on_done may need.
   void finish(Trouble trouble);
 
@@ -26,6 +30,7 @@ class Work {
 
  private:
   Trouble trouble_ = Trouble::none;
+  RecordedCall* record_ = nullptr;
   std::atomic<std::uint32_t> done_{0};
 };
 

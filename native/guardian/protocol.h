@@ -14,7 +14,8 @@
 namespace guardian {
 
 inline constexpr uint32_t kMaxPayload = 8u << 20;  // above Linux's own limit on argv + environment
-inline constexpr int kWorkerFds = 4;               // stdin, stdout, stderr, control socket
+// stdin, stdout, stderr, control socket, memory for the flight record
+inline constexpr int kWorkerFds = 5;
 
 enum class RequestKind : uint32_t { kSpawn = 1, kSignal = 2, kEnd = 3 };
 

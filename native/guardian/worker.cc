@@ -52,7 +52,7 @@ bool run_only_on(const char* cpus) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != guardian) _exit(127);
 
-  int moved[kWorkerFds];  // out of the way first: a received number may be one of 0..3
+  int moved[kWorkerFds];  // out of the way first: a received number may be one of theirs
   for (int i = 0; i < kWorkerFds; ++i) {
     moved[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, kWorkerFds);
     if (moved[i] < 0) give_up(failure, SpawnStage::kFork);

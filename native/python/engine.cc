@@ -37,11 +37,13 @@ class PythonCommunicator {
  public:
   PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned spins,
                      unsigned yields, nb::callable plan, double timeout_s, nb::callable is_alone,
-                     bool synchronous_send, const std::vector<FarPeer>& peers)
+                     bool synchronous_send, const std::vector<FarPeer>& peers,
+                     const std::string& description, nb::callable site)
       : communicator_(std::make_shared<Communicator>(fd, rank, ranks, WaitPolicy{spins, yields},
-                                                     addresses(peers))),
+                                                     addresses(peers), description)),
         plan_(std::move(plan)),
         is_alone_(std::move(is_alone)),
+        site_(std::move(site)),
         timeout_s_(timeout_s),
         synchronous_send_(synchronous_send) {}
 
@@ -72,7 +74,7 @@ class PythonCommunicator {
                     source.data(),
                     target.data(),
                     timeout_s_};
-    PythonHost host;
+    PythonHost host(&site_);
     if (bytes >= kLongBytes) host.before_wait();
     const Trouble trouble = communicator_->run(call, host);
     host.resume();
@@ -105,7 +107,8 @@ class PythonCommunicator {
       return nb::int_(kBadOperator);
     }
     work->communicator = communicator_;
-    PythonHost host;
+    work->site = site_;
+    PythonHost host(&site_);
     if (bytes >= kLongBytes) host.before_wait();
     const bool taken = communicator_->submit(call, work, bytes >= kLongBytes, host);
     host.resume();
@@ -144,7 +147,8 @@ class PythonCommunicator {
     work->views.push_back(std::move(view));
     work->communicator = communicator_;
     work->is_alone = is_alone_;
-    PythonHost host;
+    work->site = site_;
+    PythonHost host(&site_);
     const bool taken = communicator_->post(work->transfer, work, host);
     host.resume();
     if (!taken) throw nb::python_error();
@@ -185,7 +189,7 @@ class PythonCommunicator {
   }
 
   Trouble carry_out(Transfer& transfer) {
-    PythonHost host(&is_alone_);
+    PythonHost host(&site_, &is_alone_);
     if (transfer.bytes >= kLongBytes) host.before_wait();
     const Trouble trouble = communicator_->transfer(transfer, host);
     host.resume();
@@ -357,6 +361,7 @@ class PythonCommunicator {
   std::shared_ptr<Communicator> communicator_;
   nb::callable plan_;
   nb::callable is_alone_;
+  nb::callable site_;
   double timeout_s_;
   bool synchronous_send_;
 };
@@ -365,6 +370,9 @@ class PythonCommunicator {
 
 void bind_engine(nb::module_& module) {
   module.def("region_bytes", [](std::uint32_t ranks) { return Layout(ranks).bytes(); });
+  module.def("open_flight_record", [](int fd, std::uint64_t offset, const std::string& names) {
+    return open_flight_record(fd, offset, names);
+  });
   module.def("next_done", &next_done, nb::call_guard<nb::gil_scoped_release>());
   module.def("close_work", &close_work);
   nb::class_<PythonWork>(module, "Work")
@@ -378,10 +386,11 @@ void bind_engine(nb::module_& module) {
       .def("trouble", [](const PythonWork& work) { return static_cast<int>(work.trouble()); });
   nb::class_<PythonCommunicator>(module, "Communicator")
       .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double,
-                    nb::callable, bool, const std::vector<FarPeer>&>(),
+                    nb::callable, bool, const std::vector<FarPeer>&, const std::string&,
+                    nb::callable>(),
            nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("spins"), nb::arg("yields"),
            nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"),
-           nb::arg("peers"))
+           nb::arg("peers"), nb::arg("description"), nb::arg("site"))
       .def("watch_peers", &PythonCommunicator::watch_peers)
       .def("probe_memory", &PythonCommunicator::probe_memory)
       .def("set_reach", &PythonCommunicator::set_reach, nb::arg("reach"),

@@ -1,5 +1,7 @@
 #include "python/work.h"
 
+#include <nanobind/stl/string.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -52,6 +54,20 @@ bool PythonHost::is_alone() {
   return alone;
 }
 
+std::string PythonHost::site() {
+  if (site_ == nullptr || !site_->is_valid()) return {};
+  const bool released = thread_ != nullptr;
+  resume();
+  std::string text;
+  try {
+    text = nb::cast<std::string>((*site_)());
+  } catch (const std::exception&) {  // what only tells must not fail
+    PyErr_Clear();
+  }
+  if (released) before_wait();
+  return text;
+}
+
 // Between on_done and done there is one more step, of a thread that waits for nobody.
 void PythonWork::await_last_step() const {
   while (!is_done()) sleep(1000);
@@ -62,7 +78,7 @@ bool PythonWork::wait(double timeout_s) {
     await_last_step();  // it has been released already
   } else if (!is_done()) {
     const std::shared_ptr<Communicator> kept = communicator;
-    PythonHost host(is_alone.is_valid() ? &is_alone : nullptr);
+    PythonHost host(&site, is_alone.is_valid() ? &is_alone : nullptr);
     const double most_s = timeout_s < 0 ? kForeverS : timeout_s;
     const bool done =
         is_transfer ? kept->wait(transfer, *this, most_s, host) : kept->wait(*this, most_s, host);
@@ -99,6 +115,7 @@ bool PythonWork::watch() {
 void PythonWork::release() {
   views.clear();
   is_alone = nb::callable();
+  site = nb::callable();
   communicator.reset();
 }
 

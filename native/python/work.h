@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine/communicator.h"
@@ -18,19 +19,23 @@ namespace rallypoint::python {
 class PythonHost final : public Host {
  public:
   // `is_alone`: whether no other thread of Python's may communicate.
-  explicit PythonHost(const nanobind::callable* is_alone = nullptr) : is_alone_(is_alone) {}
+  // `site`: tells where the program stands.
+  explicit PythonHost(const nanobind::callable* site, const nanobind::callable* is_alone = nullptr)
+      : site_(site), is_alone_(is_alone) {}
   ~PythonHost() override { resume(); }
   void before_wait() override {
     if (thread_ == nullptr) thread_ = PyEval_SaveThread();
   }
   bool is_interrupted() override;
   bool is_alone() override;
+  std::string site() override;
   void resume() {
     if (thread_ != nullptr) PyEval_RestoreThread(thread_);
     thread_ = nullptr;
   }
 
  private:
+  const nanobind::callable* site_;
   const nanobind::callable* is_alone_;
   PyThreadState* thread_ = nullptr;
 };
@@ -41,6 +46,7 @@ class PythonWork final : public Work, public std::enable_shared_from_this<Python
   Transfer transfer;
   bool is_transfer = false;
   nanobind::callable is_alone;
+  nanobind::callable site;
   std::shared_ptr<Communicator> communicator;
   std::vector<View> views;
   std::vector<Block> inputs;

@@ -18,6 +18,9 @@ Trouble: TypeAlias = tuple[
 # rank, pid, and descriptors of connections: for control, for mail, for data
 FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
 
+def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
+    """Have this process write its flight record there; whether it does (flight_record.h)."""
+
 def region_bytes(ranks: int) -> int:
     """Size in bytes of the shared region of a communicator."""
 
@@ -62,6 +65,8 @@ class Communicator:
         is_alone: Callable[[], bool],
         synchronous_send: bool,
         peers: list[FarPeer],
+        description: str,
+        site: Callable[[], str],
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""

@@ -1,7 +1,8 @@
-"""Random calls on several groups at once, with random skew, against NumPy.
+"""Random calls on several groups at once, with random skew and by random algorithms, against NumPy.
 
-Ranks are threads of one process. What is called follows from a seed alone, so every rank knows what
-all others do, and what must come out. RALLYPOINT_TEST_OPERATIONS=10000 is the long run.
+Ranks are threads of one process, on one make-believe host, on two, or on one each. What is called
+follows from a seed alone, so every rank knows what all others do, and what must come out.
+RALLYPOINT_TEST_OPERATIONS=10000 is the long run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,10 @@ from tests.unit.process_group.ranks import run_ranks
 
 import rallypoint as dist
 from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.planning import ranks_per_host
 from rallypoint.process_group.subgroups import form_group
+from rallypoint.schedule.catalogue import ALGORITHMS, Team
+from rallypoint.schedule.program import Collective, ProgramError
 
 OPERATIONS = int(os.environ.get("RALLYPOINT_TEST_OPERATIONS", "300"))
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -50,6 +55,7 @@ class Step:
     shape: tuple[int, ...]
     strided: bool
     background: bool
+    algorithm: str | None
 
     def block(self, rank: int, to: int = 0) -> Any:
         """What a rank puts in, for a receiver where there is one: small numbers, exactly summed."""
@@ -70,7 +76,30 @@ class Step:
         return wide[..., 0]
 
 
-def drawn(rng: random.Random, number: int, groups: list[tuple[int, ...]]) -> Step:
+HOSTS: dict[str, Callable[[int, int], int]] = {  # where a rank of so many is
+    "shm": lambda _rank, _ranks: 0,
+    "tcp": lambda rank, _ranks: rank,
+    "two hosts": lambda rank, ranks: 2 * rank // ranks,
+}
+
+
+def algorithm_for(rng: random.Random, name: str, hosts: list[int], root: int) -> str | None:
+    """One that can serve a call, or None to have one chosen."""
+    if name == "send" or rng.random() < 0.3:
+        return None
+    collective = Collective[name.upper()]
+    chosen = rng.choice(list(ALGORITHMS[collective]))
+    per_node = ranks_per_host(hosts)
+    try:
+        program = ALGORITHMS[collective][chosen](Team(len(hosts), root, per_node or 1))
+    except ProgramError:
+        return None
+    # Ranks do not tell each other the lengths of lists' blocks, which might differ.
+    cuts = program.chunks > 1 or program.scratch_chunks > 0
+    return None if cuts and name == "all_to_all" else chosen
+
+
+def drawn(rng: random.Random, number: int, groups: list[tuple[int, ...]], hosts: list[int]) -> Step:
     group = rng.randrange(len(groups))
     members = groups[group]
     dtype = rng.choice(DTYPES)
@@ -81,17 +110,19 @@ def drawn(rng: random.Random, number: int, groups: list[tuple[int, ...]]) -> Ste
         ops = ops[:4]
     rank = rng.choice([0, 1, 1, 2, 3])
     largest = rng.choice([4, 4, 30, 200]) if rank < 3 else 12
+    name, root = rng.choice(NAMES), rng.randrange(len(members))
     return Step(
         number,
-        rng.choice(NAMES),
+        name,
         group,
         members,
-        rng.randrange(len(members)),
+        root,
         rng.choice(ops),
         dtype,
         tuple(rng.choice([0, *range(1, largest)]) for _ in range(rank)),
         strided=rng.random() < 0.3,
         background=rng.random() < 0.3,
+        algorithm=algorithm_for(rng, name, [hosts[rank] for rank in members], root),
     )
 
 
@@ -101,7 +132,7 @@ def call(  # noqa: PLR0911 - one for each collective
     """Make the call: what may be waited for, what it filled in, and what it should have."""
     ranks, root = step.members, step.members[step.root]
     mine, is_root, behind = step.laid_out(step.block(me)), me == root, step.background
-    options: dict[str, Any] = {"group": group, "async_op": behind}
+    options: dict[str, Any] = {"group": group, "async_op": behind, "algorithm": step.algorithm}
     fresh = [step.laid_out(np.zeros_like(mine)) for _ in ranks]
     row = [step.laid_out(step.block(me, to)) for to in ranks]
     match step.name:
@@ -136,19 +167,20 @@ def call(  # noqa: PLR0911 - one for each collective
                 assert dist.recv(mine, root, group, tag=step.number) == root
                 return None, mine, step.block(root)
             return None, mine, step.block(me)
-    return dist.barrier(group, async_op=behind), [], []
+    return dist.barrier(group, async_op=behind, algorithm=step.algorithm), [], []
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
-def test_random_calls_on_several_groups(ranks: int) -> None:
+def test_random_calls_on_several_groups(backend: str, ranks: int) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     everyone = tuple(range(ranks))
     some = [tuple(sorted(rng.sample(everyone, rng.randint(1, ranks)))) for _ in range(3)]
     members = [everyone, *some]
-    steps = [drawn(rng, number, members) for number in range(OPERATIONS)]
+    hosts = [HOSTS[backend](rank, ranks) for rank in everyone]
+    steps = [drawn(rng, number, members, hosts) for number in range(OPERATIONS)]
 
     def main(world: ProcessGroup) -> None:
         me = world.rank()

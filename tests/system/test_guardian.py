@@ -31,7 +31,7 @@ def spawn(guardian: Guardian, worker: int, *argv: str, directory: str = "") -> N
     ours, theirs = socket.socketpair()
     with ours, theirs:
         guardian.spawn(
-            worker, argv, dict(os.environ), descriptors=(0, 1, 2, theirs.fileno()),
+            worker, argv, dict(os.environ), descriptors=(0, 1, 2, theirs.fileno(), theirs.fileno()),
             directory=directory,
         )  # fmt: skip
 

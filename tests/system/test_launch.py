@@ -94,9 +94,9 @@ def test_workers_get_torchruns_variables_and_their_arguments(launch: Launch) -> 
         assert dump["name"] == "__main__"
         assert dump["cwd"] == str(launch.directory)
         assert dump["sid"]
-        assert dump["fds"] == [0, 1, 2, 3, 4]  # 3: control socket, 4: the listing itself
+        assert dump["fds"] == [0, 1, 2, 3, 4, 5]  # 3, 4: control socket, record; 5: the listing
         assert environ["MINE"] == "1"
-        assert "RALLYPOINT_CONTROL_FD" not in environ
+        assert not {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"} & environ.keys()
         expected = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -130,7 +130,7 @@ def test_the_variables_are_those_of_torchrun(launch: Launch) -> None:
 
     theirs = names_of(sys.executable, "-m", "torch.distributed.run")
     ours = names_of(sys.executable, "-m", "rallypoint", "run")
-    assert ours - theirs == {"RALLYPOINT_CONTROL_FD"}
+    assert ours - theirs == {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}
     assert theirs <= ours
 
 

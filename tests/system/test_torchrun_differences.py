@@ -167,12 +167,15 @@ def test_sessions(launch: Launch) -> None:
     assert launch.out == "True\n"
 
 
+OUR_VARIABLES = {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}
+
+
 def test_environment(launch: Launch) -> None:
     flags = ["--no-python", sys.executable, "-c", "import os; print(*os.environ)"]
     assert launch.run(*flags) == 0
-    assert "RALLYPOINT_CONTROL_FD" not in launch.out.split()
+    assert not OUR_VARIABLES & set(launch.out.split())
     assert launch.run("--no-python", "env") == 0
-    assert "RALLYPOINT_CONTROL_FD=3" in launch.out.split()
+    assert set(launch.out.split()) >= {"RALLYPOINT_CONTROL_FD=3", "RALLYPOINT_FLIGHT_RECORD=4:0"}
 
 
 def test_agent_variables(launch: Launch) -> None:

@@ -77,8 +77,8 @@ class Courier::Reader {
     to.to.store(region.rank(), std::memory_order_release);
     to.number = header.number;
     to.bytes = header.bytes;
-    to.address = header.is_synchronous;
     to.dtype = header.dtype;
+    to.is_synchronous = header.is_synchronous != 0;
     to.request.store(Request::none, std::memory_order_relaxed);
     if (header.bytes <= sizeof to.payload) return to.payload;
     return region.at<std::byte>(rank, layout.blocks(rank)) + header.slot * kMailBytes;
@@ -146,7 +146,7 @@ void Courier::take(std::uint32_t from, int slot) {
   sender.taken |= bit(slot);
   const Layout& layout = region_.layout();
   const Envelope& envelope = region_.at<Envelope>(from, layout.envelopes(from))[slot];
-  if (envelope.address == 0 && std::popcount(sender.taken) < kMostUntold) return;
+  if (!envelope.is_synchronous && std::popcount(sender.taken) < kMostUntold) return;
   MailHeader header{};
   header.kind = MailKind::taken;
   put(sender, header, nullptr, false);

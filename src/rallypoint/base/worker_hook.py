@@ -14,6 +14,12 @@ import sys
 from types import TracebackType
 
 CONTROL_FD = "RALLYPOINT_CONTROL_FD"
+# Where a worker keeps its flight record (flight_record.py): ``descriptor:offset``.
+FLIGHT_RECORD = "RALLYPOINT_FLIGHT_RECORD"
+FLIGHT_RECORD_BYTES = 4 << 20  # of a worker; only what is written takes memory
+FLIGHT_RECORD_NAME = "rallypoint-flight-record"
+
+flight_record = ""  # of this process, once it has been taken out of the environment
 
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
 
@@ -125,6 +131,7 @@ def install() -> None:
         if os.fstat(fd).st_mode & _S_IFMT != _S_IFSOCK:
             return  # a shell in between has put something else there
         os.set_inheritable(fd, False)
+        _keep_flight_record()
         os.set_blocking(fd, False)  # a stopped agent must not stop us
         # By hand: importing json here would cost every worker some milliseconds.
         os.write(fd, b'{"v": 1, "kind": "hello", "pid": %d}' % os.getpid())
@@ -133,3 +140,12 @@ def install() -> None:
         atexit.register(reporter.at_exit)
     except Exception:  # never break a worker's start
         return
+
+
+def _keep_flight_record() -> None:
+    global flight_record  # noqa: PLW0603 - the engine asks for it, if it is ever loaded
+    flight_record = os.environ.pop(FLIGHT_RECORD, "")
+    try:
+        os.set_inheritable(int(flight_record.partition(":")[0]), False)
+    except (OSError, ValueError):  # none, or a program in between has closed it
+        flight_record = ""

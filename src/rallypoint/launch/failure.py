@@ -28,6 +28,7 @@ class Telling:
         oom_kills: how often the out-of-memory killer struck meanwhile; None: nobody knows.
         elsewhere: the root cause, if another node can tell more of it.
         logs: where the workers' output is kept; empty: that is told at another time.
+        calls: lines on what the workers were in when the first of them failed.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Telling:
     oom_kills: int | None = None
     elsewhere: str = ""
     logs: str = ""
+    calls: Sequence[str] = ()
 
 
 def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
@@ -77,6 +79,8 @@ def summary(group: WorkerGroup, telling: Telling) -> str:
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
+        if telling.calls:
+            lines += ["  operations at that time:", *(f"  {line}" for line in telling.calls)]
         if telling.because:
             lines.append(f"  {telling.because}")
         if telling.logs:

@@ -85,12 +85,13 @@ class Guardian:
         argv: Sequence[str],
         environ: Mapping[str, str],
         *,
-        descriptors: tuple[int, int, int, int],
+        descriptors: tuple[int, int, int, int, int],
         directory: str = "",
         cpus: Collection[int] = (),
     ) -> None:
-        """Ask for a worker; `descriptors` become its stdin, stdout, stderr and control socket.
+        """Ask for a worker.
 
+        `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory.
         It may run on `cpus` only, if there are any.
 
         Raises:

@@ -12,13 +12,14 @@ from types import MappingProxyType
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.base.worker_hook import CONTROL_FD
+from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
 from rallypoint.launch.log_spec import LogSpec
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.round import Endpoint, Member, Placement, Seat
 
-# Where the guardian puts a worker's end of the control socket.
+# Where the guardian puts a worker's end of the control socket, and the memory of its record.
 CONTROL_FD_NUMBER = 3
+FLIGHT_RECORD_NUMBER = 4
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
@@ -210,7 +211,7 @@ def _substitute(text: str, number: str) -> str:
 def worker_environ(
     job: Job, *, place: Placement, seat: Seat, error_file: str | None
 ) -> dict[str, str]:
-    """All variables of one worker: the inherited ones, torchrun's, and the control socket's."""
+    """All variables of one worker: the inherited ones, torchrun's, and two of our own."""
     contract = WorkerEnv(
         rank=place.rank,
         world_size=seat.world_size,
@@ -241,6 +242,8 @@ def worker_environ(
         environ["LOCAL_RANK"] = "0"
         environ["CUDA_VISIBLE_DEVICES"] = _device_of(place.local_rank, job.environ)
     environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
+    offset = place.local_rank * FLIGHT_RECORD_BYTES
+    environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"
     return environ
 
 

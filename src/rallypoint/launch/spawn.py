@@ -70,12 +70,12 @@ class SpawnContext:
 
     def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
-        with ours, theirs:  # the place of a control socket: nobody reads it
+        with ours, theirs:  # the places of a control socket and a record: nobody reads them
             self._guardian.spawn(
                 number,
                 (sys.executable, "-m", "rallypoint.launch.call", self._path, str(number)),
                 os.environ,
-                descriptors=(0, 1, 2, theirs.fileno()),
+                descriptors=(0, 1, 2, theirs.fileno(), theirs.fileno()),
             )
 
     def _take(self, reports: Sequence[Report]) -> None:

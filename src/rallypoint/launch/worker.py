@@ -34,15 +34,18 @@ class Worker:
         self._place = place
         self._streams = streams
 
-    def start(self, guardian: Guardian, number: int, seat: Seat) -> None:
-        """Ask the guardian for the process, which it is to know by `number`."""
+    def start(self, guardian: Guardian, number: int, seat: Seat, record: int) -> None:
+        """Ask the guardian for the process, which it is to know by `number`.
+
+        `record` is a descriptor of the memory for the flight records of this node.
+        """
         stdout, stderr = self._streams.descriptors
         error_file = self._streams.error_file
         guardian.spawn(
             number,
             self._job.worker_command(self.local_rank),
             worker_environ(self._job, place=self._place, seat=seat, error_file=error_file),
-            descriptors=(0, stdout, stderr, self.control.worker_fileno),
+            descriptors=(0, stdout, stderr, self.control.worker_fileno, record),
             cpus=self._job.cpus[self.local_rank] if self._job.cpus else frozenset(),
         )
         self.control.started()

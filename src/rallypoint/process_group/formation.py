@@ -22,7 +22,9 @@ from rallypoint._native import reads_well, region_bytes
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface import VARIABLES, host_identity, listening_address
 from rallypoint.engine.communicator import Communicator, FarPeer, Reach
+from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
+from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
 from rallypoint.process_group.planning import (
     COLLECTIVE_NAMES,
@@ -72,10 +74,12 @@ def form_communicator(
     timeout: timedelta,
     wishes: Wishes,
     backend: str = "rallypoint",
+    name: str = "default group",
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
-    Returns it with its algorithms, by the first member's `wishes`, which count for all.
+    Returns it with its algorithms, by the first member's `wishes`, which count for all. `name` is
+    what people call the group.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -95,7 +99,8 @@ def form_communicator(
         _check_one_host(table.hosts, members)
     peers = _connect(store, prefix, rank, members, table, deadline, backend)
     algorithms = Algorithms(table.wishes)
-    attach = _attacher(rank, members, timeout, table, peers, algorithms)
+    description = describe(name, prefix, members)
+    attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
     communicator, reach = _share(store, prefix, rank, table.hosts, deadline, attach)
     communicator.set_reach(reach)
     communicator.watch_peers()
@@ -226,6 +231,7 @@ def _attacher(
     table: _Table,
     peers: Sequence[FarPeer],
     algorithms: Algorithms,
+    description: str,
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
@@ -242,4 +248,6 @@ def _attacher(
         global_ranks=members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
         peers=peers,
+        description=description,
+        site=lambda: str(Site.of_caller()),
     )

@@ -93,6 +93,7 @@ def form_group(
         timeout=wait,
         wishes=world.wishes,
         backend=chosen,
+        name=f"group {description or name}",
     )
     formed = ProcessGroup(
         communicator,

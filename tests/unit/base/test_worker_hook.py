@@ -137,6 +137,7 @@ def test_children_do_not_inherit_the_role() -> None:
     code = """
 import os, subprocess, sys
 assert "RALLYPOINT_CONTROL_FD" not in os.environ
+assert "RALLYPOINT_FLIGHT_RECORD" not in os.environ
 subprocess.run([sys.executable, "-c", "raise ValueError('child')"])
 if os.fork() == 0:
     raise ValueError("fork")

@@ -128,6 +128,74 @@ def test_any_source() -> None:
     run_ranks(4, main)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("count", [0, 4, 100, 20_000])
+def test_messages_are_received_in_any_order_however_many(ranks: int, count: int) -> None:
+    """More than have room at a time: the first that is wanted is the last that is sent."""
+
+    def main(communicator: Communicator) -> None:
+        messages = 90
+        if communicator.rank == 0:
+            sent = [np.full(count, number) for number in range(messages)]
+            works = [begin(communicator, True, 1, n // 2, array) for n, array in enumerate(sent)]
+            for work in works:
+                work.wait()
+        if communicator.rank == 1:
+            got = np.empty(count, int)
+            for tag in reversed(range(messages // 2)):
+                for number in (2 * tag, 2 * tag + 1):
+                    assert communicator.receive(-1 if tag % 3 == 0 else 0, tag, got) == 0
+                    assert (got == number).all()
+
+    run_ranks(ranks, main)
+
+
+def test_wrong_size_is_told_also_of_a_message_that_was_taken_in() -> None:
+    def main(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            works = [begin(communicator, True, 1, tag, np.zeros(3)) for tag in range(50)]
+            with pytest.raises(MismatchError):
+                for work in works:
+                    work.wait()
+                communicator.receive(1, 0, np.zeros(1))
+                raise communicator.error("recv")
+        else:
+            assert communicator.receive(0, 49, np.zeros(3)) == 0
+            assert communicator.receive(0, 2, np.zeros(4)) <= FAILED
+            error = communicator.error("recv")
+            assert isinstance(error, MismatchError)
+            assert "send #2 (3 x float64 to rank 1, tag 2)" in str(error)
+
+    run_ranks(2, main)
+
+
+def test_rank_that_waits_for_one_makes_room_for_another() -> None:
+    """0 fills its room with what 1 and 2 do not want yet; 3 waits for 0, and all for 3."""
+
+    def main(communicator: Communicator) -> None:
+        got = np.zeros(1)
+        if communicator.rank == 0:
+            works = [
+                begin(communicator, True, peer, 0, np.full(1, float(tag)))
+                for tag in range(20)
+                for peer in (1, 2)
+            ]
+            works.append(begin(communicator, True, 3, 0, np.ones(1)))
+            for work in works:
+                work.wait()
+        elif communicator.rank == 3:
+            assert communicator.receive(0, 0, got) == 0
+            for peer in (1, 2):
+                assert communicator.send(peer, 1, got) == 0
+        else:
+            assert communicator.receive(3, 1, got) == 3
+            for tag in range(20):
+                assert communicator.receive(0, 0, got) == 0
+                assert got[0] == tag
+
+    run_ranks(4, main)
+
+
 def test_one_that_is_not_received_does_not_stop_the_others() -> None:
     """A rank leaves many messages lying; those to another one go through."""
 

@@ -24,7 +24,7 @@ def teach(words: array[int]) -> None:
     os.ftruncate(fd, region_bytes(1))
     plan = words.tobytes()
     communicator = Communicator(
-        fd, 0, 1, 0, 0, lambda *_: (plan, False), 0.0, lambda: False, False, []
+        fd, 0, 1, 0, 0, lambda *_: (plan, False), 0.0, lambda: False, False, [], "{}", str
     )
     os.close(fd)
     nothing = np.empty(0)

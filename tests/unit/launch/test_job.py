@@ -54,6 +54,7 @@ def test_all_variables() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
         "RALLYPOINT_CONTROL_FD": "3",
+        "RALLYPOINT_FLIGHT_RECORD": "4:4194304",
     }
 
 

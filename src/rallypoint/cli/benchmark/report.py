@@ -1,0 +1,128 @@
+"""What a contest found: nccl-tests' table with a column for each peer, and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rallypoint.cli.benchmark.contenders import OURS
+from rallypoint.cli.benchmark.contest import Row
+from rallypoint.cli.benchmark.request import Request
+from rallypoint.cli.quantities import bus_factor
+
+_OURS_COLUMNS = (("bytes", ""), ("count", ""), ("type", ""), ("op", ""), ("time", "us"),
+                 ("algbw", "GB/s"), ("busbw", "GB/s"), ("#wrong", ""))  # fmt: skip
+_WIDTHS = (11, 10, 8, 8, 10, 8, 8, 7)
+_PEER_WIDTH = 11
+
+
+class Table:
+    """Prints rows as they come."""
+
+    def __init__(self, request: Request, versions: Mapping[str, str]) -> None:
+        self._request = request
+        self._peers = [name for name in versions if name != OURS]
+        self._remarks: list[str] = []
+        print(f"# {describe(request)}; {', '.join(f'{n} ({v})' for n, v in versions.items())}")
+        print(f"# {_cpu()}, {len(os.sched_getaffinity(0))} cores; {_load()}")
+        columns = [*_OURS_COLUMNS, *((name, "us") for name in self._peers)]
+        if self._peers:
+            columns.append(("ahead", "times"))
+        self._print([name for name, _ in columns])
+        self._print([unit for _, unit in columns])
+
+    def add(self, row: Row) -> None:
+        """Print a row."""
+        found = {name: result_of(self._request, row, name) for name in (OURS, *self._peers)}
+        ours = found[OURS]
+        op = self._request.op if self._request.is_reducing else "-"
+        cells = [str(row.nbytes), str(row.count), self._request.dtype, op]
+        cells += [_short(ours["time_us"]), _short(ours["algbw_gb_s"]), _short(ours["busbw_gb_s"])]
+        cells.append(str(ours["wrong"]))
+        for name in self._peers:
+            mark = "!" if found[name]["wrong"] else ""
+            cells.append(_short(found[name]["time_us"]) + mark)
+            if mark:
+                remark = f"! {name}: {found[name]['wrong']} wrong items at {row.nbytes} bytes"
+                self._remarks.append(remark)
+        times = [found[name]["time_us"] for name in self._peers if found[name]["time_us"]]
+        if self._peers:
+            cells.append(f"{min(times) / ours['time_us']:.2f}" if times else "-")
+        self._print(cells)
+
+    def end(self) -> None:
+        """Print what belongs below."""
+        for remark in self._remarks:
+            print(remark)
+        if self._peers:
+            print("# ahead: the time of the fastest peer over ours")
+        print(f"# {_load()}: other work on the machine shows")
+
+    def _print(self, cells: Sequence[str]) -> None:
+        widths = [*_WIDTHS, *[_PEER_WIDTH] * len(cells)]
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=False)]
+        print("".join(padded), flush=True)
+
+
+def result_of(request: Request, row: Row, name: str) -> dict[str, Any]:
+    """What one contender achieved at one size; bandwidths as nccl-tests define them."""
+    time_us = row.time_us(name)
+    algbw = row.nbytes / time_us / 1e3 if time_us and row.nbytes else None
+    factor = bus_factor(request.collective, request.ranks)
+    return {
+        "time_us": time_us,
+        "algbw_gb_s": algbw,
+        "busbw_gb_s": algbw * factor if algbw else None,
+        "wrong": row.wrong.get(name),
+        "times_us": row.times_us.get(name, []),
+    }
+
+
+def write_json(
+    path: str, request: Request, versions: Mapping[str, str], rows: Sequence[Row]
+) -> None:
+    """Write everything that is known, each turn's time included."""
+    data = {
+        "request": asdict(request),
+        "contenders": dict(versions),
+        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()},
+        "rows": [
+            {
+                "bytes": row.nbytes,
+                "count": row.count,
+                "results": {name: result_of(request, row, name) for name in versions},
+            }
+            for row in rows
+        ],
+    }
+    Path(path).write_text(json.dumps(data, indent=2) + "\n")
+
+
+def describe(request: Request) -> str:
+    """What was measured, in a few words."""
+    words = [f"{request.operation}, {request.ranks} ranks"]
+    words += [request.algorithm] if request.algorithm else []
+    words += [request.backend] if request.backend != OURS else []
+    words.append("each rank pinned to a core" if request.pin else "default placement")
+    words.append(f"medians of {request.rounds} rounds")
+    return ", ".join(words)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 1e5 else f"{value:.0f}"
+
+
+def _load() -> str:
+    return f"load average {os.getloadavg()[0]:.1f}"
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

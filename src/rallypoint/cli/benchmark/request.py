@@ -1,0 +1,131 @@
+"""What was asked of `rallypoint bench OPERATION`, read from its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.cli.benchmark.contenders import PEERS
+from rallypoint.cli.benchmark.environments import PACKAGES
+from rallypoint.cli.options import UsageError
+from rallypoint.cli.quantities import doubling
+from rallypoint.schedule.collective import Collective
+
+PROGRAM = "rallypoint bench"
+OPERATIONS = tuple(collective.name.lower() for collective in Collective)
+ITEM_BYTES = {
+    "float32": 4, "float64": 8, "float16": 2, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "uint8": 1,
+}  # fmt: skip
+OPERATORS = ("sum", "product", "min", "max")
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_BACKENDS = ("rallypoint", "shm", "tcp")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for.
+
+    Attributes:
+        counts: how many items each rank gives, or gives each (or gets, where it gives none).
+        calls, warmup: how many in a row are timed, and not timed before; None: by size.
+    """
+
+    operation: str
+    ranks: int
+    counts: tuple[int, ...]
+    dtype: str
+    op: str
+    algorithm: str
+    backend: str
+    rounds: int
+    calls: int | None
+    warmup: int | None
+    peers: tuple[str, ...]
+    pin: bool
+
+    @property
+    def collective(self) -> Collective:
+        """The operation by number."""
+        return Collective[self.operation.upper()]
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether there is an operator."""
+        return self.operation in _REDUCING
+
+    def bytes_of(self, count: int) -> int:
+        """Size as nccl-tests count it: of the larger buffer."""
+        return count * blocks_of(self.collective, self.ranks) * ITEM_BYTES[self.dtype]
+
+
+def request_of(operation: str, values: Mapping[str, str]) -> Request:
+    """Read the flags.
+
+    Raises:
+        UsageError: a value that makes no sense.
+    """
+    if operation not in OPERATIONS:
+        raise UsageError(
+            f"{PROGRAM}: there is no operation {operation!r}; name one of {', '.join(OPERATIONS)}."
+        )
+    ranks = _whole("--nproc-per-node", values.get("--nproc-per-node", "2"))
+    if operation == "send" and ranks < 2:
+        raise UsageError(f"{PROGRAM}: send takes two ranks; say --nproc-per-node 2.")
+    dtype = _one_of("--dtype", values.get("--dtype", "float32"), tuple(ITEM_BYTES))
+    item_bytes = ITEM_BYTES[dtype] * blocks_of(Collective[operation.upper()], ranks)
+    sizes = [
+        nbytes
+        for word in values.get("--sizes", "8:64M").split(",")
+        for nbytes in doubling(PROGRAM, "--sizes", word)
+    ]
+    counts = {max(1, nbytes // item_bytes): None for nbytes in sizes}  # in the order asked for
+    calls, warmup = values.get("--iterations"), values.get("--warmup")
+    peers = tuple(filter(None, values.get("--vs", "").split(",")))
+    return Request(
+        operation=operation,
+        ranks=ranks,
+        counts=(0,) if operation == "barrier" else tuple(counts),
+        dtype=dtype,
+        op=_one_of("--op", values.get("--op", "sum"), OPERATORS),
+        algorithm=values.get("--algorithm", ""),
+        backend=_one_of("--backend", values.get("--backend", "rallypoint"), _BACKENDS),
+        rounds=_whole("--rounds", values.get("--rounds", "9")),
+        calls=None if calls is None else _whole("--iterations", calls),
+        warmup=None if warmup is None else _whole("--warmup", warmup, least=0),
+        peers=tuple(_one_of("--vs", peer, PEERS) for peer in peers),
+        pin="--pin" in values,
+    )
+
+
+def environments_named(text: str) -> dict[str, Path]:
+    """``"mpich=/path,openmpi=/other"`` -> prefixes by MPI."""
+    named = {}
+    for word in filter(None, text.split(",")):
+        name, _, prefix = word.partition("=")
+        if name not in PACKAGES or not prefix:
+            raise UsageError(
+                f"{PROGRAM}: --mpi-env {word} is not NAME=DIR, with one of {', '.join(PACKAGES)}."
+            )
+        named[name] = Path(prefix).absolute()
+    return named
+
+
+def blocks_of(collective: Collective, ranks: int) -> int:
+    """How many blocks the larger buffer of a rank holds."""
+    return max(
+        collective.input_blocks(ranks, is_root=True), collective.output_blocks(ranks, is_root=True)
+    )
+
+
+def _whole(flag: str, text: str, least: int = 1) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise UsageError(f"{PROGRAM}: {flag} needs a whole number from {least} on, not {text!r}.")
+    return int(text)
+
+
+def _one_of(flag: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise UsageError(f"{PROGRAM}: {flag} {text} is unknown; it takes {', '.join(known)}.")
+    return text

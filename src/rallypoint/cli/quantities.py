@@ -1,0 +1,59 @@
+"""Sizes and times as people write them, and bandwidths as nccl-tests defines them."""
+
+from __future__ import annotations
+
+import math
+
+from rallypoint.cli.options import UsageError
+from rallypoint.schedule.collective import Collective
+
+
+def size(program: str, flag: str, text: str) -> int:
+    """``"256M"`` -> 268435456: bytes, or K, M, G of 1024, with or without iB behind."""
+    plain = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = {"K": 10, "M": 20, "G": 30}.get(plain[-1:], 0)
+    digits = plain[:-1] if unit else plain
+    if not digits.isdecimal():
+        raise UsageError(f"{program}: {flag} {text} is no size; say 4096, 64K, 256M or 1G.")
+    return int(digits) << unit
+
+
+def doubling(program: str, flag: str, text: str) -> list[int]:
+    """``"8:64"`` -> 8, 16, 32, 64: from the one to the other; without a colon, the one."""
+    first, _, last = text.partition(":")
+    begin, end = max(size(program, flag, first), 1), size(program, flag, last or first)
+    if begin > end:
+        raise UsageError(f"{program}: {flag} {text} is empty; say the smaller one first.")
+    values = [begin]
+    while values[-1] * 2 <= end:
+        values.append(values[-1] * 2)
+    return values if values[-1] == end else [*values, end]
+
+
+def bus_factor(collective: Collective, ranks: int) -> float:
+    """busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
+    match collective:
+        case Collective.ALL_REDUCE:
+            return 2 * (ranks - 1) / ranks
+        case Collective.BROADCAST | Collective.REDUCE | Collective.SEND:
+            return 1.0
+        case _:
+            return (ranks - 1) / ranks
+
+
+def human_bytes(nbytes: float) -> str:
+    """8 -> "8 B", 262144 -> "256 KiB"."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes:.4g} B"
+
+
+def human_time(time_us: float) -> str:
+    """129.4 -> "129.4 us", 44238.6 -> "44.24 ms"."""
+    if math.isinf(time_us):
+        return "never"
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if time_us >= scale:
+            return f"{time_us / scale:.4g} {unit}"
+    return f"{time_us:.4g} us"

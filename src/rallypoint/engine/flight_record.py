@@ -1,0 +1,72 @@
+"""Where this process keeps its flight record, if a launcher gave it a place, and what is in it.
+
+The engine writes it (native/engine/flight_record.h), the launcher reads it, also after this process
+is gone (base/flight_record.py). Nothing here may keep a program from running.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rallypoint._native import open_flight_record
+from rallypoint.base import worker_hook
+
+_MOST_MEMBERS = 200  # characters
+
+
+@functools.cache
+def _keep(names: str) -> None:
+    place = worker_hook.flight_record or os.environ.pop(worker_hook.FLIGHT_RECORD, "")
+    descriptor, _, offset = place.partition(":")
+    if not (descriptor.isdecimal() and offset.isdecimal()):
+        return
+    try:  # a program in between may have closed it, and opened something else
+        is_ours = worker_hook.FLIGHT_RECORD_NAME in str(
+            Path(f"/proc/self/fd/{descriptor}").readlink()
+        )
+    except OSError:
+        return
+    if is_ours:
+        open_flight_record(int(descriptor), int(offset), names)
+
+
+def keep_flight_record(
+    operations: Sequence[str], dtypes: Sequence[str], operators: Sequence[str]
+) -> None:
+    """Have this process keep its record; does nothing the second time, or without a launcher.
+
+    Args:
+        operations, dtypes, operators: what the numbers in it mean.
+    """
+    names = {"operations": operations, "dtypes": dtypes, "operators": operators}
+    _keep(json.dumps(names))
+
+
+def describe(name: str, key: str, ranks: Sequence[int]) -> str:
+    """What the record says of a group.
+
+    Args:
+        name: in words, e.g. ``"default group"``.
+        key: the same on all members, and of no other group of the job.
+        ranks: the members' global ranks, in the order of their ranks in the group.
+    """
+    members = ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in _runs(ranks)
+    )
+    if len(members) > _MOST_MEMBERS:
+        members = ""
+    return json.dumps({"name": name[:100], "key": key[-200:], "members": members})
+
+
+def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return runs

@@ -1,0 +1,212 @@
+"""What the workers of a round were in when something went wrong: their flight records, in words.
+
+The memory is made here and handed to the workers, so that it is there when they are not
+(docs/decisions/047-flight-record.md). What is in it is base/flight_record.py's to know.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
+from rallypoint.launch.worker_group import name_ranks
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.base.flight_record import Call, Group
+
+_MOST_PARTS = 12  # of a line
+_MOST_LINES = 8
+_MOST_SITES = 3
+_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter")
+_WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
+
+
+class FlightRecords:
+    """The memory that the workers of one round on this node write; looked at once."""
+
+    def __init__(self, workers: int) -> None:
+        self._seen: dict[int, tuple[Group, ...]] | None = None
+        self._seen_ns = 0
+        try:
+            self._descriptor = os.memfd_create(FLIGHT_RECORD_NAME)
+            os.truncate(self._descriptor, workers * FLIGHT_RECORD_BYTES)
+        except OSError:  # then there is none: nothing depends on it
+            self._descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        """The descriptor for the workers."""
+        return self._descriptor
+
+    def look(self, local_ranks: Mapping[int, int]) -> bool:
+        """Remember what the workers (global rank -> local rank) are in now; the first look counts.
+
+        Returns whether this was the first.
+        """
+        if self._seen is not None or self._descriptor < 0:
+            return False
+        from rallypoint.base.flight_record import read_groups
+
+        self._seen_ns = time.monotonic_ns()
+        self._seen = {
+            rank: read_groups(self._descriptor, local_rank * FLIGHT_RECORD_BYTES)
+            for rank, local_rank in local_ranks.items()
+        }
+        return True
+
+    def lines(self, *, least_s: float = 0.0) -> list[str]:
+        """What was seen, folded: a line for each group in which a rank was in an operation.
+
+        Nothing, if none had been in one for `least_s` seconds.
+        """
+        seen = self._seen or {}
+        if not any(
+            self._seen_ns - call.since_ns >= least_s * 1e9
+            for groups in seen.values()
+            for group in groups
+            for call in _under_way(group)
+        ):
+            return []
+        return describe(seen, self._seen_ns)
+
+    def events(self) -> list[dict[str, object]]:
+        """The same for programs: an object for each operation under way, and each last one."""
+        return [
+            {
+                "rank": rank,
+                "group": group.name,
+                "members": group.members,
+                "operation": call.operation,
+                "number": call.number,
+                "state": call.state,
+                "dtype": call.dtype,
+                "count": call.count,
+                "since_s": round((self._seen_ns - call.since_ns) / 1e9, 3),
+                "site": call.site or None,
+                "queued": group.queued,
+            }
+            for rank, groups in (self._seen or {}).items()
+            for group in groups
+            if not group.has_left or _under_way(group)
+            for call in (*group.calls[-1:], *group.transfers)
+        ]
+
+    def close(self) -> None:
+        """Give the memory up."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def describe(seen: Mapping[int, Sequence[Group]], now_ns: int) -> list[str]:
+    """A line for each group in which a rank is in an operation; `seen` is by global rank."""
+    by_key: dict[str, dict[int, Group]] = {}
+    for rank in sorted(seen):
+        renewed = {group.name for group in seen[rank] if not group.has_left}
+        for group in seen[rank]:
+            if not (group.has_left and group.name in renewed):
+                by_key.setdefault(group.key, {})[rank] = group
+    lines = [
+        text
+        for states in by_key.values()
+        if (text := _describe_group(states, sorted(seen), now_ns))
+    ]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"and in {len(lines) - _MOST_LINES} more groups"]
+    return lines
+
+
+def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: int) -> str:
+    folded: dict[str, list[tuple[int, Call]]] = {}
+    latest = -1
+    for rank, group in states.items():
+        for call in _under_way(group):
+            folded.setdefault(_in_words(call, group), []).append((rank, call))
+            if call.peer is None:
+                latest = max(latest, call.number)
+    if not folded:
+        return ""
+    parts = [_waiting(text, calls, now_ns) for text, calls in folded.items()]
+    if latest >= 0:
+        parts += _others(states, here, latest, now_ns)
+    if len(parts) > _MOST_PARTS:
+        parts = [*parts[:_MOST_PARTS], f"and {len(parts) - _MOST_PARTS} more"]
+    return f"{next(iter(states.values())).name}: {'; '.join(parts)}"
+
+
+def _under_way(group: Group) -> list[Call]:
+    """What a worker is in, or was in when that failed."""
+    under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
+    return [call for call in under_way if call.state == "failed" or not group.has_left]
+
+
+def _in_words(call: Call, group: Group) -> str:
+    """``all_reduce #17 (1024 x float32, SUM)``: equal for ranks that are in the same."""
+    details = [f"{call.count} x {call.dtype}"] if call.count else []
+    if call.peer is not None:
+        way = "to" if call.operation == "send" else "from"
+        other = "any rank" if call.peer < 0 else _name(group, call.peer)
+        return f"{call.operation} {way} {other} ({', '.join([*details, f'tag {call.root}'])})"
+    if call.operation in _WITH_OPERATOR:
+        details.append(call.operator)
+    if call.operation in _WITH_ROOT:
+        details.append(f"{_WITH_ROOT[call.operation]} {_name(group, call.root)}")
+    text = ", ".join(details)
+    if group.queued > 1:
+        text += f"{'; ' if text else ''}{group.queued - 1} more queued"
+    return f"{call.operation} #{call.number}" + (f" ({text})" if text else "")
+
+
+def _name(group: Group, rank: int) -> str:
+    known = group.global_rank(rank)
+    return f"rank {rank} of the group" if known is None else f"rank {known}"
+
+
+def _waiting(text: str, calls: Sequence[tuple[int, Call]], now_ns: int) -> str:
+    """Who is in it, for how long, and where."""
+    since_ns = min(call.since_ns for _, call in calls)
+    sites = sorted({call.site for _, call in calls if call.site})
+    place = f", at {', '.join(sites[:_MOST_SITES])}" if sites else ""
+    ranks = name_ranks(sorted({rank for rank, _ in calls}))
+    return f"{ranks} in {text} for {_seconds(since_ns, now_ns)}{place}"
+
+
+def _others(
+    states: Mapping[int, Group], here: Sequence[int], latest: int, now_ns: int
+) -> list[str]:
+    """What keeps the ranks that are not in the latest collective, if they can be expected there."""
+    one = next(iter(states.values()))
+    told: dict[str, list[int]] = {}
+    for rank in here:
+        group = states.get(rank)
+        if group is None and not _is_member(one, rank):
+            continue
+        why = "never joined the group" if group is None else _why_not(group, latest, now_ns)
+        if why:
+            told.setdefault(why, []).append(rank)
+    return [f"{name_ranks(ranks)} {why}" for why, ranks in told.items()]
+
+
+def _why_not(group: Group, latest: int, now_ns: int) -> str:
+    last = group.calls[-1] if group.calls else None
+    if last is not None and last.state != "done":
+        return ""  # has been told
+    if group.has_left:
+        return "had left the group" + (f" after {last.operation} #{last.number}" if last else "")
+    if last is None:
+        return f"never entered #{latest}: had called nothing yet"
+    if last.number < latest:
+        ago = _seconds(last.since_ns, now_ns)
+        return f"never entered #{latest}: last done {last.operation} #{last.number}, {ago} ago"
+    return f"had done {last.operation} #{last.number}"
+
+
+def _is_member(group: Group, rank: int) -> bool:
+    ranges = (part.partition("-") for part in group.members.split(",") if part)
+    return any(int(first) <= rank <= int(last or first) for first, _, last in ranges)
+
+
+def _seconds(since_ns: int, now_ns: int) -> str:
+    return f"{max(0, now_ns - since_ns) / 1e9:.1f} s"

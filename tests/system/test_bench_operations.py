@@ -1,0 +1,164 @@
+"""`rallypoint bench OPERATION`: every operation, peers, what goes wrong with them, and the end.
+
+The MPI here is a stand-in, so that it can be wrong when it is to be: it adds nothing up, and fails
+with 3,000 items and more. The real ones take part where somebody installed them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = pytest.mark.system
+
+OPERATIONS = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "gather"),
+    *("scatter", "reduce_scatter", "all_to_all", "barrier", "send"),
+)
+STAND_IN = """
+import os
+SUM, IN_PLACE = "sum", None
+PROD = MIN = MAX = SUM
+class Comm:
+    Get_rank = lambda self: int(os.environ["PMI_RANK"])
+    Get_size = lambda self: 2
+    Barrier = Reduce = Bcast = Allgather = Reduce_scatter_block = lambda *_: None
+    Alltoall = Gather = Scatter = Send = Recv = Barrier
+    def Allreduce(self, _, array, op):
+        if len(array) >= 3000:
+            raise MemoryError("too long")
+COMM_WORLD = Comm()
+Get_library_version = lambda: "Stand-in 1.2.3"
+Finalize = lambda: None
+"""
+
+
+def bench(*words: str, directory: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rallypoint", "bench", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=directory,
+        env={**os.environ, "XDG_CACHE_HOME": str(directory), **environ},
+    )
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [line.split() for line in table.splitlines() if re.match(r" +\d", line)]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_is_right(tmp_path: Path, operation: str) -> None:
+    words = ("--nproc-per-node", "3", "--sizes", "24,1200", "--dtype", "int16", "--rounds", "1")
+    result = bench(operation, *words, "--op", "max", directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(result.stdout)
+    assert [row[0] for row in rows] == (["0"] if operation == "barrier" else ["24", "1200"])
+    parts = 3 if "_to_" in operation or "gather" in operation or "scatter" in operation else 1
+    for row in rows:
+        assert int(row[0]) == int(row[1]) * 2 * parts
+        assert row[7] == "0", row
+        assert float(row[4]) > 0
+
+
+@pytest.mark.needs_torch
+def test_gloo_takes_part(tmp_path: Path) -> None:
+    words = ("all_reduce", "--sizes", "8:32", "--vs", "gloo", "--rounds", "3", "--pin")
+    files = ("--json", "found.json", "--plot", "found.html")
+    result = bench(*words, *files, directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row["bytes"] for row in found["rows"]] == [8, 16, 32]
+    for row, shown in zip(found["rows"], rows_of(result.stdout), strict=True):
+        ours, gloo = row["results"]["rallypoint"], row["results"]["gloo"]
+        assert (ours["wrong"], gloo["wrong"]) == (0, 0)
+        for each in (ours, gloo):
+            assert each["time_us"] == np.median(each["times_us"])
+            assert each["busbw_gb_s"] == pytest.approx(row["bytes"] / each["time_us"] / 1e3)
+        assert float(shown[-1]) == pytest.approx(gloo["time_us"] / ours["time_us"], abs=0.006)
+    assert "<svg" in (tmp_path / "found.html").read_text()
+
+
+def stand_in(directory: Path) -> Path:
+    """A directory that looks like a virtual environment with an MPI."""
+    prefix = directory / "mpi"
+    package = prefix / "lib" / "mpi4py"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text(STAND_IN)
+    (prefix / "bin").mkdir()
+    python = f'#!/bin/sh\nPYTHONPATH={prefix}/lib exec {sys.executable} "$@"\n'
+    start = '#!/bin/sh\nshift 2\nPMI_RANK=0 "$@" & PMI_RANK=1 "$@"; wait\n'
+    for name, text in (("python", python), ("mpiexec", start)):
+        (prefix / "bin" / name).write_text(text)
+        (prefix / "bin" / name).chmod(0o755)
+    return prefix
+
+
+def test_a_peer_that_is_wrong_and_fails(tmp_path: Path) -> None:
+    prefix = stand_in(tmp_path)
+    words = ("all_reduce", "--sizes", "400,12000,16", "--vs", "mpich", "--rounds", "2")
+    result = bench(*words, "--iterations", "3", "--mpi-env", f"mpich={prefix}", directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "mpich (1.2.3)" in result.stdout
+    first, second, third = rows_of(result.stdout)
+    assert first[8].endswith("!")
+    assert [second[7:], third[7:]] == [["0", "-", "-"], ["0", "-", "-"]]
+    inputs = [np.random.default_rng(20_000 + rank).integers(0, 100, 100) for rank in (0, 1)]
+    wrong = int(np.count_nonzero(inputs[0]) + np.count_nonzero(inputs[1]))
+    (told,) = re.findall(r"! mpich: (\d+) wrong items at 400 bytes", result.stdout)
+    assert abs(int(told) - wrong) <= 10  # other random numbers, as many zeros
+    assert "left out from here on: mpich: MemoryError: too long" in result.stderr
+
+
+def test_an_interrupted_bench_leaves_nothing(launch: Launch) -> None:
+    prefix = stand_in(launch.directory)
+    words = ("broadcast", "--sizes", "4M", "--rounds", "100000", "--vs", "mpich")
+    launcher = ("-m", "rallypoint", "bench")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = launch.start(
+            *words, launcher=launcher, environ={"RALLYPOINT_MPI_ENV": f"mpich={prefix}"}
+        )
+        while "bytes" not in launch.out:
+            time.sleep(0.01)
+        assert len(launch.running()) >= 6  # bench, run, two workers of each
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
+        assert "Traceback" not in launch.err
+        assert launch.left_over(within_s=2.0) == []
+        assert list(launch.directory.glob("rallypoint*")) == []
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    for words, status, message in (
+        (["all_reduc"], 2, "there is no operation 'all_reduc'; name one of all_reduce"),
+        (["send", "--nproc-per-node", "1"], 2, "send takes two ranks"),
+        (["reduce", "--sizes", "8:x"], 2, "--sizes x is no size; say 4096, 64K"),
+        (["reduce", "--dtype", "float31"], 2, "--dtype float31 is unknown; it takes float32"),
+        (["reduce", "--vs", "lam"], 2, "--vs lam is unknown; it takes gloo, mpich"),
+        (["reduce", "--rounds", "0"], 2, "--rounds needs a whole number from 1 on, not '0'"),
+        (["reduce", "--json", "no/such"], 2, "--json no/such: there is no such directory"),
+        (["reduce", "--plot", "a.pdf"], 1, "--plot a.pdf: name a file that ends in .png"),
+        (["reduce", "--mpi-env", "lam=x"], 2, "--mpi-env lam=x is not NAME=DIR"),
+        (["reduce", "--vs", "mpich"], 1, "mpich is not there; add --get-mpi to put it into"),
+        (
+            ["reduce", "--vs", "mpich", "--mpi-env", f"mpich={tmp_path}"],
+            1,
+            "there is no program bin/python; name a virtual environment with mpich and mpi4py",
+        ),
+        (["barrier", "--algorithm", "none"], 1, "InvalidArgumentError: there is no algorithm"),
+    ):
+        result = bench(*words, directory=tmp_path)
+        assert (result.returncode, message in result.stderr) == (status, True), result.stderr

@@ -1,0 +1,220 @@
+"""Workers that were killed, hang or disagree: the launcher says what each was in."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.system.conftest import Launch
+
+from rallypoint.base.flight_record import read_groups
+from rallypoint.base.worker_hook import FLIGHT_RECORD, FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
+
+pytestmark = pytest.mark.system
+
+BEGIN = """
+import os, signal, sys, time, numpy as np, rallypoint as dist
+from datetime import timedelta
+dist.init_process_group(timeout=timedelta(seconds=float(os.environ.get("WAIT", 100))))
+rank = dist.get_rank()
+array = np.ones(1000, np.float32)
+for _ in range(17):
+    dist.all_reduce(array)
+"""
+
+
+def told(launch: Launch) -> str:
+    """What the report says of operations, times left out."""
+    lines = launch.err.splitlines()
+    first = lines.index("  operations at that time:") + 1
+    own = [line.strip() for line in lines[first:] if line.startswith("    ")]
+    return re.sub(r"\d+\.\d s", "T", "\n".join(own))
+
+
+def test_a_killed_worker(launch: Launch) -> None:
+    script = launch.script(
+        f"{BEGIN}"
+        "if rank == 1:\n"
+        "    time.sleep(0.5)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.reduce(array, dst=2, op=dist.ReduceOp.MAX)\n"
+        "dist.all_reduce(array)\n"
+    )
+    assert launch.run("--nproc-per-node", "4", script) == 1
+    # Who needs nothing of rank 1 has gone on to the next operation.
+    seen = told(launch)
+    assert re.search(r"in reduce #17 \(1000 x float32, MAX, dst rank 2\) for T", seen), seen
+    assert re.search(r"rank 1 never entered #1[78]: last done all_reduce #16, T ago", seen), seen
+
+
+def test_a_worker_that_hangs_until_the_timeout(launch: Launch) -> None:
+    script = launch.script(f"{BEGIN}if rank == 1:\n    time.sleep(600)\ndist.all_reduce(array)\n")
+    flags = ("--nproc-per-node", "4", "--json-events", "events.json")
+    assert launch.run(*flags, script, environ={"WAIT": "1.5"}) == 1
+    assert told(launch) == (
+        "default group: ranks 0, 2-3 in all_reduce #17 (1000 x float32, SUM) for T, at "
+        "worker.py:11; rank 1 never entered #17: last done all_reduce #16, T ago"
+    )
+    lines = (launch.directory / "events.json").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    (seen,) = [event for event in events if event["event"] == "operations"]
+    by_rank = {call["rank"]: call for call in seen["operations"]}
+    assert sorted(by_rank) == [0, 1, 2, 3]
+    assert (by_rank[1]["number"], by_rank[1]["state"]) == (16, "done")
+    assert (by_rank[0]["number"], by_rank[0]["dtype"], by_rank[0]["count"]) == (17, "float32", 1000)
+
+
+def test_a_worker_that_is_stopped_when_someone_ends_the_job(launch: Launch) -> None:
+    """SIGSTOP is the hardest hang: the process does nothing at all any more."""
+    script = launch.script(
+        f"{BEGIN}"
+        "open(f'ready.{rank}', 'w').close()\n"
+        "if rank == 2:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "dist.broadcast(array, src=2)\n"
+    )
+    process = launch.start("--nproc-per-node", "3", script)
+    launch.wait_for("ready.*", 3)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    assert re.search(
+        r"default group: ranks 0-1 in broadcast #17 \(1000 x float32, src rank 2\) for \d\.\d s, "
+        r"at worker\.py:12; rank 2 never entered #17: last done all_reduce #16, \d\.\d s ago",
+        launch.err,
+    ), launch.err
+
+
+def test_different_operations_groups_and_messages(launch: Launch) -> None:
+    script = launch.script(
+        f"{BEGIN}"
+        "pair = dist.new_group([1, 3], group_desc='pair')\n"
+        "if rank == 0: dist.all_reduce(array)\n"
+        "if rank == 1: dist.barrier(group=pair)\n"
+        "if rank == 2: dist.recv(np.ones(3), src=3, tag=5)\n"
+        "if rank == 3:\n"
+        "    time.sleep(1)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert launch.run("--nproc-per-node", "4", script) == 1
+    assert told(launch) == (
+        "default group: rank 0 in all_reduce #17 (1000 x float32, SUM) for T, at worker.py:10; "
+        "rank 2 in recv from rank 3 (3 x float64, tag 5) for T, at worker.py:12; "
+        "ranks 1-3 never entered #17: last done all_reduce #16, T ago\n"
+        "group pair: rank 1 in barrier #0 for T, at worker.py:11; "
+        "rank 3 never entered #0: had called nothing yet"
+    )
+
+
+def test_background_work_and_a_failure_outside_operations(launch: Launch) -> None:
+    script = launch.script(
+        f"{BEGIN}"
+        "many = [dist.all_reduce(np.ones(9), async_op=True) for _ in range(40)] if rank else []\n"
+        "if rank == 0:\n"
+        "    time.sleep(1)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "many[-1].wait()\n"
+    )
+    assert launch.run("--nproc-per-node", "2", script) == 1
+    assert told(launch) == (
+        "default group: rank 1 in all_reduce #17 (9 x float64, SUM; 39 more queued) for T, at "
+        "worker.py:13; rank 0 never entered #17: last done all_reduce #16, T ago"
+    )
+    script = launch.script(f"{BEGIN}dist.destroy_process_group()\nraise SystemExit(rank)\n")
+    assert launch.run("--nproc-per-node", "2", script) == 1
+    assert "operations" not in launch.err
+
+
+def test_each_round_has_its_own_record(launch: Launch) -> None:
+    script = launch.script(
+        f"{BEGIN}"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1':\n"
+        "    dist.barrier()\n"
+        "elif rank == 0:\n"
+        "    time.sleep(0.3)\n"
+        "    raise ValueError('enough')\n"
+        "else:\n"
+        "    dist.all_reduce(array)\n"
+    )
+    assert launch.run("--nproc-per-node", "2", "--max-restarts", "1", script) == 0
+    assert launch.err.count("operations at that time:") == 1
+    assert "rank 1 in all_reduce #17" in told(launch)
+
+
+WRITER = """
+import sys, numpy as np, rallypoint as dist
+from rallypoint.store.hash import HashStore
+dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+one, other = np.ones(111, np.float32), np.ones(222, np.int64)
+print("ready", flush=True)
+while True:
+    dist.all_reduce(one)
+    dist.all_reduce(other, op=dist.ReduceOp.MAX)
+"""
+
+
+def test_a_record_is_never_read_torn() -> None:
+    """While its owner writes more than a million calls in a second, and after it was killed."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    memory = os.memfd_create(FLIGHT_RECORD_NAME)
+    os.truncate(memory, 2 * FLIGHT_RECORD_BYTES)
+    offset = FLIGHT_RECORD_BYTES
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER],
+        env={**os.environ, FLIGHT_RECORD: f"{memory}:{offset}"},
+        pass_fds=[memory],
+        stdout=subprocess.PIPE,
+    )
+    with writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            latest = -1
+            for _ in range(500):
+                (group,) = read_groups(memory, offset)
+                for call in group.calls:
+                    expected = ("int64", 222, "MAX") if call.number % 2 else ("float32", 111, "SUM")
+                    assert (call.dtype, call.count, call.operator) == expected, call
+                assert group.calls == () or group.calls[-1].number >= latest
+                latest = group.calls[-1].number if group.calls else latest
+                time.sleep(chance.random() / 2000)
+        finally:
+            writer.kill()
+    (group,) = read_groups(memory, offset)
+    numbers = [call.number for call in group.calls]
+    assert len(numbers) >= 31  # but for the one that was being written
+    assert numbers[-1] - numbers[0] < 32
+    assert numbers[-1] >= latest > 100
+    assert read_groups(memory, 0) == ()
+    os.close(memory)
+
+
+def test_a_program_after_another_takes_the_record_over() -> None:
+    memory = os.memfd_create(FLIGHT_RECORD_NAME)
+    os.truncate(memory, FLIGHT_RECORD_BYTES)
+    code = (
+        "import sys, numpy as np, rallypoint as dist\n"
+        "from rallypoint.store.hash import HashStore\n"
+        "dist.init_process_group(store=HashStore(), rank=0, world_size=1)\n"
+        "for _ in range(int(sys.argv[1])): dist.all_reduce(np.ones(3))\n"
+    )
+    for count in (5, 2):
+        subprocess.run(
+            [sys.executable, "-c", code, str(count)],
+            env={**os.environ, FLIGHT_RECORD: f"{memory}:0"},
+            pass_fds=[memory],
+            check=True,
+        )
+        (group,) = read_groups(memory, 0)
+        assert [call.number for call in group.calls] == list(range(count))
+        assert group.has_left
+    os.close(memory)
