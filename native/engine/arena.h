@@ -1,10 +1,11 @@
 // Memory that other processes of this host can map: arrays in it are communicated without a copy.
 //
-//   arena of a process     | segment: 64 MiB or more | segment | ...     each a memfd, without a name
-//   block                  whole pages of one segment, given back to the system when freed
+//   arena of a process     | segment: 64 MiB or more | segment | ...     each a memfd, without a
+//   name block                  whole pages of one segment, given back to the system when freed
 //
-// Peers open a segment by /proc/PID/fd and map it when they first see a message in it (peer_memory.h).
-// A child after fork shares these arrays with its parent: they are not copied on write.
+// Peers open a segment by /proc/PID/fd and map it when they first see a message in it
+// (peer_memory.h). A child after fork shares these arrays with its parent: they are not copied on
+// write.
 #pragma once
 
 #include <cstddef>

@@ -192,7 +192,7 @@ class Executor {
   bool is_simple_ = false;
   std::uint64_t block_bytes_ = 0;
   bool has_tables_ = false;
-  bool may_expose_ = false;  // ranks of this host may read messages where they lie,
+  bool may_expose_ = false;       // ranks of this host may read messages where they lie,
   bool exposes_private_ = false;  // and those of this rank also outside arenas
   Reducer reducer_ = nullptr;
   Reducer average_ = nullptr;
@@ -210,7 +210,7 @@ class Executor {
   const Operand* missing_ = nullptr;  // what the last operation that was blocked waits for
   Lane lanes_[kLanes];
   FarSend far_sends_[kLanes];
-  std::vector<const std::byte*> sources_;  // of the current reduce, by operand
+  std::vector<const std::byte*> sources_;      // of the current reduce, by operand
   std::vector<std::size_t> exposed_operands_;  // of the current reduce,
   std::vector<Read> reads_;                    // and those of them that are not in reach
   std::vector<std::byte> staging_;

@@ -40,8 +40,8 @@ int read_memory(pid_t pid, std::uint64_t address, std::byte* target, std::uint64
 
 }  // namespace
 
-// Where Yama restricts reading to ancestors, all that descend from this rank's parent are let in, as
-// its peers do. Elsewhere this does nothing.
+// Where Yama restricts reading to ancestors, all that descend from this rank's parent are let in,
+// as its peers do. Elsewhere this does nothing.
 PeerMemory::PeerMemory(Region& region)
     : region_(region), pid_(getpid()), word_(static_cast<std::uint64_t>(pid_)) {
   if (const pid_t parent = getppid(); parent > 1) prctl(PR_SET_PTRACER, parent, 0, 0, 0);
@@ -64,8 +64,7 @@ bool PeerMemory::reads_well() {
       return best;
     };
     const auto address = reinterpret_cast<std::uint64_t>(from.data());
-    const double kernel_s =
-        best_s([&] { read_memory(getpid(), address, to.data(), kTrialBytes); });
+    const double kernel_s = best_s([&] { read_memory(getpid(), address, to.data(), kTrialBytes); });
     const double copy_s = best_s([&] {
       std::memcpy(to.data(), from.data(), kTrialBytes);
       asm volatile("" ::"r"(to.data()) : "memory");

@@ -76,7 +76,7 @@ class PeerMemory {
 
   const Region& region_;
   pid_t pid_;
-  std::uint64_t word_;  // that peers try to read
+  std::uint64_t word_;                                             // that peers try to read
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> views_;  // by rank and arena
 };
 
