@@ -7,6 +7,7 @@ it where it lies. It works without a group, and with every group.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
@@ -42,7 +43,7 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = flo
     if min(lengths, default=0) < 0:
         raise InvalidArgumentError(f"empty: the shape {lengths} has a negative length")
     nbytes = math.prod(lengths) * items.itemsize
-    block = allocate(nbytes)
+    block = allocate(nbytes) if nbytes <= sys.maxsize else None
     if block is None:
         raise OutOfMemoryError(
             f"empty: the system gave no {nbytes} bytes of shared memory for an array of shape "

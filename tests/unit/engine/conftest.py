@@ -10,10 +10,11 @@ import pytest
 from tests.unit.engine import ranks
 
 TRANSPORTS = {
-    "test_collectives": ["shm", "two hosts", *ranks.REACHES],
+    "test_collectives": ["shm", "two hosts"],
     "test_communicator": ["shm", "tcp", "two hosts", "read"],
     "test_mailbox": [name for name in ranks.TRANSPORTS if name not in ranks.REACHES],
-    "test_work": ["shm", "tcp", "interleaved hosts", "shared", "read"],
+    "test_memory_of_peers": list(ranks.REACHES),
+    "test_work": ["shm", "tcp", "interleaved hosts", "read"],
 }
 CIRCLES = ["shm", "tcp"]  # those that pass through both are not recognised
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,13 @@ def test_equals_numpy(collective: Collective, name: str, ranks: int) -> None:
     """All roots, in place and not; the input stays as it was, but for its part of the output."""
     roots = range(ranks) if collective.has_root else (0,)
     calls = [(count, root, way) for count in COUNTS for root in roots for way in (False, True)]
-    calls.append((LARGE, 0, True))
+    check_calls(collective, name, ranks, [*calls, (LARGE, 0, True)])
+
+
+def check_calls(
+    collective: Collective, name: str, ranks: int, calls: Sequence[tuple[int, int, bool]]
+) -> None:
+    """Calls with so many items, this root, and in place or not."""
 
     def main(communicator: Communicator) -> None:
         rank = communicator.rank
