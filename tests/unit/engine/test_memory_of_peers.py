@@ -38,7 +38,7 @@ def test_the_sender_keeps_its_memory_until_all_have_read(transport: str) -> None
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MAX])
 @pytest.mark.parametrize("name", ["direct_two_shot", "ring"])
 def test_the_same_bits_as_by_copies(transport: str, name: str, op: ReduceOp) -> None:
-    def main(communicator: Communicator) -> bytes:
+    def main(communicator: Communicator) -> Any:
         array = np.random.default_rng(communicator.rank).standard_normal(300_001)
         values: Any = array.astype(np.float32)
         assert communicator.run(Collective.ALL_REDUCE, op, 0, values, values) == 0
