@@ -1,6 +1,7 @@
 #include "engine/arena.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,9 +20,17 @@ std::size_t up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; 
 
 }  // namespace
 
-// Never destroyed: arrays may live until the process ends.
+// Never destroyed: arrays may live until the process ends. A child after fork still has its parent's
+// arrays, but may not give their memory back.
 Arena& Arena::instance() {
-  static Arena* const arena = new Arena;
+  static Arena* const arena = [] {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] {
+                     instance().segments_.clear();
+                     instance().mutex_.unlock();
+                   });
+    return new Arena;
+  }();
   return *arena;
 }
 
@@ -71,9 +80,11 @@ Arena::Segments::iterator Arena::add_segment(std::size_t bytes) {
 void Arena::release(std::byte* at) {
   if (at == nullptr) return;
   const std::lock_guard lock(mutex_);
-  const auto found = std::prev(segments_.upper_bound(at));
-  auto& [base, segment] = *found;
+  auto found = segments_.upper_bound(at);
+  if (found == segments_.begin()) return;  // its parent's
+  auto& [base, segment] = *--found;
   const auto block = segment.used.find(static_cast<std::size_t>(at - base));
+  if (block == segment.used.end()) return;
   const auto [offset, bytes] = *block;
   segment.used.erase(block);
   give_back(segment, offset, bytes);

@@ -29,7 +29,7 @@ class Arena {
 
   // Zeroed, at a page boundary; null if there is no memory.
   std::byte* allocate(std::size_t bytes);
-  // Does nothing for null.
+  // Does nothing for null, nor for what this process did not allocate.
   void release(std::byte* at);
   // Whether the bytes lie in a block, or several, of one segment, and where.
   bool locate(const std::byte* at, std::size_t bytes, ArenaPlace& place) const;

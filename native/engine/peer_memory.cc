@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kTrialBytes = 256 << 10;
 constexpr int kTrials = 5;
 constexpr double kWorthIt = 1.5;
-constexpr std::size_t kMostViews = 1024;  // of arenas; beyond, they are forgotten and seen anew
+constexpr std::size_t kMostViews = 256;  // of arenas; beyond, they are forgotten and seen anew
 
 // 0, or an error number.
 int read_memory(pid_t pid, std::uint64_t address, std::byte* target, std::uint64_t bytes) {

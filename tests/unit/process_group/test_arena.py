@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint import _native
 
 MIB = 1 << 20
 
@@ -92,3 +95,32 @@ def test_memory_is_given_back() -> None:
 def test_errors(shape: Any, dtype: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         dist.empty(shape, dtype)
+
+
+def test_a_child_does_not_give_back_what_is_its_parents() -> None:
+    array = dist.empty(1_000_000, np.int64)
+    array[...] = 7
+    child = os.fork()
+    if child == 0:
+        is_good = (array == 7).all()
+        del array
+        gc.collect()
+        own = dist.empty(500_000, np.int64)
+        own[...] = 8
+        os._exit(0 if is_good and (own == 8).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (array == 7).all()
+
+
+def test_the_functions_for_other_allocators() -> None:
+    library = ctypes.PyDLL(_native.__file__)
+    library.rallypoint_allocate.restype = ctypes.c_void_p
+    library.rallypoint_allocate.argtypes = [ctypes.c_size_t]
+    library.rallypoint_release.argtypes = [ctypes.c_void_p]
+    at = library.rallypoint_allocate(100_000)
+    assert at
+    assert at % 4096 == 0
+    ctypes.memset(at, 1, 100_000)
+    assert arena_kib() > 0
+    library.rallypoint_release(at)
+    library.rallypoint_release(None)
