@@ -20,8 +20,8 @@ std::size_t up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; 
 
 }  // namespace
 
-// Never destroyed: arrays may live until the process ends. A child after fork still has its parent's
-// arrays, but may not give their memory back.
+// Never destroyed: arrays may live until the process ends. A child after fork still has its
+// parent's arrays, but may not give their memory back.
 Arena& Arena::instance() {
   static Arena* const arena = [] {
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },

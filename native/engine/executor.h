@@ -52,8 +52,7 @@ struct Call {
 };
 
 // Smaller messages are copied, as it costs more to wait until they have been read where they lie.
-inline constexpr std::uint64_t kArenaBytes = 8 << 10;
-inline constexpr std::uint64_t kPrivateBytes = 32 << 10;
+inline constexpr std::uint64_t kExposedBytes = 32 << 10;
 
 // How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
 struct Cut {

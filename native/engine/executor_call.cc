@@ -54,8 +54,8 @@ void Executor::prepare() {
   divides_ = averages && !program_->averages_at_once;
   divisor_ = averages && !divides_ ? program_->ranks : 1;
   has_tables_ = call_->input_blocks != nullptr || call_->output_blocks != nullptr;
-  may_expose_ =
-      memory_.reach != 0 && !program_->copies && !divides_ && cut_.piece * cut_.item >= kArenaBytes;
+  may_expose_ = memory_.reach != 0 && !program_->copies && !divides_ &&
+                cut_.piece * cut_.item >= kExposedBytes;
   is_simple_ = cut_.is_simple && !divides_ && !has_tables_ && !may_expose_;
   block_bytes_ = cut_.count * cut_.item;
   reducer_ = reducer(what_.dtype, divides_ ? ReduceOp::sum : what_.op);

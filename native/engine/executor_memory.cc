@@ -35,9 +35,10 @@ bool Executor::are_buffers_readable() const {
 // use it again.
 bool Executor::find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes,
                           Place& place) {
-  if (bytes < kArenaBytes || send.count != 1 || send.source.buffer == Buffer::scratch) return false;
+  if (bytes < kExposedBytes || send.count != 1 || send.source.buffer == Buffer::scratch)
+    return false;
   place = memory_.place_of(piece_of<false>(send.source, 0, piece).at, bytes);
-  return place.arena.segment != 0 || (exposes_private_ && bytes >= kPrivateBytes);
+  return place.arena.segment != 0 || exposes_private_;
 }
 
 bool Executor::expose(std::uint32_t lane, const Operation& send, std::uint64_t piece,
