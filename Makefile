@@ -9,8 +9,9 @@ help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make test    run all tests"
 	@echo "make check   formatting, types, import contracts"
-	@echo "make check-long  200 kills of a training job, 10,000 random collectives (about half an hour;"
-	@echo "                 needs torch, scikit-learn)"
+	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
+	@echo "                 collectives, PyTorch's own tests at three world sizes (about an hour; needs"
+	@echo "                 torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -32,7 +33,10 @@ check: $(VENV)/.installed
 
 check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_restart.py -k random
+	@RALLYPOINT_TEST_COLLECTIVE_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_random_kills.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
+	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
+	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
 
 bench: $(VENV)/.installed
 	@scripts/bench $(VENV)

@@ -132,6 +132,8 @@ void bind_store(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // PyTorch's C++ holds what a failed backward pass left until after the interpreter has ended.
+  nb::set_leak_warnings(false);
   module.doc() = "Rallypoint's native core.";
   rallypoint::python::bind_arena(module);
   rallypoint::python::bind_engine(module);

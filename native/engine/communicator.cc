@@ -238,7 +238,7 @@ bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& ho
   while (mailbox_.size() >= kMostCalls) {
     if (mailbox_.advance(false)) {
       waiter.reset();
-    } else if (waiter.pause()) {
+    } else if (waiter.pause(kAnyRank)) {
       mailbox_.advance(true);
       if (host.is_interrupted()) return false;
     }
@@ -282,7 +282,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
       if (mailbox_.advance(std::exchange(has_slept, false))) {
         waiter.reset();
         if (std::exchange(is_said, false)) mailbox_.set_waiting(nullptr);
-      } else if (waiter.pause()) {
+      } else if (waiter.pause(transfer.peer)) {
         has_slept = true;
         if (noter.is_interrupted() || now_s() > until_s) break;
         // Who waits for a time may do something else afterwards.
@@ -327,7 +327,7 @@ bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
       has_slept = false;
       if (step == Executor::Step::moved) {
         waiter.reset();
-      } else if (waiter.pause()) {
+      } else if (waiter.pause(collective_.blocker())) {
         has_slept = true;
         if (noter.is_interrupted() || now_s() > until_s) break;
       }

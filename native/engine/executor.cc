@@ -307,7 +307,7 @@ Trouble Executor::wait(Host& host) {
         has_slept = false;
         break;
       case Step::blocked:
-        has_slept = waiter.pause();
+        has_slept = waiter.pause(blocker_);
     }
   }
 }

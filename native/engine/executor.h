@@ -87,6 +87,8 @@ class Executor {
   // says so, and trouble is then looked for.
   void begin(const Call& call);
   Step step(bool has_slept, Host& host);
+  // The rank that the call waits for, once it is blocked.
+  std::uint32_t blocker() const { return blocker_; }
   Trouble trouble() const { return trouble_; }
 
  private:

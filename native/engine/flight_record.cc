@@ -3,13 +3,14 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+
+#include "engine/waiting.h"
 
 namespace rallypoint {
 namespace {
@@ -46,14 +47,6 @@ bool claim(RecordHeader& header) {
     if (owner != 0 && (owner == own || kill(owner, 0) == 0 || errno != ESRCH)) return false;
   }
   return true;
-}
-
-// Of the tick: a few milliseconds late, and a fifth of a clock's price.
-std::uint64_t coarse_now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
-         static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 std::uint64_t word(std::uint64_t number_plus_one, CallState state) {

@@ -124,6 +124,7 @@ struct alignas(kLineBytes) RankState {
   std::atomic<std::uint64_t> word_at;  // in its memory: its pid, for others to try to read
   alignas(64) std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleeping;
+  alignas(64) std::atomic<std::uint32_t> core;  // where it last waited, plus one
   Waiting waiting;
 };
 

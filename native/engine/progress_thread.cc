@@ -20,6 +20,9 @@ namespace rallypoint {
 namespace {
 
 constexpr unsigned kYields = 20;  // with nothing moving, before it sleeps
+// And for how long: with much else to run, each time may take as long as the others' turns
+// together, and who yields does not look for trouble.
+constexpr std::uint64_t kLongestYieldNs = 20'000'000;
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 constexpr long kDozeUs = 1000;           // how late it may see what came without a call,
@@ -102,6 +105,7 @@ void ProgressThread::notify(bool at_once) {
 
 void ProgressThread::run() {
   unsigned idle = 0;
+  std::uint64_t idle_since_ns = 0;
   unsigned dozes = 0;
   long sleep_us = kFirstSleepUs;
   bool has_slept = false;
@@ -115,7 +119,9 @@ void ProgressThread::run() {
     if (moved) {
       idle = dozes = 0;
       sleep_us = kFirstSleepUs;
-    } else if (has_work && ++idle <= kYields) {
+    } else if (has_work && idle < kYields &&
+               (idle == 0 || coarse_now_ns() - idle_since_ns <= kLongestYieldNs)) {
+      if (idle++ == 0) idle_since_ns = coarse_now_ns();
       lock.unlock();
       sched_yield();
     } else if (has_work) {

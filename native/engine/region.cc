@@ -1,6 +1,7 @@
 #include "engine/region.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -112,6 +113,18 @@ int Region::first_lost() {
     }
   }
   return -1;
+}
+
+void Region::say_core() const {
+  const auto core = static_cast<std::uint32_t>(sched_getcpu() + 1);
+  auto& said = state(rank_).core;
+  if (said.load(std::memory_order_relaxed) != core) said.store(core, std::memory_order_relaxed);
+}
+
+bool Region::is_elsewhere(std::uint32_t rank) const {
+  if (rank >= ranks_ || far_[rank]) return false;
+  const std::uint32_t core = state(rank).core.load(std::memory_order_relaxed);
+  return core != 0 && core != state(rank_).core.load(std::memory_order_relaxed);
 }
 
 void Region::leave() {

@@ -77,6 +77,11 @@ class Region {
   }
   void leave();
 
+  // On which core this rank is.
+  void say_core() const;
+  // Whether the rank was last seen on another core than this one.
+  bool is_elsewhere(std::uint32_t rank) const;
+
   // Call after a store that the rank may be waiting for. A sleeper first says so, then looks again;
   // the fence makes sure that one of the two sees the other.
   void wake(std::uint32_t rank) const {

@@ -11,8 +11,13 @@
 namespace rallypoint {
 namespace {
 
+constexpr unsigned kSpinsApart = 3000;  // some 40 us
+constexpr double kSlowYieldS = 500e-6;  // others keep the core,
+constexpr double kSlowS = 0.2;          // and will for so long
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
+
+thread_local double slow_until_s = 0;
 
 }  // namespace
 
@@ -22,9 +27,16 @@ double now_s() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-bool Waiter::pause() {
+std::uint64_t coarse_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+bool Waiter::pause(std::uint32_t blocker) {
   ++count_;
-  if (count_ <= policy_.spins) {
+  if (count_ <= spins_) {
     relax();
     return false;
   }
@@ -32,11 +44,30 @@ bool Waiter::pause() {
     waiting_ = true;
     host_.before_wait();
   }
-  if (count_ <= policy_.spins + policy_.yields) {
-    sched_yield();
+  const bool may_extend = spins_ > 0 && spins_ < kSpinsApart && count_ == spins_ + 1;
+  if (may_extend && region_.is_elsewhere(blocker)) {
+    spins_ = kSpinsApart;
+    return false;
+  }
+  if (count_ <= spins_ + policy_.yields) {
+    yield();
     return false;
   }
   return sleep();
+}
+
+// The core goes to whoever else wants it. If that is not a peer, who will be done in microseconds,
+// but work that takes its whole slice, then sleeping is quicker for a while: a sleeper that is
+// woken need not wait for its turn.
+void Waiter::yield() {
+  const double began_s = now_s();
+  if (began_s < slow_until_s) {
+    count_ = spins_ + policy_.yields;
+    return;
+  }
+  sched_yield();
+  const double now = now_s();
+  if (now - began_s > kSlowYieldS) slow_until_s = now + kSlowS;
 }
 
 // Say that we sleep and let the caller look once more; only then sleep.

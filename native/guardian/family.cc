@@ -108,7 +108,7 @@ void Family::signal(const SignalRequest& request) {
   const Worker* worker = find(request.worker);
   if (worker == nullptr) return;
   const int number = static_cast<int>(request.signal);
-  // Just after the fork the child may not have its own session yet: then it is alone.
+  // Just after the fork the child may not have its own group yet: then it is alone.
   if (kill(-worker->pid, number) != 0 && errno == ESRCH) kill(worker->pid, number);
 }
 

@@ -47,7 +47,10 @@ bool run_only_on(const char* cpus) {
 
 [[noreturn]] void become(const SpawnRequest& request, const int (&fds)[kWorkerFds],
                          ExecFailure* failure, pid_t guardian) {
-  setsid();
+  // A group to be signalled, but no session: with the kernel's autogroups, a process yields its
+  // core to others of its session only, and ranks that share a core yield to each other all the
+  // time.
+  setpgid(0, 0);
   // The signal comes only if the parent dies after this call; the check covers the time before.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != guardian) _exit(127);

@@ -1,4 +1,4 @@
-// Starts one worker process and knows what became of it. Rule: a worker is in a session of its own,
+// Starts one worker process and knows what became of it. Rule: a worker leads a process group,
 // dies with the guardian, and inherits nothing but its four descriptors, environment and directory.
 #pragma once
 

@@ -37,9 +37,13 @@ if TYPE_CHECKING:
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.spawn import spawn
     from rallypoint.process_group.arena import empty
+    from rallypoint.process_group.coalesced import (
+        _coalescing_manager,
+        all_gather_coalesced,
+        all_reduce_coalesced,
+    )
     from rallypoint.process_group.collectives import (
         all_reduce,
-        all_reduce_coalesced,
         barrier,
         broadcast,
         monitored_barrier,
@@ -48,10 +52,12 @@ if TYPE_CHECKING:
     from rallypoint.process_group.exchanges import (
         all_gather,
         all_gather_into_tensor,
+        all_gather_single,
         all_to_all,
         all_to_all_single,
         gather,
         reduce_scatter,
+        reduce_scatter_single,
         reduce_scatter_tensor,
         scatter,
     )
@@ -127,9 +133,12 @@ __all__ = [
     "StoreTimeoutError",
     "Work",
     "WorkersFailedError",
+    "_coalescing_manager",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_gather_single",
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all",
@@ -168,6 +177,7 @@ __all__ = [
     "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
@@ -183,12 +193,11 @@ _ROOMS = {
     "engine.communicator": "ReduceOp",
     "launch.spawn": "spawn",
     "process_group.arena": "empty",
-    "process_group.collectives": (
-        "all_reduce all_reduce_coalesced barrier broadcast monitored_barrier reduce"
-    ),
+    "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",
+    "process_group.collectives": ("all_reduce barrier broadcast monitored_barrier reduce"),
     "process_group.exchanges": (
-        "all_gather all_gather_into_tensor all_to_all all_to_all_single gather "
-        "reduce_scatter reduce_scatter_tensor scatter"
+        "all_gather all_gather_into_tensor all_gather_single all_to_all all_to_all_single gather "
+        "reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
     ),
     "process_group.groups": (
         "GroupMember ProcessGroup get_backend get_global_rank get_group_rank "

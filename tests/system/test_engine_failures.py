@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.system.conftest import Launch
 
@@ -87,3 +89,84 @@ def test_a_sender_that_was_stopped_goes_on(launch: Launch) -> None:
     )
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
     assert len(list(launch.directory.glob("done.*"))) == 2
+
+
+STOPPED = """
+import os, random, signal, subprocess, sys, time
+import numpy as np, rallypoint as dist
+from datetime import timedelta
+from rallypoint.base.errors import CollectiveTimeoutError, PeerError
+rank, victim = int(os.environ["RANK"]), int(os.environ["RANK"]) == 1
+count = 2_000_000
+def stop_me(after_s, for_s):
+    me = os.getpid()
+    steps = f"sleep {after_s}; kill -STOP {me}; sleep {for_s}; kill -CONT {me}"
+    subprocess.Popen(["sh", "-c", steps])
+"""
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_peer_that_is_stopped_in_large_collectives_corrupts_nothing(
+    launch: Launch, backend: str
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    script = launch.script(
+        f"{STOPPED}"
+        f"dist.init_process_group('{backend}')\n"
+        f"chance = random.Random({seed})\n"
+        "if victim:\n"
+        "    for number in range(4):\n"
+        "        stop_me(0.1 + number / 2 + chance.random() / 3, 0.15)\n"
+        "begin, number, done = time.monotonic(), 0, np.zeros(1)\n"
+        "while not done[0]:\n"
+        "    mine = np.full(count, rank + number, np.float32)\n"
+        "    dist.all_reduce(mine)\n"
+        "    assert (mine == 3 * number + 3).all(), number\n"
+        "    whole = np.empty((3, count), np.float32)\n"
+        "    dist.all_gather_into_tensor(whole, np.full(count, rank + number, np.float32))\n"
+        "    assert (whole == np.arange(3)[:, None] + number).all(), number\n"
+        "    got = np.empty(count, np.float32)\n"
+        "    works = [dist.isend(mine, (rank + 1) % 3), dist.irecv(got, (rank - 1) % 3)]\n"
+        "    for work in works: work.wait()\n"
+        "    assert (got == 3 * number + 3).all(), number\n"
+        "    number += 1\n"
+        "    done[0] = time.monotonic() - begin > 2.6\n"
+        "    dist.broadcast(done, 0)\n"
+        "open(f'done.{rank}', 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert len(list(launch.directory.glob("done.*"))) == 3
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_peer_that_goes_on_after_the_timeout_touches_nobodys_memory(
+    launch: Launch, backend: str
+) -> None:
+    script = launch.script(
+        f"{STOPPED}"
+        f"dist.init_process_group('{backend}', timeout=timedelta(seconds=1))\n"
+        "arrays = [np.ones(count, np.float32) for _ in range(4)]\n"
+        "dist.all_reduce(arrays[0])\n"
+        "if victim: stop_me(0.05, 3)\n"
+        "begin = time.monotonic()\n"
+        "try:\n"
+        "    while time.monotonic() - begin < 20:\n"
+        "        works = [dist.all_reduce(array, async_op=True) for array in arrays]\n"
+        "        for work in works: work.wait()\n"
+        "        right, left = (rank + 1) % 3, (rank - 1) % 3\n"
+        "        other = dist.isend(arrays[0], right), dist.irecv(arrays[1], left)\n"
+        "        for work in other: work.wait()\n"
+        "except PeerError as error:\n"
+        "    assert victim or isinstance(error, CollectiveTimeoutError), error\n"
+        "    assert victim or error.rank == 1, error\n"
+        "else:\n"
+        "    sys.exit('no error')\n"
+        "for array in arrays: array[...] = -7\n"
+        "dist.destroy_process_group()\n"
+        "time.sleep(0 if victim else 4)\n"
+        "assert all((array == -7).all() for array in arrays)\n"
+        "open(f'done.{rank}', 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert len(list(launch.directory.glob("done.*"))) == 3

@@ -26,7 +26,7 @@ DUMP = """
 import json, os, sys
 json.dump(
     {"environ": dict(os.environ), "argv": sys.argv, "name": __name__, "cwd": os.getcwd(),
-     "sid": os.getsid(0) == os.getpid(), "fds": sorted(map(int, os.listdir("/proc/self/fd")))},
+     "leads": os.getpgid(0) == os.getpid(), "fds": sorted(map(int, os.listdir("/proc/self/fd")))},
     open(f"dump.{os.environ['RANK']}", "w"),
 )
 """
@@ -93,7 +93,7 @@ def test_workers_get_torchruns_variables_and_their_arguments(launch: Launch) -> 
         assert dump["argv"][1:] == arguments
         assert dump["name"] == "__main__"
         assert dump["cwd"] == str(launch.directory)
-        assert dump["sid"]
+        assert dump["leads"]
         assert dump["fds"] == [0, 1, 2, 3, 4, 5]  # 3, 4: control socket, record; 5: the listing
         assert environ["MINE"] == "1"
         assert not {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"} & environ.keys()

@@ -372,3 +372,33 @@ def test_ordinary_torch_script_gives_the_same_losses_as_under_torchrun(launch: L
     assert launch.run(*arguments, launcher=("-m", "torch.distributed.run")) == 0, launch.err
     assert ours == launch.out
     assert ours.count("loss") == 2
+
+
+def test_callbacks_that_wait_for_each_other_end_with_the_process(launch: Launch) -> None:
+    script = launch.script(
+        "import os, threading, time\n"
+        "import numpy as np\n"
+        "import rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "runs = threading.Event()\n"
+        "def waits(_):\n"
+        "    runs.set()\n"
+        "    try:\n"
+        "        second.wait()\n"
+        "    except dist.PeerError as error:\n"
+        "        print('told', type(error).__name__, flush=True)\n"
+        "if dist.get_rank() == 0:\n"
+        "    first = dist.all_reduce(np.ones(1), async_op=True)\n"
+        "    second = dist.all_reduce(np.ones(1), async_op=True).get_future()\n"
+        "    first.get_future().add_done_callback(waits)\n"
+        "    open('ready', 'w').close()\n"
+        "    runs.wait()\n"
+        "else:\n"
+        "    while not os.path.exists('ready'): time.sleep(0.01)\n"
+        "    dist.all_reduce(np.ones(1))\n"
+        "    dist.recv(np.ones(1), 0)\n"  # until rank 0 has ended
+    )
+    begin = time.monotonic()
+    assert launch.run("--nproc-per-node", "2", script) != 0  # rank 1 had waited for a message
+    assert time.monotonic() - begin < 30, launch.err
+    assert "told PeerLostError" in launch.out, launch.out + launch.err

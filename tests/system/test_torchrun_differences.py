@@ -162,9 +162,11 @@ def test_empty_store(launch: Launch) -> None:
 
 
 def test_sessions(launch: Launch) -> None:
-    script = launch.script("import os; print(os.getsid(0) == os.getpid())")
-    assert launch.run(script) == 0
-    assert launch.out == "True\n"
+    script = launch.script("import os; print(os.getsid(0), os.getpgid(0) == os.getpid())")
+    assert launch.run("--nproc-per-node", "2", script) == 0
+    one, other = launch.out.splitlines()
+    assert one == other == f"{one.split()[0]} True"
+    assert int(one.split()[0]) != os.getsid(0)
 
 
 OUR_VARIABLES = {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}

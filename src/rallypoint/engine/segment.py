@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -51,10 +51,10 @@ class SegmentOwner:
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         self._members: dict[int, socket.socket] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address = f"rallypoint-{secrets.token_hex(12)}"
+        address = f"rallypoint-{os.urandom(12).hex()}"
         self._listener.bind("\0" + address)
         self._listener.listen(4096)
-        self.offer = Offer(address, secrets.token_bytes(SECRET_BYTES))
+        self.offer = Offer(address, os.urandom(SECRET_BYTES))
 
     def hand_out(self, others: Sequence[int], deadline: float, probe: Callable[[], int]) -> int:
         """Give the region to the other ranks of this host and wait until each has mapped it.
@@ -99,7 +99,7 @@ class SegmentOwner:
             hello = _receive(connection, SECRET_BYTES + 4)
             rank = int.from_bytes(hello[SECRET_BYTES:], "little")
             if (
-                not secrets.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
+                not hmac.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
                 or rank not in others
                 or rank in self._members
             ):

@@ -1,13 +1,14 @@
 """Operations that go on while Python does something else, and what follows when they are done.
 
 They are carried out by the native progress thread, without the GIL, or by whoever waits for them.
-Callbacks run in a thread of their own, so that one that waits for another operation cannot keep it
-from being carried out.
+Callbacks run in threads of their own, so that one that waits for another operation, or for another
+callback, cannot keep it from being carried out.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from rallypoint.base.errors import CollectiveTimeoutError, PeerError
 
 if TYPE_CHECKING:
     from rallypoint.engine.communicator import Communicator
+
+_MOST_AT_EXIT_S = 1.0
 
 
 class Work:
@@ -93,12 +96,19 @@ class Work:
 
 
 class _Callbacks:
-    """The thread that runs callbacks, started by the first one."""
+    """The threads that run callbacks: one waits for what is done next, others run what follows.
+
+    Who is to run callbacks first sees to it that another thread waits, so that a callback may wait
+    for what another callback does.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._told = threading.Condition(self._lock)
         self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Work], object]]]] = {}
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._running = 0  # threads that run callbacks
+        self._turn = threading.Lock()
 
     def add(self, native: _native.Work, work: Work, callback: Callable[[Work], object]) -> bool:
         """Returns False, and does nothing, if the operation is over already."""
@@ -106,23 +116,44 @@ class _Callbacks:
             if not native.watch():
                 return False
             self._waiting.setdefault(native, []).append((work, callback))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="rallypoint-callbacks", daemon=True
-                )
-                self._thread.start()
+            if not self._threads:
+                self._start_thread()
         return True
 
     def close(self) -> None:
-        """The process ends: run no more."""
+        """The process ends, and has left its groups: run what follows from that, but no more.
+
+        A callback may wait for another one's, so none is dropped as long as one runs.
+        """
+        if not self._threads:
+            return
+        with self._told:
+            self._told.wait_for(self._is_idle, _MOST_AT_EXIT_S)
         _native.close_work()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_MOST_AT_EXIT_S if self._is_idle() else 0)
+
+    def _is_idle(self) -> bool:
+        return self._running == 0 and not self._waiting
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._serve, name="rallypoint-callbacks", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            thread.start()
+            self._threads.append(thread)
 
     def _serve(self) -> None:
-        while (native := _native.next_done()) is not None:
-            with self._lock:
-                waiting = self._waiting.pop(native, [])
+        while True:
+            with self._turn:
+                native = _native.next_done()
+                if native is None:
+                    return
+                with self._lock:
+                    waiting = self._waiting.pop(native, [])
+                    self._running += 1
+                    if self._running == len(self._threads):
+                        self._start_thread()
             for work, callback in waiting:
                 try:
                     work._run(callback)
@@ -130,6 +161,9 @@ class _Callbacks:
                     threading.excepthook(
                         threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
                     )
+            with self._told:
+                self._running -= 1
+                self._told.notify_all()
 
 
 _callbacks = _Callbacks()

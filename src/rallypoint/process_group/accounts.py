@@ -19,6 +19,7 @@ from rallypoint.process_group.groups import ProcessGroup
 
 _PATIENCE = timedelta(seconds=0.5)  # every rank shall have its error within a second
 _ASKED = 64  # beyond, only the rank at fault is asked
+_NOT_THE_USERS = ("rallypoint.", "torch.distributed.")
 _WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 _WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 
@@ -73,9 +74,9 @@ class Site:
 
     @classmethod
     def of_caller(cls) -> Site:
-        """The innermost frame that is not this package's."""
+        """The innermost frame that is neither this package's nor what PyTorch puts around it."""
         frame = sys._getframe(1)
-        while frame.f_back and frame.f_globals.get("__name__", "").startswith("rallypoint."):
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
             frame = frame.f_back
         return cls(frame.f_code.co_filename, frame.f_lineno)
 

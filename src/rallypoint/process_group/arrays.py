@@ -7,21 +7,22 @@ never imported. What is not contiguous is copied, and copied back after the call
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
 
-Array = NDArray[Any]
+Array = np.ndarray[
+    Any, np.dtype[Any]
+]  # numpy.typing takes as long to import as all of this package
 
 # NumPy has no bfloat16. Its bits pass for unsigned integers, with a note of what they are.
 _BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})
 
+_DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
 _NAMES = {np.dtype(code).num: np.dtype(code).name for code in np.typecodes["AllInteger"] + "?efdFD"}
 
 
@@ -131,14 +132,36 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
                 f"{operation} cannot write into a conjugated or negated view; pass a clone"
             )
         tensor = tensor.resolve_conj().resolve_neg()
-    try:
-        if str(tensor.dtype) == "torch.bfloat16":
-            bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
-            return bits.view(_BFLOAT16)
-        array: Array = tensor.numpy()
-    except TypeError as error:
-        raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}") from error
-    return array
+    return _view(tensor, operation)
+
+
+class _Holder:
+    """What a view of a tensor's memory keeps alive.
+
+    torch's own numpy() would make the tensor's memory one that cannot be resized any more, for
+    good, which FSDP for one does with its parameters.
+    """
+
+    def __init__(self, tensor: Any, code: str, item_bytes: int) -> None:  # noqa: ANN401
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * item_bytes for stride in tensor.stride()),
+            "typestr": code,
+        }
+
+
+def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = _BFLOAT16 if name == "bfloat16" else _DTYPES.get(name)
+    if dtype is None:
+        raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}")
+    if tensor.numel() == 0:  # its memory may be none
+        return np.empty(tuple(tensor.shape), dtype)
+    array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
+    return array.view(dtype) if name == "bfloat16" else array
 
 
 def is_plain(value: object) -> bool:

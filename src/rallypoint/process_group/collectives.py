@@ -16,16 +16,17 @@ from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.accounts import failure
 from rallypoint.process_group.arrays import Array, as_array, describe, is_plain
-from rallypoint.process_group.calls import run
+from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.init import check_timeout
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work, together
+from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
 
 _SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
 _ALL_REDUCE = int(Collective.ALL_REDUCE)  # 0, so that a variant of it is the variant's number
 _BROADCAST = int(Collective.BROADCAST)
+_REDUCE = int(Collective.REDUCE)
 _BARRIER = int(Collective.BARRIER)
 _NOTHING = np.empty(0, np.float32)
 _GRACE = timedelta(seconds=1)  # for a verdict that is on its way
@@ -97,25 +98,6 @@ def all_reduce(
     )
 
 
-def all_reduce_coalesced(
-    tensors: Sequence[Array],
-    op: Operator = _SUM,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: timedelta | None = None,
-    algorithm: str | None = None,
-) -> Work | None:
-    """all_reduce of several arrays, side by side."""
-    if joined(group, "all_reduce_coalesced") is None:
-        return None
-    works = [
-        all_reduce(tensor, op, group, True, timeout=timeout, algorithm=algorithm)
-        for tensor in tensors
-    ]
-    return together(works, async_op)
-
-
 def reduce(
     tensor: Array,
     dst: int | None = None,
@@ -136,6 +118,12 @@ def reduce(
         return None
     root = peer(chosen, dst, group_dst, "dst", None)
     is_root = root == chosen.own_rank
+    if not async_op and timeout is None:
+        output = tensor if is_root else None
+        if done_at_once(
+            chosen, _REDUCE, "reduce", tensor, output, op=op, root=root, algorithm=algorithm
+        ):
+            return None
     array = as_array(tensor, "reduce", writes=is_root)
     return run(
         chosen,
@@ -206,7 +194,7 @@ def barrier(
     chosen = joined(group, "barrier")
     if chosen is None:
         return None
-    if async_op or timeout is not None:
+    if async_op or timeout is not None or chosen.deferred is not None:
         return run(
             chosen,
             Collective.BARRIER,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import numpy as np
+from numpy import ndarray
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
@@ -21,13 +22,16 @@ from rallypoint.process_group.arrays import (
     check_alike,
     describe,
 )
-from rallypoint.process_group.calls import run
+from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, joined, peer
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
 
 _SUM = ReduceOp.SUM
+_ALL_GATHER = int(Collective.ALL_GATHER)
+_REDUCE_SCATTER = int(Collective.REDUCE_SCATTER)
+_ALL_TO_ALL = int(Collective.ALL_TO_ALL)
 
 
 def all_gather(
@@ -88,6 +92,14 @@ def all_gather_into_tensor(
     chosen = joined(group, name)
     if chosen is None:
         return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(
+            chosen, _ALL_GATHER, name, input_tensor, output_tensor, algorithm=algorithm
+        )
+    ):
+        return None
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
     _check_size(target, source.size * chosen.size(), name, "output_tensor")
@@ -101,6 +113,9 @@ def all_gather_into_tensor(
         timeout=timeout,
         algorithm=algorithm,
     )
+
+
+all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
 
 
 def gather(
@@ -255,6 +270,12 @@ def reduce_scatter_tensor(
     chosen = joined(group, name)
     if chosen is None:
         return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(chosen, _REDUCE_SCATTER, name, input, output, op=op, algorithm=algorithm)
+    ):
+        return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     operator = check_operator(op, name)
     check_alike([source], target, name, "input")
@@ -270,6 +291,9 @@ def reduce_scatter_tensor(
         timeout=timeout,
         algorithm=algorithm,
     )
+
+
+reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13
 
 
 def all_to_all(
@@ -335,6 +359,17 @@ def all_to_all_single(
     name = "all_to_all_single"
     chosen = joined(group, name)
     if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and output_split_sizes is None
+        and input_split_sizes is None
+        and type(input) is ndarray
+        and input.ndim
+        and len(input) % len(chosen.ranks) == 0
+        and done_at_once(chosen, _ALL_TO_ALL, name, input, output, algorithm=algorithm)
+    ):
         return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     check_alike([target], source, name, "output")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,14 +31,11 @@ from rallypoint.process_group.planning import (
     Wishes,
     ranks_per_host,
 )
+from rallypoint.process_group.waiting import SPINS_WITH_CORES, YIELDS, have_cores, own_cores
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
-# docs/decisions/003-waiting.md: with a core for each rank, a peer answers
-# within a short spin; without, the core must be given away at once.
-SPINS_WITH_CORES = 50
-YIELDS = 1000
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
 
@@ -50,11 +46,13 @@ class _Table:
 
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
+        have_cores: by rank, whether there is a core for each rank of its host.
         secret: what only members know.
         streams: connections for data between two ranks on different hosts.
     """
 
     hosts: list[int]
+    have_cores: list[bool]
     secret: str
     streams: int
     override: str
@@ -88,7 +86,7 @@ def form_communicator(
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
-    store.set(f"{prefix}/host/{rank}", identity)
+    store.set(f"{prefix}/host/{rank}", f"{identity} {own_cores()}")
     await_ranks(
         store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
     )
@@ -108,12 +106,14 @@ def form_communicator(
 
 
 def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str, object]:
-    identities = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
-    numbers: dict[bytes, int] = {}
+    told = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
+    identities, cores = zip(*(each.decode().rsplit(" ", 1) for each in told), strict=True)
+    numbers: dict[str, int] = {}
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {
         "hosts": hosts,
-        "secret": secrets.token_hex(32),
+        "have_cores": have_cores(hosts, cores),
+        "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
         "override": wishes.override,
         "model_text": wishes.model_text,
@@ -235,14 +235,13 @@ def _attacher(
 ) -> Callable[[int], Communicator]:
     """How this rank turns the shared region's descriptor into its communicator."""
     ranks = len(members)
-    has_cores = table.hosts.count(table.hosts[rank]) <= len(os.sched_getaffinity(0))
     return lambda fd: Communicator(
         fd,
         rank=rank,
         ranks=ranks,
         plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
         timeout_s=timeout.total_seconds(),
-        spins=SPINS_WITH_CORES if has_cores else 0,
+        spins=SPINS_WITH_CORES if table.have_cores[rank] else 0,
         yields=YIELDS,
         names=COLLECTIVE_NAMES,
         global_ranks=members,

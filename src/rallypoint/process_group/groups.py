@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Never
+from typing import Any, Final, Never
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
@@ -37,6 +37,8 @@ class ProcessGroup:
         group_desc: what the caller said it is for.
         backend: "rallypoint", "shm" or "tcp".
         timeout: how long an operation may wait for a peer.
+        others: the other members' global ranks, and what each is in the group.
+        deferred: the operations of an open _coalescing_manager, or None: there is none.
         algorithms, variants: what its calls may be served by; see planning.
     """
 
@@ -64,10 +66,12 @@ class ProcessGroup:
         self.run = communicator.run
         self.send = communicator.send
         self.receive = communicator.receive
+        self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self._communicator: Communicator | None = communicator
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
+        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -91,6 +95,11 @@ class ProcessGroup:
         if self._communicator is None:
             self._refuse()
         return self._communicator
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether this process has left the group."""
+        return self._communicator is None
 
     @property
     def is_world(self) -> bool:
@@ -122,6 +131,12 @@ class ProcessGroup:
         self.run = self._refuse
         self.send = self._refuse
         self.receive = self._refuse
+
+    def abort(self) -> None:
+        """End the waits of all members with an error, and leave; without one, do nothing."""
+        if self._communicator is not None:
+            self._communicator.abort()
+            self.destroy()
 
     def _refuse(self, *_: object) -> Never:
         raise NotInitializedError(

@@ -17,7 +17,7 @@ from rallypoint.process_group.arrays import Array
 from rallypoint.process_group.calls import run
 from rallypoint.process_group.collectives import broadcast
 from rallypoint.process_group.exchanges import all_gather, all_gather_into_tensor, scatter
-from rallypoint.process_group.groups import Group, joined, peer
+from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.point_to_point import recv, send
 from rallypoint.schedule.collective import Collective
 
@@ -37,7 +37,7 @@ def broadcast_object_list(
 
     Raises as all_reduce; whatever pickle raises for an object that it cannot take.
     """
-    chosen = joined(group, "broadcast_object_list")
+    chosen = _at_once(group, "broadcast_object_list")
     if chosen is None:
         return
     root = peer(chosen, src, group_src, "src", 0)
@@ -53,7 +53,7 @@ def broadcast_object_list(
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:  # noqa: ANN401
     """Collect an object of each rank in `object_list`, which has one place for each."""
-    chosen = joined(group, "all_gather_object")
+    chosen = _at_once(group, "all_gather_object")
     if chosen is None:
         return
     ranks = chosen.size()
@@ -78,7 +78,7 @@ def gather_object(
     Args:
         object_gather_list: on `dst` a list with one place for each rank; elsewhere None.
     """
-    chosen = joined(group, "gather_object")
+    chosen = _at_once(group, "gather_object")
     if chosen is None:
         return
     root = peer(chosen, dst, group_dst, "dst", 0)
@@ -115,7 +115,7 @@ def scatter_object_list(
         scatter_object_output_list: its first item becomes this rank's object.
         scatter_object_input_list: on `src` one object for each rank; elsewhere ignored.
     """
-    chosen = joined(group, "scatter_object_list")
+    chosen = _at_once(group, "scatter_object_list")
     if chosen is None:
         return
     root = peer(chosen, src, group_src, "src", 0)
@@ -184,6 +184,16 @@ def _pickle(item: object) -> Array:
 
 def _sizes(pickled: list[Array]) -> Array:
     return np.array([data.size for data in pickled], np.int64)
+
+
+def _at_once(group: Group, operation: str) -> ProcessGroup | None:
+    """`joined`, for what takes several collectives, each of which needs the one before it."""
+    chosen = joined(group, operation)
+    if chosen is not None and chosen.deferred is not None:
+        raise InvalidArgumentError(
+            f"{operation} cannot be put off; call it outside of _coalescing_manager"
+        )
+    return chosen
 
 
 def _joined(pickled: list[Array]) -> Array:

@@ -49,14 +49,17 @@ def send(
     chosen = joined(group, "send")
     if chosen is None:
         return
-    other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
+    # A look-up in place of calls: of half a microsecond every part shows.
+    other = chosen.others.get(dst) if group_dst is None and type(dst) is int else None
+    if other is None:
+        other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
     if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.send(other, tag, tensor)
         if code == 0:
             return
         if code != BAD_BUFFER:
             raise Called("send", tensor).error(chosen, code)
-    _post(chosen, "send", other, tag, tensor, timeout=timeout).wait()
+    post_message(chosen, "send", other, tag, tensor, timeout=timeout).wait()
 
 
 def recv(
@@ -76,14 +79,16 @@ def recv(
     chosen = joined(group, "recv")
     if chosen is None:
         return -1
-    other = _source(chosen, src, group_src)
+    other = chosen.others.get(src) if group_src is None and type(src) is int else None
+    if other is None:
+        other = _source(chosen, src, group_src)
     if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
         code = chosen.receive(other, tag, tensor)
         if code >= 0:
             return chosen.ranks[code]
         if code != BAD_BUFFER:
             raise Called("recv", tensor).error(chosen, 1)
-    work = _post(chosen, "recv", other, tag, tensor, timeout=timeout)
+    work = post_message(chosen, "recv", other, tag, tensor, timeout=timeout)
     work.wait()
     return chosen.ranks[work.peer()]
 
@@ -102,7 +107,7 @@ def isend(
     if chosen is None:
         return None
     other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
-    return _post(chosen, "isend", other, tag, tensor, timeout=timeout, site=Site.of_caller())
+    return post_message(chosen, "isend", other, tag, tensor, timeout=timeout, site=Site.of_caller())
 
 
 def irecv(
@@ -119,7 +124,7 @@ def irecv(
     if chosen is None:
         return None
     other = _source(chosen, src, group_src)
-    return _post(chosen, "irecv", other, tag, tensor, timeout=timeout, site=Site.of_caller())
+    return post_message(chosen, "irecv", other, tag, tensor, timeout=timeout, site=Site.of_caller())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     return [work for work in works if work is not None]
 
 
-class _Message(OneWork):
+class Message(OneWork):
     """A send or receive under way."""
 
     def peer(self) -> int:
@@ -160,7 +165,7 @@ class _Message(OneWork):
         return self._work.peer
 
 
-def _post(
+def post_message(
     group: ProcessGroup,
     operation: str,
     other: int,
@@ -169,7 +174,8 @@ def _post(
     *,
     timeout: timedelta | None,
     site: Site | None = None,
-) -> _Message:
+) -> Message:
+    """Begin a send or receive: `operation` says which. `other` is a rank in the group, or -1."""
     sends = operation in ("send", "isend")
     array = as_array(tensor, operation, writes=not sends)
     memory = packed(array) if sends else room_of(array)
@@ -189,7 +195,7 @@ def _post(
     if isinstance(posted, int):
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
     called = Called(operation, array, site=site)
-    return _Message(posted, group, called, [] if sends else [tensor])
+    return Message(posted, group, called, [] if sends else [tensor])
 
 
 def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:

@@ -133,6 +133,8 @@ class OneWork:
         return future
 
     def _error(self) -> RallypointError:
+        if self._group.is_destroyed:  # others cannot be asked any more
+            return self._work.exception() or PeerError("the operation failed")
         return self._called.error(self._group, 1)
 
 

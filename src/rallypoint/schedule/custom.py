@@ -12,8 +12,6 @@ run different versions of the file find out at the first message.
 
 from __future__ import annotations
 
-import hashlib
-import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +19,6 @@ from pathlib import Path
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.program import SLOTS, Program, ProgramError
-from rallypoint.schedule.symmetry import find_turn
-from rallypoint.schedule.verify import operations_of, verify
 
 MOST_OPERATIONS = 200_000  # to be proved; a few seconds
 SMALL_RANKS = 16
@@ -57,6 +53,10 @@ class Custom:
 
     def _prove(self, program: Program, team: Team) -> bool:
         """Whether what it sends must be copied."""
+        # Whoever has no algorithm of their own does not pay for proofs.
+        from rallypoint.schedule.symmetry import find_turn
+        from rallypoint.schedule.verify import operations_of, verify
+
         operations = operations_of(program)
         is_short = operations <= MOST_OPERATIONS * team.ranks and find_turn(program) is not None
         if operations <= MOST_OPERATIONS or is_short:
@@ -97,6 +97,9 @@ def load(spec: str) -> Custom:
     Raises:
         InvalidArgumentError: there is no such file or function, or the file cannot be run.
     """
+    import hashlib
+    import runpy
+
     path, _, name = spec.partition(":")
     try:
         code = Path(path).read_bytes()

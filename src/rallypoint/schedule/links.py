@@ -15,9 +15,7 @@ library) and, in each, families of algorithms with constants of their own.
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass, field, fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +124,7 @@ class LinkModel:
 
 def known_models() -> list[str]:
     """The names of the models that come with the package."""
-    files = resources.files("rallypoint.schedule").joinpath("link_models").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in _folder().glob("*.toml"))
 
 
 def read_model(name: str) -> LinkModel:
@@ -154,8 +151,11 @@ def read_model_text(name: str) -> str:
             f"there is no link model {name!r}{which}; name one of {', '.join(known)}, "
             "or a .toml file"
         )
-    folder = resources.files("rallypoint.schedule").joinpath("link_models")
-    return folder.joinpath(f"{found[0]}.toml").read_text()
+    return (_folder() / f"{found[0]}.toml").read_text()
+
+
+def _folder() -> Path:
+    return Path(__file__).with_name("link_models")
 
 
 def parse_model(text: str) -> LinkModel:
@@ -164,6 +164,8 @@ def parse_model(text: str) -> LinkModel:
     Raises:
         InvalidArgumentError: it is not a link model.
     """
+    import tomllib  # every rank would pay for it, and hardly any reads a model
+
     try:
         data = tomllib.loads(text)
         name = data["name"]

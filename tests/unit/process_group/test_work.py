@@ -134,3 +134,19 @@ def test_error_names_the_line_that_called() -> None:
             work.get_future().wait()
 
     run_ranks(2, main)
+
+
+def test_error_is_known_after_the_group_is_left() -> None:
+    def main(group: ProcessGroup) -> None:
+        if group.rank() == 1:
+            group.destroy()
+            return
+        work = dist.all_reduce(np.ones(3), group=group, async_op=True)
+        assert work is not None
+        with pytest.raises(dist.PeerLostError, match="rank 1"):
+            work.wait()
+        group.destroy()
+        error = work.exception()
+        assert isinstance(error, dist.PeerLostError) and error.rank == 1, error
+
+    run_ranks(2, main)

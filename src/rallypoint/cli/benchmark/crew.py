@@ -1,8 +1,8 @@
 """The processes of one contender: started together, told what to do, and surely ended.
 
-They are started in a session of their own, so that Ctrl-C reaches the contest alone. Each connects
-to a socket of this crew, and if it is this user's, its process is held by a descriptor from then
-on: whoever does not go when told to is killed, whatever started it.
+They are started in a process group of their own, so that Ctrl-C reaches the contest alone. Each
+connects to a socket of this crew, and if it is this user's, its process is held by a descriptor
+from then on: whoever does not go when told to is killed, whatever started it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Crew:
                 stdout=log,
                 stderr=log,
                 env={**environ, "TMPDIR": str(directory)},
-                start_new_session=True,
+                process_group=0,
             )
             try:
                 self._gather(listener, ranks)

@@ -1,0 +1,41 @@
+"""Makes the backend "rallypoint" known to PyTorch, which calls `autoload` at the end of its import.
+
+The entry point `torch.backends` names it. An error here would break every `import torch` of the
+machine, so there is none; and what costs time waits until the first group is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+BACKEND = "rallypoint"
+DEVICES = ("cpu",)
+
+
+def autoload() -> None:
+    """Register the backend; called by PyTorch. Never fails: what is wrong goes to stderr."""
+    try:
+        register()
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            print(
+                f"rallypoint: PyTorch's backend {BACKEND!r} is not available: "
+                f"{type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
+
+
+def register() -> None:
+    """Register the backend, where autoload is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or hasattr(dist.Backend, BACKEND.upper()):
+        return
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=list(DEVICES))
+
+
+def _create(options: object, backend_options: object) -> object:
+    from rallypoint.pytorch.backend import create
+
+    return create(options, backend_options)

@@ -1,0 +1,68 @@
+"""Forms the engine's group behind a torch process group, over the store that torch hands out.
+
+A store may outlive a group: torchrun keeps one across restarts, and init_process_group after
+destroy_process_group meets there again. So each rank counts, in the store itself, how often it
+came, and each round of the launcher has its own keys: nothing of an earlier group is ever read.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.process_group.formation import form_communicator
+from rallypoint.process_group.groups import ProcessGroup, World
+from rallypoint.process_group.init import leave_at_exit
+from rallypoint.process_group.planning import Wishes
+from rallypoint.pytorch.store import TorchStore
+
+
+def form(
+    store: Any,  # noqa: ANN401 - of torch
+    *,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    name: str,
+    global_ranks: list[int],
+) -> ProcessGroup:
+    """Form the group in which this process is `rank`; all members call it.
+
+    Args:
+        global_ranks: the members' ranks in the default group; empty for that group itself.
+
+    Raises as process_group.formation.form_communicator.
+    """
+    shared = TorchStore(store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    time_here = shared.add(f"rallypoint/{attempt}/came/{rank}", 1)
+    prefix = f"rallypoint/{attempt}/{time_here}"
+    members = global_ranks or list(range(size))
+    communicator, algorithms = form_communicator(
+        shared,
+        prefix,
+        rank=rank,
+        members=members,
+        timeout=timeout,
+        wishes=Wishes(os.environ.get("RALLYPOINT_ALGORITHM", "")),
+    )
+    world = World(shared, prefix, algorithms.wishes, _nothing)
+    group = ProcessGroup(
+        communicator,
+        algorithms,
+        world=world,
+        ranks=members,
+        group_name=name,
+        group_desc="",
+        backend="rallypoint",
+        timeout=timeout,
+    )
+    if not global_ranks:
+        world.group = group
+    leave_at_exit(group)
+    return group
+
+
+def _nothing() -> None:
+    """The store is torch's to close."""

@@ -1,0 +1,81 @@
+"""Tensors as the engine's arrays: views where it can be, copies where it must be.
+
+CPU tensors of the engine's dtypes become views of the same memory; what follows then handles
+strided ones (process_group.calls). Tensors of other devices are copied to the host and back. Where
+items are only moved, their dtype does not matter and bytes are sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rallypoint.base.errors import InvalidTypeError
+from rallypoint.engine.communicator import DTYPES
+from rallypoint.process_group.arrays import Array, as_array
+
+_ENGINES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+
+
+class Memory:
+    """The arrays of one call.
+
+    Args:
+        operation: for messages.
+        moves: nothing is computed with the items.
+    """
+
+    def __init__(self, operation: str, *, moves: bool = False) -> None:
+        self._operation = operation
+        self._moves = moves
+        self._back: list[tuple[Any, Any]] = []
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether `finish` has something to do."""
+        return bool(self._back)
+
+    def reads(self, tensor: Any) -> Array:  # noqa: ANN401 - of torch
+        """An array of what is in the tensor now.
+
+        Raises:
+            InvalidTypeError: not dense, or of a dtype that the operation does not take.
+        """
+        return self._array(self._on_host(tensor))
+
+    def writes(self, tensor: Any) -> Array:  # noqa: ANN401 - of torch
+        """An array whose items are those of the tensor after `finish`, and before it too.
+
+        Raises as `reads`.
+        """
+        here = self._on_host(tensor)
+        if self._is_bytes(here) and not here.is_contiguous():
+            here = here.contiguous()
+        elif here.is_neg() or here.is_conj():
+            here = here.resolve_neg().resolve_conj()
+        if here.data_ptr() != tensor.data_ptr() or here.device != tensor.device:
+            self._back.append((tensor.detach(), here))
+        return self._array(here, writes=True)
+
+    def finish(self) -> None:
+        """Put results that are in copies where they belong."""
+        for tensor, copy in self._back:
+            tensor.copy_(copy)
+
+    def _on_host(self, tensor: Any) -> Any:  # noqa: ANN401 - of torch
+        if tensor.layout is not torch.strided:
+            raise InvalidTypeError(
+                f"{self._operation} takes dense tensors, not {tensor.layout}; convert it with "
+                "to_dense()"
+            )
+        here = tensor.detach()
+        return here if here.device.type == "cpu" else here.to("cpu")
+
+    def _is_bytes(self, tensor: Any) -> bool:  # noqa: ANN401 - of torch
+        return self._moves and tensor.dtype not in _ENGINES
+
+    def _array(self, tensor: Any, *, writes: bool = False) -> Array:  # noqa: ANN401 - of torch
+        if self._is_bytes(tensor):
+            tensor = tensor.contiguous().reshape(-1).view(torch.uint8)
+        return as_array(tensor, self._operation, writes=writes)

@@ -1,0 +1,57 @@
+"""all_reduce of sparse tensors: all ranks collect all entries and add them up.
+
+Carried out before the call returns, as the ranks have to learn first how many entries there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rallypoint.base.errors import InvalidTypeError
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.calls import run
+from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.operators import Operator
+from rallypoint.pytorch.memory import Memory
+from rallypoint.schedule.collective import Collective
+
+
+def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  # noqa: ANN401
+    """Combine the sparse COO tensors of all ranks, in place; they have one shape.
+
+    Raises:
+        InvalidTypeError: another operator than SUM or AVG.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise InvalidTypeError(f"all_reduce of sparse tensors takes SUM or AVG, not {op}")
+    own = tensor.detach().coalesce()
+    places, values = own.indices().t().contiguous(), own.values().contiguous()
+    counts = torch.empty(group.size(), dtype=torch.int64)
+    _all_gather(group, torch.tensor([places.shape[0]]), list(counts.split(1)))
+    all_places = [places.new_empty((int(count), places.shape[1])) for count in counts]
+    all_values = [values.new_empty((int(count), *values.shape[1:])) for count in counts]
+    _all_gather(group, places, all_places)
+    _all_gather(group, values, all_values)
+    total = torch.sparse_coo_tensor(
+        torch.cat(all_places).t(), torch.cat(all_values), tensor.shape, check_invariants=False
+    ).coalesce()
+    if op is ReduceOp.AVG:
+        total = total / group.size()
+    with torch.no_grad():  # a detached tensor would take the entries for itself
+        tensor.copy_(total)
+
+
+def _all_gather(group: ProcessGroup, source: Any, targets: list[Any]) -> None:  # noqa: ANN401
+    memory = Memory("all_reduce", moves=True)
+    array = memory.reads(source)
+    run(
+        group,
+        Collective.ALL_GATHER,
+        "all_reduce",
+        array,
+        [memory.writes(target) for target in targets],
+        uneven=True,
+    )
+    memory.finish()

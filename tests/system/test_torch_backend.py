@@ -1,0 +1,140 @@
+"""PyTorch finds the backend by itself, and pays and breaks nothing where it does not want it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
+
+
+def python(text: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+ALONE = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("rallypoint", store=dist.HashStore(), rank=0, world_size=1)
+assert dist.get_backend() == "rallypoint"
+x = torch.ones(2)
+dist.all_reduce(x)
+assert x.tolist() == [1, 1]
+dist.destroy_process_group()
+"""
+
+
+def test_needs_no_import_by_the_user() -> None:
+    done = python(ALONE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_of_rallypoint_first_is_as_good() -> None:
+    done = python("import rallypoint, rallypoint.pytorch\n" + ALONE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_register_by_hand_where_autoload_is_off() -> None:
+    done = python(ALONE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode != 0
+    by_hand = "import rallypoint.pytorch\nrallypoint.pytorch.register()\n" + ALONE
+    for autoload in "01":
+        done = python(by_hand, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_of_torch_loads_nothing_heavy_of_ours() -> None:
+    done = python(
+        "import sys, torch\n"
+        "ours = {name for name in sys.modules if name.startswith('rallypoint')}\n"
+        "assert ours <= {'rallypoint', 'rallypoint.pytorch', 'rallypoint.pytorch.autoload'}, ours"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_whatever_is_wrong_with_us_import_torch_works() -> None:
+    done = python(
+        "import torch.distributed as dist\n"  # the hook has run; now as on a broken installation
+        "from rallypoint.pytorch import autoload\n"
+        "def broken(*_, **__): raise OSError('broken')\n"
+        "del dist.Backend.RALLYPOINT\n"
+        "dist.Backend.register_backend = broken\n"
+        "autoload.autoload()\n"
+    )
+    assert done.returncode == 0
+    assert done.stderr == (
+        "rallypoint: PyTorch's backend 'rallypoint' is not available: OSError: broken\n"
+    )
+
+
+def test_gloo_stays_the_default_and_both_work_side_by_side(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    script = launch.script("""
+import torch, torch.distributed as dist
+dist.init_process_group("rallypoint")
+gloo = dist.new_group(backend="gloo")
+for group in (None, gloo):
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    assert float(x) == 2
+dist.destroy_process_group()
+dist.init_process_group("cpu:gloo")
+ours = dist.new_group(backend="rallypoint")
+for group in (None, ours):
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    assert float(x) == 2
+dist.destroy_process_group()
+dist.init_process_group()  # again, at the same store
+assert "rallypoint" not in dist.get_backend(), dist.get_backend()
+dist.destroy_process_group()
+""")
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+
+
+def test_a_group_of_ours_can_be_formed_again_at_a_store_that_stays(tmp_path: Path) -> None:
+    """torchrun keeps its store across restarts: nothing of the killed round is read."""
+    launch = Launch(tmp_path)
+    script = launch.script("""
+import os, signal, torch, torch.distributed as dist
+for _ in range(2):
+    dist.init_process_group("rallypoint")
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert float(x) == 2
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    dist.destroy_process_group()
+open(f"done.{os.environ['RANK']}", "w").close()
+""")
+    words = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", script)
+    assert launch.run(*words, launcher=("-m", "torch.distributed.run")) == 0, launch.err
+    assert len(list(tmp_path.glob("done.*"))) == 2
+
+
+def test_mismatch_names_the_users_lines(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    script = launch.script("""
+import torch, torch.distributed as dist
+dist.init_process_group("rallypoint")
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(2))
+else:
+    dist.all_reduce(torch.ones(3))
+""")
+    assert launch.run("--nproc-per-node", "2", script) != 0
+    assert "all_reduce(float32[2], SUM) at worker.py:5" in launch.err, launch.err
+    assert "all_reduce(float32[3], SUM) at worker.py:7" in launch.err
