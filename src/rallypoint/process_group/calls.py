@@ -28,7 +28,7 @@ from rallypoint.store.store import seconds_of
 # An array of all blocks, one after the other; or an array for each; or None: no block.
 Blocks: TypeAlias = Array | Sequence[Array] | None
 
-_SMALL_BYTES = 32 << 10
+SMALL_BYTES = 32 << 10  # so few that copying them costs less than taking them one by one
 _PREMUL_SUM = ReduceOp.PREMUL_SUM
 _REDUCE = int(Collective.REDUCE)
 
@@ -43,6 +43,7 @@ def done_at_once(
     op: object = ReduceOp.SUM,
     root: int = 0,
     algorithm: str | None = None,
+    what: object = None,
 ) -> bool:
     """Run a collective on two NumPy arrays, if the engine can take them as they are.
 
@@ -50,7 +51,9 @@ def done_at_once(
 
     Args:
         collective: a plain int: adding to an enum's members is slow.
-        source, target: all blocks that go in, and that come out, if any do; of a reduce the same.
+        source, target: all blocks that go in, and all that come out, if any do. They may overlap
+            in a reduce only.
+        what: to be told of if there is trouble, in place of `source`.
 
     Returns:
         False, with nothing done, if they overlap or something else is to be looked at by `run`.
@@ -58,18 +61,21 @@ def done_at_once(
     Raises as `run`.
     """
     if (
-        type(source) is not ndarray
+        (type(source) is not ndarray and source is not None)
         or (type(target) is not ndarray and target is not None)
         or type(op) is not ReduceOp
         or op is _PREMUL_SUM
     ):
         return False
-    if target is not None and collective != _REDUCE and may_share_memory(source, target):
+    if source is None or target is None or collective == _REDUCE:
+        pass
+    elif may_share_memory(source, target):
         return False
     variant = 0 if algorithm is None else group.algorithms.variant(algorithm)
     code = group.run(collective + variant, op, root, source, target)
     if code > 0:
-        raise Called(operation, source, op, root, variant).error(group, code)
+        whole = source if what is None else what
+        raise Called(operation, whole, op, root, variant).error(group, code)
     return code == 0
 
 
@@ -164,7 +170,7 @@ def _is_simple(arrays: Sequence[Array]) -> bool:
     """Whether arrays say themselves what they hold, and are few, or small enough to be joined."""
     if dtype_name(arrays[0]) == "bfloat16":
         return False
-    return len(arrays) <= 2 or sum(array.nbytes for array in arrays) <= _SMALL_BYTES
+    return len(arrays) <= 2 or sum(array.nbytes for array in arrays) <= SMALL_BYTES
 
 
 def _joined(arrays: Sequence[Array]) -> Array | None:

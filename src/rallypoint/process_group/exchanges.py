@@ -25,11 +25,14 @@ from rallypoint.process_group.arrays import (
 from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, joined, peer
 from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.small_lists import collected, handed_out
 from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
 
 _SUM = ReduceOp.SUM
 _ALL_GATHER = int(Collective.ALL_GATHER)
+_GATHER = int(Collective.GATHER)
+_SCATTER = int(Collective.SCATTER)
 _REDUCE_SCATTER = int(Collective.REDUCE_SCATTER)
 _ALL_TO_ALL = int(Collective.ALL_TO_ALL)
 
@@ -53,6 +56,13 @@ def all_gather(
     """
     chosen = joined(group, "all_gather")
     if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and type(tensor_list) is list
+        and collected(chosen, _ALL_GATHER, "all_gather", tensor, tensor_list, algorithm=algorithm)
+    ):
         return None
     source = as_array(tensor, "all_gather")
     targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
@@ -141,9 +151,16 @@ def gather(
     if chosen is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", 0)
+    is_root = root == chosen.own_rank
+    if not async_op and timeout is None and is_root == (gather_list is not None):
+        done = collected(
+            chosen, _GATHER, "gather", tensor, gather_list, root=root, algorithm=algorithm
+        )
+        if done:
+            return None
     source = as_array(tensor, "gather")
     targets: list[Array] = []
-    if root == chosen.own_rank:
+    if is_root:
         targets = as_arrays(gather_list, "gather", "gather_list", count=chosen.size(), writes=True)
         check_alike(targets, source, "gather", "gather_list")
         for index, target in enumerate(targets):
@@ -186,9 +203,16 @@ def scatter(
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", 0)
+    is_root = root == chosen.own_rank
+    if not async_op and timeout is None and is_root == (scatter_list is not None):
+        done = handed_out(
+            chosen, _SCATTER, "scatter", scatter_list, tensor, root=root, algorithm=algorithm
+        )
+        if done:
+            return None
     target = as_array(tensor, "scatter", writes=True)
     sources: list[Array] = []
-    if root == chosen.own_rank:
+    if is_root:
         sources = as_arrays(scatter_list, "scatter", "scatter_list", count=chosen.size())
         check_alike(sources, target, "scatter", "scatter_list")
         for index, source in enumerate(sources):
