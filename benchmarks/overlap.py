@@ -5,7 +5,8 @@
 Each rank begins an all_reduce of 64 MiB float32 with `async_op=True` and computes in pure Python
 until it is done. Alone, the operation takes A seconds and the computing C; both need the CPU, so
 that side by side they cannot take less than the sum of both CPU times over the cores. The ratio is
-what they took to that sum. The pause is the longest time between two turns of the Python loop, of
+what they took to that sum; the CPU ratio is that of the CPU times, which other work on the machine
+does not change much. The pause is the longest time between two turns of the Python loop, of
 a few microseconds each; the pause alone is that of the same loop with no operation: what the
 machine, with whatever else it runs, does to it.
 """
@@ -114,6 +115,7 @@ def report(ranks: list[list[dict[str, dict[str, float]]]], mib: int) -> None:
                 "cpu_sum_over_cores_ms": least * 1e3,
                 "ratio": took["both"] / least,
                 "cpu_of_both_ms": cpu["both"] * 1e3,
+                "cpu_ratio": cpu["both"] / (least * cores),
                 "pause_ms": pauses["both"] * 1e3,
                 "pause_alone_ms": pauses["computing"] * 1e3,
             }
@@ -122,13 +124,15 @@ def report(ranks: list[list[dict[str, dict[str, float]]]], mib: int) -> None:
         table[-1] += (
             f"{least * 1e3:.1f}",
             f"{rows[-1]['ratio']:.2f}",
+            f"{rows[-1]['cpu_ratio']:.2f}",
             f"{rows[-1]['pause_ms']:.1f}",
             f"{rows[-1]['pause_alone_ms']:.1f}",
         )
-    columns = ("operation ms", "computing ms", "both ms", "least ms", "ratio", "pause ms")
-    print_table((*columns, "alone ms"), table)
+    columns = ("operation ms", "computing ms", "both ms", "least ms", "ratio", "CPU ratio")
+    print_table((*columns, "pause ms", "alone ms"), table)
     print(
-        f"median ratio {statistics.median(row['ratio'] for row in rows):.2f}, longest pause "
+        f"median ratio {statistics.median(row['ratio'] for row in rows):.2f}, of CPU time "
+        f"{statistics.median(row['cpu_ratio'] for row in rows):.2f}; longest pause "
         f"{max(row['pause_ms'] for row in rows):.1f} ms"
     )
     save("overlap", rows)

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "python/arena.h"
 #include "python/engine.h"
 #include "sha256.h"
 #include "store/machine.h"
@@ -134,6 +135,7 @@ NB_MODULE(_native, module) {
   // PyTorch's C++ holds what a failed backward pass left until after the interpreter has ended.
   nb::set_leak_warnings(false);
   module.doc() = "Rallypoint's native core.";
+  rallypoint::python::bind_arena(module);
   rallypoint::python::bind_engine(module);
   bind_store(module);
 }

@@ -76,7 +76,8 @@ class Channel {
     return calls_[member][number % kCalls];
   }
 
-  // Sender: room for a message, or null and the rank that must get on first.
+  // Sender: room for a message, or null and the rank that must get on first. A message that is to
+  // be read elsewhere only needs room for its Place, and its slot's offset is then set to kExposed.
   std::byte* reserve(const Program& program, std::uint32_t lane, const Operation& send,
                      std::uint64_t iteration, std::size_t bytes, Slot& slot,
                      std::uint32_t& blocker);
@@ -191,6 +192,7 @@ inline const std::byte* Channel::payload(const Line& line, const Operand& from) 
   if (is_far(from)) [[unlikely]]
     return tcp::Wire::payload(line);
   if (line.offset == kInline) return line.bytes <= kInlineBytes ? line.payload : nullptr;
+  if (line.offset == kExposed) return line.payload;
   if (line.bytes > kRingBytes || line.offset > kRingBytes - line.bytes) return nullptr;
   return ports_[from.peer * kLanes + from.lane].ring + line.offset;
 }

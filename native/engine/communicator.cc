@@ -107,12 +107,13 @@ void part_receivers(Program& program, const Region& region) {
 Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
                            const std::vector<tcp::PeerAddress>& peers, std::string_view description)
     : region_(fd, rank, ranks, ranks_of(peers)),
+      memory_(region_),
       control_(make_far<tcp::Control>(region_, peers)),
       wire_(make_far<tcp::Wire>(region_, peers)),
       policy_(policy),
       record_(description),
       rings_(make_rings(region_)),
-      collective_(region_, Channel::collective(region_, rings_, wire_.get()), policy),
+      collective_(region_, memory_, Channel::collective(region_, rings_, wire_.get()), policy),
       queue_(collective_, record_),
       mailbox_(region_, make_far<tcp::Courier>(region_, peers)) {
   region_.set_messenger(control_.get());
@@ -281,7 +282,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
       if (mailbox_.advance(std::exchange(has_slept, false))) {
         waiter.reset();
         if (std::exchange(is_said, false)) mailbox_.set_waiting(nullptr);
-      } else if (waiter.pause(transfer.peer)) {
+      } else if (waiter.pause(transfer.asked)) {
         has_slept = true;
         if (noter.is_interrupted() || now_s() > until_s) break;
         // Who waits for a time may do something else afterwards.

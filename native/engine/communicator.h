@@ -38,6 +38,7 @@ class Communicator final : public Progressable {
 
   Region& region() { return region_; }
   const Region& region() const override { return region_; }
+  PeerMemory& memory() { return memory_; }
 
   // The kind of a call: calls of one kind share a program.
   static std::uint64_t kind(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
@@ -74,6 +75,7 @@ class Communicator final : public Progressable {
   void record(const Transfer& transfer, Work& work);
 
   Region region_;
+  PeerMemory memory_;
   std::unique_ptr<tcp::Control> control_;  // these two are null if all ranks are on this host
   std::unique_ptr<tcp::Wire> wire_;
   WaitPolicy policy_;

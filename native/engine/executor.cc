@@ -11,116 +11,8 @@ namespace {
 // What takes milliseconds to arrive is not worth a core's time that others could use.
 constexpr unsigned kFarYields = 30;
 constexpr std::uint64_t kFarLongBytes = 128 << 10;
-constexpr std::uint64_t kAlign = 16;  // items; chunks of long arrays begin at cache lines
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15;
-  return hash ^ hash >> 29;
-}
-
-std::uint64_t signature_of(const Call& call) {
-  std::uint64_t hash = mix(0, call.program->identity);
-  hash = mix(hash, call.what.bits());
-  return mix(mix(hash, call.count), call.lengths);
-}
 
 }  // namespace
-
-Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_)
-    : item(item_), count(count_) {
-  chunk = program.chunks == 1 ? count : (count + program.chunks - 1) / program.chunks;
-  if (program.chunks > 1 && chunk > 4 * kAlign) chunk = (chunk + kAlign - 1) / kAlign * kAlign;
-  piece = chunk;
-  pieces = 1;
-  is_simple = program.chunks == 1 && program.scratch_chunks == 0 && program.max_span == 1 &&
-              program.lanes.size() == 1;
-  if (chunk * item * program.max_span <= kBlockBytes) return;
-  is_simple = false;
-  const std::uint64_t most = std::max<std::uint64_t>(kBlockBytes / (item * program.max_span), 1);
-  pieces = (chunk + most - 1) / most;
-  piece = (chunk + pieces - 1) / pieces;
-  if (most > kAlign) piece = std::min((piece + kAlign - 1) / kAlign * kAlign, most);
-  pieces = (chunk + piece - 1) / piece;
-}
-
-// What follows from the kind and size of a call alone.
-void Executor::prepare() {
-  program_ = call_->program;
-  what_ = call_->what;
-  lane_count_ = static_cast<std::uint32_t>(program_->lanes.size());
-  for (std::uint32_t lane = 0; lane < lane_count_; ++lane) {
-    const auto& operations = program_->lanes[lane];
-    const Operation* const first = operations.data();
-    lanes_[lane] = {first, first + operations.size(), first, 0};
-  }
-  cut_ = Cut(*program_, call_->count, item_bytes(what_.dtype));
-  const bool averages = what_.op == ReduceOp::avg;
-  divides_ = averages && !program_->averages_at_once;
-  divisor_ = averages && !divides_ ? program_->ranks : 1;
-  has_tables_ = call_->input_blocks != nullptr || call_->output_blocks != nullptr;
-  is_simple_ = cut_.is_simple && !divides_ && !has_tables_;
-  block_bytes_ = cut_.count * cut_.item;
-  reducer_ = reducer(what_.dtype, divides_ ? ReduceOp::sum : what_.op);
-  average_ = divides_ ? reducer(what_.dtype, ReduceOp::avg) : nullptr;
-  signature_ = signature_of(*call_);
-  spins_ = lane_count_ == 1 ? policy_.spins : 0;
-  const std::size_t scratch = program_->scratch_chunks * cut_.piece * cut_.item;
-  if (scratch_.size() < scratch) scratch_.resize(scratch);
-  sources_.resize(program_->max_operands);
-}
-
-// Tell the peers what is called. Only a rank that waits in vain looks, so it need not come first;
-// and a call that ended at once, having heard from every rank, was the same call everywhere.
-void Executor::record() {
-  CallRecord& record = channel_.call(channel_.self(), channel_.calls);
-  record.number.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  record.signature.store(signature_, std::memory_order_relaxed);
-  record.count = cut_.count;
-  record.collective = what_.collective;
-  record.reduce_op = static_cast<std::int32_t>(what_.op);
-  record.dtype = static_cast<std::int32_t>(what_.dtype);
-  record.root = what_.root;
-  record.number.store(channel_.calls + 1, std::memory_order_release);
-  if (Messenger* const messenger = region_.messenger()) messenger->answer(channel_.calls);
-}
-
-template <bool kSimple>
-inline Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t offset,
-                                          std::uint64_t piece) const {
-  const std::uint64_t index = chunks.index + offset;
-  if constexpr (kSimple) return {buffer(chunks.buffer) + chunks.index * block_bytes_, cut_.count};
-  const std::uint64_t block = index / program_->chunks;
-  const std::uint64_t chunk = index % program_->chunks;
-  std::byte* at = nullptr;
-  std::uint64_t count = cut_.count;
-  const Block* const table = has_tables_ ? blocks(chunks.buffer) : nullptr;
-  if (table != nullptr) {
-    at = table[block].at;
-    count = table[block].items;
-  } else if (chunks.buffer != Buffer::scratch) {
-    at = buffer(chunks.buffer) + block * block_bytes_;
-  }
-  const std::uint64_t start = std::min(chunk * cut_.chunk, count);
-  const std::uint64_t end = std::min(start + cut_.chunk, count);
-  const std::uint64_t first = std::min(start + piece * cut_.piece, end);
-  const std::uint64_t items = std::min(cut_.piece, end - first);
-  if (chunks.buffer == Buffer::scratch) {
-    return {const_cast<std::byte*>(scratch_.data()) + index * cut_.piece * cut_.item, items};
-  }
-  return {at + first * cut_.item, items};
-}
-
-template <bool kSimple>
-inline std::uint64_t Executor::bytes_of(const Chunks& chunks, std::uint32_t count,
-                                        std::uint64_t piece) const {
-  if constexpr (kSimple) return count * block_bytes_;
-  std::uint64_t items = 0;
-  for (std::uint32_t offset = 0; offset < count; ++offset) {
-    items += piece_of<false>(chunks, offset, piece).items;
-  }
-  return items * cut_.item;
-}
 
 // A message that is not what was expected.
 void Executor::misfit(const Line& line, std::uint32_t member, bool is_whole, std::uint64_t bytes) {
@@ -136,6 +28,7 @@ void Executor::misfit(const Line& line, std::uint32_t member, bool is_whole, std
 inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
                              std::uint64_t bytes) {
   const std::byte** source = sources_.data();
+  exposed_operands_.clear();
   for (const Operand& operand : reduce.operands) {
     const std::byte*& payload = *source++;
     if (!operand.remote) continue;
@@ -154,6 +47,13 @@ inline bool Executor::gather(const Operation& reduce, std::uint64_t iteration,
     if (line->signature != signature_ || payload == nullptr || line->bytes != bytes) {
       misfit(*line, operand.peer, payload != nullptr, bytes);
       return false;
+    }
+    if (line->offset == kExposed) [[unlikely]] {
+      if (!may_expose_ || reduce.count != 1) {
+        misfit(*line, operand.peer, false, bytes);
+        return false;
+      }
+      exposed_operands_.push_back(static_cast<std::size_t>(source - sources_.data() - 1));
     }
   }
   return true;
@@ -187,8 +87,8 @@ inline void Executor::combine(const Operation& reduce, std::uint64_t piece) {
   }
 }
 
-// A full ring stops its sender, so it must not oversleep; lines are many, and it looks for
-// itself now and then.
+// A full ring stops its sender, and so does a message that is read where it lies, so it must not
+// oversleep; lines are many, and it looks for itself now and then.
 void Executor::wake_senders(const Operation& reduce) {
   Region::fence();
   for (const Operand& operand : reduce.operands) {
@@ -205,6 +105,12 @@ inline bool Executor::send(std::uint32_t lane, const Operation& send, std::uint6
     if (send.receivers.empty()) {
       far_sends_[lane].sent = 0;
       return true;
+    }
+  }
+  if constexpr (!kSimple) {
+    Place place;
+    if (may_expose_ && find_place(send, piece, bytes, place)) {
+      return expose(lane, send, piece, bytes, place);
     }
   }
   Slot slot;
@@ -284,10 +190,18 @@ inline bool Executor::reduce(std::uint32_t lane, const Operation& reduce, std::u
     }
     return false;
   }
-  combine<kSimple>(reduce, piece);
-  if (wire_ != nullptr) release_far(reduce, channel_.iterations + piece);
-  // After a lane's last operation, the end of the piece says it all.
-  if (!reduce.is_last) channel_.set_progress(lane, channel_.iterations + piece, reduce.place + 1);
+  const bool is_exposed = !kSimple && !exposed_operands_.empty();
+  if (is_exposed) reach(reduce, bytes);
+  if (is_exposed && !reads_.empty()) {
+    if (!combine_read(reduce, piece)) return false;
+  } else {
+    combine<kSimple>(reduce, piece);
+  }
+  if (is_exposed && !is_good()) return false;
+  const std::uint64_t iteration = channel_.iterations + piece;
+  if (wire_ != nullptr) release_far(reduce, iteration);
+  // After a lane's last operation comes the end of the piece.
+  channel_.set_progress(lane, iteration + reduce.is_last, reduce.is_last ? 0 : reduce.place + 1);
   if (bytes > kInlineBytes) wake_senders(reduce);
   return true;
 }
@@ -309,7 +223,9 @@ Executor::Step Executor::advance(std::uint32_t number) {
       return moved ? Step::moved : Step::blocked;
     }
     next = lane.first;
-    channel_.set_progress(number, channel_.iterations + piece + 1, 0);
+    if (lane.end == lane.first || !lane.end[-1].takes_messages) {
+      channel_.set_progress(number, channel_.iterations + piece + 1, 0);
+    }
   }
   lane.next = lane.first;
   if constexpr (!kSimple) lane.piece = pieces;
@@ -328,6 +244,7 @@ Executor::Step Executor::advance() {
     moved |= step != Step::blocked;
   }
   if (divides_ && moved) finish_pieces();
+  if (finished && !exposed_.empty()) finished = are_exposed_taken();
   return finished ? Step::finished : moved ? Step::moved : Step::blocked;
 }
 
@@ -336,6 +253,10 @@ inline void Executor::start(const Call& call) {
   if (program_ != call.program || cut_.count != call.count || what_.bits() != call.what.bits() ||
       has_tables_ || call.input_blocks != nullptr || call.output_blocks != nullptr) {
     prepare();
+  }
+  if (may_expose_) {
+    memory_.trim();
+    exposes_private_ = (memory_.reach & kPrivate) != 0 && are_buffers_readable();
   }
 }
 
@@ -441,28 +362,12 @@ Executor::Step Executor::go_on(bool has_slept, Host& host) {
     return Step::failed;
   }
   if (trouble_ != Trouble::none) {
-    fail_against(trouble_, culprit_, host);
+    tell(host);
     return Step::failed;
   }
   if (step != Step::blocked || !has_slept) return step;
   trouble_ = look_for_trouble(host);
   return trouble_ == Trouble::none ? step : Step::failed;
-}
-
-// AVG: divide each piece of the output once all lanes are past it, while it is in the cache.
-void Executor::finish_pieces() {
-  std::uint64_t complete = cut_.pieces;
-  for (std::size_t lane = 0; lane < program_->lanes.size(); ++lane) {
-    complete = std::min(complete, lanes_[lane].piece);
-  }
-  const std::uint32_t chunks = program_->output_blocks * program_->chunks;
-  for (; finished_ < complete; ++finished_) {
-    for (std::uint32_t index = 0; index < chunks; ++index) {
-      const Piece piece = piece_of<false>({Buffer::output, index}, 0, finished_);
-      const std::byte* const values = piece.at;
-      average_(piece.at, &values, 1, piece.items, program_->ranks);
-    }
-  }
 }
 
 }  // namespace rallypoint

@@ -4,6 +4,7 @@
 // is left and tried again, so that one thread runs all lanes; how to wait in between is Waiter's.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "engine/channel.h"
+#include "engine/peer_memory.h"
 #include "engine/program.h"
 #include "engine/reduce.h"
 #include "engine/waiting.h"
@@ -49,6 +51,9 @@ struct Call {
   const Program* agreement = nullptr;
 };
 
+// Smaller messages are copied, as it costs more to wait until they have been read where they lie.
+inline constexpr std::uint64_t kExposedBytes = 32 << 10;
+
 // How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
 struct Cut {
   std::uint64_t item = 0;    // bytes
@@ -64,8 +69,12 @@ struct Cut {
 
 class Executor {
  public:
-  Executor(Region& region, Channel channel, WaitPolicy policy)
-      : region_(region), channel_(std::move(channel)), policy_(policy), wire_(channel_.wire()) {}
+  Executor(Region& region, PeerMemory& memory, Channel channel, WaitPolicy policy)
+      : region_(region),
+        memory_(memory),
+        channel_(std::move(channel)),
+        policy_(policy),
+        wire_(channel_.wire()) {}
 
   enum class Step { finished, moved, blocked, failed };
 
@@ -93,6 +102,12 @@ class Executor {
     std::byte* at;
     std::uint64_t items;
   };
+  // An operand that is to be copied from a peer's memory.
+  struct Read {
+    std::size_t operand;
+    std::uint32_t member;
+    std::uint64_t address;
+  };
   // How far a lane's message to other hosts has got.
   struct FarSend {
     std::vector<bool> is_sent;  // by receiver
@@ -115,6 +130,11 @@ class Executor {
   Step advance(std::uint32_t lane);
   template <bool kSimple>
   bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
+  bool find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes, Place& place);
+  bool expose(std::uint32_t lane, const Operation& send, std::uint64_t piece, std::uint64_t bytes,
+              const Place& place);
+  bool are_buffers_readable() const;
+  bool are_exposed_taken();
   template <bool kSimple>
   bool send_far(std::uint32_t lane, const Operation& send, std::uint64_t piece,
                 std::uint64_t bytes);
@@ -125,6 +145,10 @@ class Executor {
   void release_far(const Operation& reduce, std::uint64_t iteration);
   void misfit(const Line& line, std::uint32_t member, bool is_whole, std::uint64_t bytes);
   bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
+  void reach(const Operation& reduce, std::uint64_t bytes);
+  bool is_good();
+  bool combine_read(const Operation& reduce, std::uint64_t piece);
+  bool read(const Read& from, std::uint64_t offset, std::byte* target, std::uint64_t bytes);
   template <bool kSimple>
   void combine(const Operation& reduce, std::uint64_t piece);
   void wake_senders(const Operation& reduce);
@@ -140,6 +164,7 @@ class Executor {
   template <bool kSimple>
   std::uint64_t bytes_of(const Chunks& chunks, std::uint32_t count, std::uint64_t piece) const;
   void finish_pieces();
+  void tell(Host& host);
   Trouble look_for_trouble(Host& host);
   bool is_blocked_by_mismatch(std::uint32_t member) const;
   bool has_left(std::uint32_t rank) const;
@@ -148,6 +173,7 @@ class Executor {
   Trouble fail_against(Trouble trouble, std::uint32_t member, Host& host);
 
   Region& region_;
+  PeerMemory& memory_;
   Channel channel_;
   WaitPolicy policy_;
   tcp::Wire* wire_;  // null: all ranks are on this host
@@ -167,6 +193,8 @@ class Executor {
   bool is_simple_ = false;
   std::uint64_t block_bytes_ = 0;
   bool has_tables_ = false;
+  bool may_expose_ = false;       // ranks of this host may read messages where they lie,
+  bool exposes_private_ = false;  // and those of this rank also outside arenas
   Reducer reducer_ = nullptr;
   Reducer average_ = nullptr;
   std::uint64_t divisor_ = 1;  // within a reduction
@@ -183,7 +211,51 @@ class Executor {
   const Operand* missing_ = nullptr;  // what the last operation that was blocked waits for
   Lane lanes_[kLanes];
   FarSend far_sends_[kLanes];
-  std::vector<const std::byte*> sources_;  // of the current reduce, by operand
+  std::vector<const std::byte*> sources_;      // of the current reduce, by operand
+  std::vector<std::size_t> exposed_operands_;  // of the current reduce,
+  std::vector<Read> reads_;                    // and those of them that are not in reach
+  std::vector<std::byte> staging_;
+  std::vector<const std::byte*> staged_;  // by operand
+  std::vector<Occupant> exposed_;         // messages that receivers may still be reading
 };
+
+// Of every message, so in the header, where they can be inlined.
+
+template <bool kSimple>
+inline Executor::Piece Executor::piece_of(const Chunks& chunks, std::uint32_t offset,
+                                          std::uint64_t piece) const {
+  const std::uint64_t index = chunks.index + offset;
+  if constexpr (kSimple) return {buffer(chunks.buffer) + chunks.index * block_bytes_, cut_.count};
+  const std::uint64_t block = index / program_->chunks;
+  const std::uint64_t chunk = index % program_->chunks;
+  std::byte* at = nullptr;
+  std::uint64_t count = cut_.count;
+  const Block* const table = has_tables_ ? blocks(chunks.buffer) : nullptr;
+  if (table != nullptr) {
+    at = table[block].at;
+    count = table[block].items;
+  } else if (chunks.buffer != Buffer::scratch) {
+    at = buffer(chunks.buffer) + block * block_bytes_;
+  }
+  const std::uint64_t start = std::min(chunk * cut_.chunk, count);
+  const std::uint64_t end = std::min(start + cut_.chunk, count);
+  const std::uint64_t first = std::min(start + piece * cut_.piece, end);
+  const std::uint64_t items = std::min(cut_.piece, end - first);
+  if (chunks.buffer == Buffer::scratch) {
+    return {const_cast<std::byte*>(scratch_.data()) + index * cut_.piece * cut_.item, items};
+  }
+  return {at + first * cut_.item, items};
+}
+
+template <bool kSimple>
+inline std::uint64_t Executor::bytes_of(const Chunks& chunks, std::uint32_t count,
+                                        std::uint64_t piece) const {
+  if constexpr (kSimple) return count * block_bytes_;
+  std::uint64_t items = 0;
+  for (std::uint32_t offset = 0; offset < count; ++offset) {
+    items += piece_of<false>(chunks, offset, piece).items;
+  }
+  return items * cut_.item;
+}
 
 }  // namespace rallypoint

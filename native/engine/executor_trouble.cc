@@ -15,6 +15,16 @@ constexpr double kCutOffS = 0.5;
 
 }  // namespace
 
+// What the work itself has shown.
+void Executor::tell(Host& host) {
+  if (trouble_ == Trouble::aborted) return;  // all know
+  if (trouble_ == Trouble::peer_lost || trouble_ == Trouble::unreadable) {
+    fail(trouble_, channel_.rank_of(culprit_));
+  } else {
+    fail_against(trouble_, culprit_, host);
+  }
+}
+
 // A peer that is gone may have sent its last message just before: believe it the second time.
 Trouble Executor::look_for_trouble(Host& host) {
   if (region_.poisoned()) return Trouble::aborted;

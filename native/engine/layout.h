@@ -24,7 +24,7 @@
 namespace rallypoint {
 
 inline constexpr std::uint32_t kMagic = 0x52504C31;
-inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr std::uint32_t kLayoutVersion = 3;
 inline constexpr std::size_t kLineBytes =
     128;  // two cache lines: adjacent-line prefetch couples them
 inline constexpr std::size_t kInlineBytes = kLineBytes - 32;
@@ -36,13 +36,14 @@ inline constexpr std::size_t kRingBytes = 1 << 20;
 inline constexpr std::size_t kBlockBytes = 256 << 10;  // the largest message; a ring holds four
 inline constexpr std::size_t kMailBytes = 32 << 10;    // a block of an envelope
 inline constexpr std::uint64_t kInline = ~std::uint64_t{0};
+inline constexpr std::uint64_t kExposed = kInline - 1;
 inline constexpr unsigned kOperationBits = 16;  // of a sequence or progress number
 
 // One message. `sequence` is written last and read first.
 struct alignas(kLineBytes) Line {
   std::atomic<std::uint64_t> sequence;
   std::uint64_t signature;
-  std::uint64_t offset;  // into the sender's ring, or kInline
+  std::uint64_t offset;  // into the sender's ring, or kInline, or kExposed: the payload is a Place
   std::uint64_t bytes;
   std::byte payload[kInlineBytes];
 };
@@ -120,6 +121,7 @@ enum class Presence : std::uint32_t { absent, here, left };
 struct alignas(kLineBytes) RankState {
   std::atomic<std::uint32_t> presence;
   std::atomic<std::int32_t> pid;
+  std::atomic<std::uint64_t> word_at;  // in its memory: its pid, for others to try to read
   alignas(64) std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleeping;
   alignas(64) std::atomic<std::uint32_t> core;  // where it last waited, plus one
@@ -137,6 +139,7 @@ enum class Trouble : std::uint32_t {
   corrupt,
   lengths,
   circle,
+  unreadable,
 };
 
 inline constexpr unsigned kMostInCircle = 8;

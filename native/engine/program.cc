@@ -122,6 +122,7 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
   program.scratch_chunks = reader.next(kMaxRanks);
   program.sends = reader.next(kMaxOperations);
   program.max_span = reader.next(std::uint64_t{1} << 31);
+  program.copies = reader.next(2) == 1;
   const std::uint32_t lanes = reader.next(kLanes + 1);
   if (!reader.ok() || program.chunks == 0 || program.max_span == 0) {
     return broken + " in its header";

@@ -60,6 +60,7 @@ struct Program {
   std::uint32_t sends;     // the most sends in any lane of any rank
   std::uint32_t max_span;  // the most chunks in one operation of any rank
   std::uint32_t max_operands;
+  bool copies;                    // in place, what was sent may be overwritten before it is taken
   bool hears_from_all;            // this rank takes a message from every other
   bool averages_at_once = false;  // every reduction of several operands has the inputs of all ranks
   std::vector<std::vector<Operation>> lanes;

@@ -48,6 +48,11 @@ class PythonCommunicator {
         synchronous_send_(synchronous_send) {}
 
   int watch_peers() { return communicator_->region().watch_peers(); }
+  Reach probe_memory() { return communicator_->memory().probe(); }
+  void set_reach(Reach reach, bool knows_itself) {
+    communicator_->memory().knows_itself = knows_itself;
+    communicator_->memory().reach = reach;
+  }
 
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
           nb::handle output) {
@@ -387,6 +392,9 @@ void bind_engine(nb::module_& module) {
            nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"),
            nb::arg("peers"), nb::arg("description"), nb::arg("site"))
       .def("watch_peers", &PythonCommunicator::watch_peers)
+      .def("probe_memory", &PythonCommunicator::probe_memory)
+      .def("set_reach", &PythonCommunicator::set_reach, nb::arg("reach"),
+           nb::arg("knows_itself") = true)
       .def("run", &PythonCommunicator::run, nb::arg().none(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none())
       .def("submit", &PythonCommunicator::submit, nb::arg("collective"), nb::arg("op"),

@@ -1,15 +1,17 @@
 // Ranks as threads of one process run random operations, for the sanitizers: all_reduce from an
 // encoded program, in the calling thread and in the background, and messages of all sizes.
 //
-//   engine_driver SEED OPERATIONS RANKS_PER_HOST PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+//   engine_driver SEED OPERATIONS RANKS_PER_HOST REACH PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
 //
-// Ranks of one make-believe host share memory; others are connected by sockets.
+// Ranks of one make-believe host share memory; others are connected by sockets. Messages are copied
+// (REACH copy), or read where they lie, as threads do (share) or as processes do (read).
 // Every result is checked. The programs are those of one algorithm (scripts/sanitize writes them).
 
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include <iterator>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,9 +48,22 @@ std::vector<std::int32_t> read_words(const char* path) {
 struct Task : Work {
   Call call{};
   Transfer transfer;
-  std::vector<std::int64_t> values;
+  std::vector<std::int64_t> own;
+  std::shared_ptr<std::byte> block;  // or in an arena
+  std::span<std::int64_t> values;
   std::int64_t expected = 0;
 
+  Task(std::uint64_t count, std::int64_t value, bool in_arena) {
+    if (in_arena) {
+      block = {Arena::instance().allocate(count * sizeof value),
+               [](std::byte* at) { Arena::instance().release(at); }};
+      values = {reinterpret_cast<std::int64_t*>(block.get()), count};
+    } else {
+      own.resize(count);
+      values = own;
+    }
+    std::fill(values.begin(), values.end(), value);
+  }
   std::byte* data() { return reinterpret_cast<std::byte*>(values.data()); }
 };
 
@@ -60,6 +76,12 @@ class Rank {
   }
 
   void leave() { communicator_->leave(); }
+
+  void set_reach(const std::string& reach) {
+    communicator_->memory().reach = reach == "copy" ? 0 : kArenas | kPrivate;
+    communicator_->memory().knows_itself = reach != "read";
+    if (communicator_->memory().probe() != (kArenas | kPrivate)) give_up("no reach", rank_, 0);
+  }
 
   void teach(const char* path) {
     const std::string error = communicator_->teach(0, read_words(path), rank_, ranks_, false);
@@ -88,9 +110,10 @@ class Rank {
     return common_() % most;
   }
 
+  bool in_arena() { return own_() % 2 == 0; }
+
   void all_reduce(std::uint64_t count, bool in_background) {
-    auto task = std::make_shared<Task>();
-    task->values.assign(count, static_cast<std::int64_t>(rank_) + step_);
+    auto task = std::make_shared<Task>(count, static_cast<std::int64_t>(rank_) + step_, in_arena());
     task->expected = static_cast<std::int64_t>(ranks_) * (ranks_ - 1) / 2 +
                      static_cast<std::int64_t>(ranks_) * step_;
     task->call = {communicator_->find(0),
@@ -114,9 +137,8 @@ class Rank {
     const std::uint32_t to = (from + 1 + common_() % (ranks_ - 1)) % ranks_;
     const auto tag = static_cast<std::int32_t>(common_() % 3);
     if (rank_ != from && rank_ != to) return;
-    auto task = std::make_shared<Task>();
+    auto task = std::make_shared<Task>(count, rank_ == from ? step_ : -1, in_arena());
     task->expected = step_;
-    task->values.assign(count, rank_ == from ? step_ : -1);
     task->transfer = {rank_ == from, false,        rank_ == from ? to : from,    tag,
                       DType::int64,  task->data(), count * sizeof(std::int64_t), 60};
     NoHost host;
@@ -186,19 +208,25 @@ int make_region(std::uint32_t ranks) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 6) return 2;
+  if (argc < 7) return 2;
   const auto seed = static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10));
   const int operations = std::atoi(argv[2]);
   const auto per_host = static_cast<std::uint32_t>(std::atoi(argv[3]));
-  const auto ranks = static_cast<std::uint32_t>(argc - 4);
+  const auto ranks = static_cast<std::uint32_t>(argc - 5);
   const auto peers = connect_hosts(ranks, per_host);
+  // All of them write a flight record, which costs nothing more to check.
+  const int record = memfd_create("test", 0);
+  if (ftruncate(record, kRecordPages * kRecordPage) != 0 || !open_flight_record(record, 0, "{}")) {
+    return 3;
+  }
   std::vector<std::unique_ptr<Rank>> all;
   int fd = -1;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     if (rank % per_host == 0) fd = make_region(ranks);
     all.push_back(std::make_unique<Rank>(fd, rank, ranks, seed, peers[rank]));
-    all.back()->teach(argv[4 + rank]);
+    all.back()->teach(argv[5 + rank]);
   }
+  for (auto& rank : all) rank->set_reach(argv[4]);
   std::vector<std::thread> threads;
   for (auto& rank : all) {
     threads.emplace_back([&rank, operations] {
@@ -207,6 +235,6 @@ int main(int argc, char** argv) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  std::printf("%d operations of %u ranks, %u on a host, seed %u\n", operations, ranks, per_host,
-              seed);
+  std::printf("%d operations of %u ranks, %u on a host, %s, seed %u\n", operations, ranks, per_host,
+              argv[4], seed);
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         InvalidTypeError,
         MismatchError,
         NotInitializedError,
+        OutOfMemoryError,
         PeerError,
         PeerLostError,
         RallypointError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.spawn import spawn
+    from rallypoint.process_group.arena import empty
     from rallypoint.process_group.coalesced import (
         _coalescing_manager,
         all_gather_coalesced,
@@ -117,6 +119,7 @@ __all__ = [
     "InvalidTypeError",
     "MismatchError",
     "NotInitializedError",
+    "OutOfMemoryError",
     "P2POp",
     "PeerError",
     "PeerLostError",
@@ -145,6 +148,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "empty",
     "gather",
     "gather_object",
     "get_backend",
@@ -188,6 +192,7 @@ _ROOMS = {
     "base.error_file": "record",
     "engine.communicator": "ReduceOp",
     "launch.spawn": "spawn",
+    "process_group.arena": "empty",
     "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",
     "process_group.collectives": ("all_reduce barrier broadcast monitored_barrier reduce"),
     "process_group.exchanges": (

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 # number of the call, collective, reduce op, dtype, root or tag, items of a block
 Record: TypeAlias = tuple[int, int, int, int, int, int]
 
@@ -41,6 +44,12 @@ def next_done() -> Work | None:
 def close_work() -> None:
     """The process ends: nothing may touch Python any more."""
 
+def allocate(nbytes: int) -> NDArray[np.uint8] | None:
+    """Zeroed memory that other processes of this host can map; None if there is none left."""
+
+def reads_well() -> bool:
+    """Whether the kernel copies from other processes fast enough for that to pay."""
+
 class Communicator:
     """One rank's end of a communicator; see rallypoint.engine.communicator."""
 
@@ -61,6 +70,10 @@ class Communicator:
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""
+    def probe_memory(self) -> int:
+        """What can be read of all other ranks of this host: 1 for arenas, 2 for private memory."""
+    def set_reach(self, reach: int, knows_itself: bool = True) -> None:
+        """Before the first call: what all ranks of this host can read of each other."""
     def run(self, collective: int, op: int, root: int, source: object, target: object, /) -> int:
         """Run a collective: 0, a trouble's number, -1 (bad buffer) or -2 (bad operator)."""
     def submit(

@@ -90,6 +90,11 @@ for group in (None, gloo):
     dist.all_reduce(x, group=group)
     assert float(x) == 2
 dist.destroy_process_group()
+dist.init_process_group("cpu:rallypoint,cuda:gloo")  # as with nccl, where that is
+x = torch.ones(1)
+dist.all_reduce(x)
+assert float(x) == 2 and dist.group.WORLD.name() == "rallypoint"
+dist.destroy_process_group()
 dist.init_process_group("cpu:gloo")
 ours = dist.new_group(backend="rallypoint")
 for group in (None, ours):

@@ -97,6 +97,10 @@ class HostError(RallypointError, RuntimeError):
     """The machine, the network or a server refused what was needed."""
 
 
+class OutOfMemoryError(HostError, MemoryError):
+    """The system has no more memory of the kind that was asked for."""
+
+
 class StoreError(HostError):
     """A key-value store operation failed.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from rallypoint._native import Communicator as _NativeCommunicator
@@ -73,6 +73,15 @@ class Trouble(IntEnum):
     CORRUPT = 7
     LENGTHS = 8
     CIRCLE = 9
+    UNREADABLE = 10
+
+
+class Reach(IntFlag):
+    """What of each other's memory all ranks of a host read (native/engine/peer_memory.h)."""
+
+    NOTHING = 0
+    ARENAS = 1
+    PRIVATE = 2
 
 
 class FarPeer(NamedTuple):
@@ -234,6 +243,20 @@ class Communicator:
                 operation="init_process_group",
             )
 
+    def probe_memory(self) -> Reach:
+        """What this rank can read of all others of its host, which must have mapped the region."""
+        return Reach(self._native.probe_memory())
+
+    def set_reach(self, reach: Reach, *, knows_itself: bool = True) -> None:
+        """Before the first call: what the ranks of this host are to read of each other's memory.
+
+        Args:
+            reach: the same on all of them; messages from there are not copied on their way.
+            knows_itself: ranks of one process simply share it; False, for tests, has them read it
+                like another's.
+        """
+        self._native.set_reach(reach, knows_itself)
+
     def leave(self) -> None:
         """Take part no more; peers that wait for this rank get an error that says so."""
         self._native.leave()
@@ -292,6 +315,12 @@ class Communicator:
                 )
             case Trouble.INTERRUPTED:
                 text = f"{who} was interrupted in {interrupted}"
+            case Trouble.UNREADABLE:
+                kind = PeerError
+                text = (
+                    f"rank {reporter} may no longer read the memory of {who} during {interrupted}; "
+                    "set RALLYPOINT_DIRECT=0 on all ranks"
+                )
             case Trouble.CORRUPT:
                 kind = PeerError
                 text = f"{who} sent a message that makes no sense during {interrupted}"

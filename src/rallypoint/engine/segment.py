@@ -4,6 +4,11 @@ The region is a memfd: it has no name in /dev/shm, is not limited by its size, a
 last process that holds it. It travels as a descriptor over an abstract Unix socket, whose random
 name and secret the first rank tells the others in whatever way `publish` and `look_up` do. Two
 ranks share a machine exactly if they can hand one over.
+
+    others   secret, rank ->          mapped ->      reach ->
+    first           <- descriptor          <- go          <- what is in reach of all
+
+Once all have mapped it, each finds out what it can read of the others' memory.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ Mapped = TypeVar("Mapped")
 SECRET_BYTES = 16
 _HELLO_TIMEOUT_S = 2.0
 _MAPPED, _GO = b"m", b"g"
+_REACHES = bytes(range(4))
 _F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # seal further seals, shrinking, growing
 
 
@@ -50,8 +56,10 @@ class SegmentOwner:
         self._listener.listen(4096)
         self.offer = Offer(address, os.urandom(SECRET_BYTES))
 
-    def hand_out(self, others: Sequence[int], deadline: float) -> None:
+    def hand_out(self, others: Sequence[int], deadline: float, probe: Callable[[], int]) -> int:
         """Give the region to the other ranks of this host and wait until each has mapped it.
+
+        Returns what each, this one by `probe()`, can read of all others' memory: bits below 4.
 
         Raises:
             CollectiveTimeoutError: some ranks did not come by the deadline (time.monotonic).
@@ -72,9 +80,17 @@ class SegmentOwner:
             self._admit(connection, others)
         for rank, connection in self._members.items():
             _expect(connection, _MAPPED, deadline, rank)
+        self._tell_all(_GO)
+        reach = probe()
+        for rank, connection in self._members.items():
+            reach &= _expect(connection, _REACHES, deadline, rank)[0]
+        self._tell_all(bytes([reach]))
+        return reach
+
+    def _tell_all(self, byte: bytes) -> None:
         for connection in self._members.values():
             with contextlib.suppress(OSError):  # its death will show in the first operation
-                connection.sendall(_GO)
+                connection.sendall(byte)
 
     def _admit(self, connection: socket.socket, others: Sequence[int]) -> None:
         """Give the region to a connection that knows the secret; drop any other."""
@@ -103,9 +119,16 @@ class SegmentOwner:
 
 
 def join_segment(
-    offer: Offer, rank: int, deadline: float, attach: Callable[[int], Mapped]
-) -> Mapped:
+    offer: Offer,
+    rank: int,
+    deadline: float,
+    attach: Callable[[int], Mapped],
+    probe: Callable[[Mapped], int],
+) -> tuple[Mapped, int]:
     """Fetch the region, map it with `attach(fd)`, and wait until all ranks have done so.
+
+    Returns what was mapped, and what each rank, this one by `probe(mapped)`, can read of all
+    others' memory: bits below 4.
 
     Raises:
         HostError: the first rank is not on this machine.
@@ -138,13 +161,15 @@ def join_segment(
             os.close(fds[0])
         connection.sendall(_MAPPED)
         _expect(connection, _GO, deadline, 0)
-        return mapped
+        connection.sendall(bytes([probe(mapped)]))
+        return mapped, _expect(connection, _REACHES, deadline, 0)[0]
 
 
-def _expect(connection: socket.socket, byte: bytes, deadline: float, peer: int) -> None:
+def _expect(connection: socket.socket, accepted: bytes, deadline: float, peer: int) -> bytes:
     try:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        if _receive(connection, 1) != byte:
+        byte = _receive(connection, 1)
+        if byte not in accepted:
             raise ConnectionError
     except TimeoutError:
         raise CollectiveTimeoutError(
@@ -158,6 +183,7 @@ def _expect(connection: socket.socket, byte: bytes, deadline: float, peer: int) 
             rank=peer,
             operation="init_process_group",
         ) from None
+    return byte
 
 
 def _receive(connection: socket.socket, nbytes: int) -> bytes:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rallypoint._native import region_bytes
+from rallypoint._native import reads_well, region_bytes
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface import VARIABLES, host_identity, listening_address
-from rallypoint.engine.communicator import Communicator, FarPeer
+from rallypoint.engine.communicator import Communicator, FarPeer, Reach
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
@@ -99,7 +99,8 @@ def form_communicator(
     algorithms = Algorithms(table.wishes)
     description = describe(name, prefix, members)
     attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
-    communicator = _share(store, prefix, rank, table.hosts, deadline, attach)
+    communicator, reach = _share(store, prefix, rank, table.hosts, deadline, attach)
+    communicator.set_reach(reach)
     communicator.watch_peers()
     return communicator, algorithms
 
@@ -187,22 +188,40 @@ def _share(
     hosts: Sequence[int],
     deadline: float,
     attach: Callable[[int], Communicator],
-) -> Communicator:
-    """Map the region that the members of this host share."""
+) -> tuple[Communicator, Reach]:
+    """Map the region that the members of this host share; what they read of each other's memory."""
+    wished = _wished_reach()
     here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
     key = f"{prefix}/segment/{here[0]}"
     if rank != here[0]:
         address, secret = json.loads(store.get(key))
-        return join_segment(Offer(address, bytes.fromhex(secret)), rank, deadline, attach)
+        offer = Offer(address, bytes.fromhex(secret))
+        communicator, reach = join_segment(
+            offer, rank, deadline, attach, lambda mapped: mapped.probe_memory() & wished
+        )
+        return communicator, Reach(reach)
     owner = SegmentOwner(region_bytes(len(hosts)))
+    reach = 0
     try:
         communicator = attach(owner.fd)
         if len(here) > 1:
             store.set(key, json.dumps([owner.offer.address, owner.offer.secret.hex()]))
-            owner.hand_out(here[1:], deadline)
+            reach = owner.hand_out(here[1:], deadline, lambda: communicator.probe_memory() & wished)
     finally:
         owner.close()
-    return communicator
+    return communicator, Reach(reach)
+
+
+def _wished_reach() -> Reach:
+    """Private memory is read if the kernel does that well enough, or if it is wished."""
+    text = os.environ.get("RALLYPOINT_DIRECT", "")
+    if text not in ("", "0", "1"):
+        raise InvalidArgumentError(f"RALLYPOINT_DIRECT={text!r} must be 0 or 1")
+    if text == "0":
+        return Reach.NOTHING
+    if text == "1" or reads_well():
+        return Reach.ARENAS | Reach.PRIVATE
+    return Reach.ARENAS
 
 
 def _attacher(

@@ -17,6 +17,7 @@ from rallypoint.process_group.collectives import monitored_barrier
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.point_to_point import post_message
 from rallypoint.pytorch.collectives import Collectives, only
+from rallypoint.pytorch.devices import Devices, by_device
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
@@ -51,6 +52,7 @@ class RallypointGroup(Collectives, Base):
     def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
         super().__init__(group.own_rank, group.size())
         self.engine_group = group
+        self.devices = Devices(group, store)
         self._store = store
         self._name = group.group_name
         self._description = "undefined"
@@ -94,8 +96,9 @@ class RallypointGroup(Collectives, Base):
     def _device_types(self) -> list[Any]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: object) -> RallypointGroup:
-        return self
+    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
+        group = self._group_for(device)
+        return self if group is None else group._get_backend(device)
 
     def get_group_store(self) -> Any:  # noqa: ANN401 - of torch
         """The store at which the members met."""
@@ -112,6 +115,7 @@ class RallypointGroup(Collectives, Base):
 
     # Messages from one rank to another.
 
+    @by_device
     def send(self, tensors: list[Any], dst: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Begin to send a tensor; it must not be changed before the work is over."""
         tensor = only(tensors, "send")
@@ -121,6 +125,7 @@ class RallypointGroup(Collectives, Base):
         )
         return self._kept(RunningWork(message, []))
 
+    @by_device
     def recv(self, tensors: list[Any], src: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Begin to receive a tensor."""
         tensor = only(tensors, "recv")
@@ -131,16 +136,29 @@ class RallypointGroup(Collectives, Base):
         finish = memory.finish if memory.has_copies else None
         return self._kept(RunningWork(message, [tensor], finish))
 
+    @by_device
     def recv_anysource(self, tensors: list[Any], tag: int = 0) -> Any:  # noqa: ANN401
         """Begin to receive a tensor from whoever sends one."""
         return self.recv(tensors, _ANY, tag)
 
-    def _start_coalescing(self, device: object) -> None:
+    def _start_coalescing(self, device: Any) -> None:  # noqa: ANN401
+        group = self._group_for(device)
+        if group is not None:
+            group._start_coalescing(device)
+            return
         self._coalesced = []
 
-    def _end_coalescing(self, device: object) -> Any:  # noqa: ANN401
+    def _end_coalescing(self, device: Any) -> Any:  # noqa: ANN401
+        group = self._group_for(device)
+        if group is not None:
+            return group._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
         return joined(works, [output for work in works for output in work.result()])
+
+    def _group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
+        """That which takes calls on tensors of a device; None if it is this one."""
+        kind = torch.device(device).type
+        return None if kind == "cpu" else self.devices.group_for(kind)
 
     def _kept(self, work: RunningWork) -> RunningWork:
         if self._coalesced is not None:
@@ -161,6 +179,8 @@ class RallypointGroup(Collectives, Base):
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""
         self.own_timeout = timeout
+        for group in self.devices.made():
+            group.set_timeout(timeout)
 
     def split_group(
         self,
@@ -198,7 +218,11 @@ class RallypointGroup(Collectives, Base):
     def abort(self) -> None:
         """End the waits of all ranks of the group with an error, and leave it."""
         self.engine_group.abort()
+        for group in self.devices.made():
+            group.abort()
 
     def shutdown(self) -> None:
         """Leave the group; peers that wait for this rank are told."""
         self.engine_group.destroy()
+        for group in self.devices.made():
+            group.shutdown()

@@ -23,6 +23,7 @@ from rallypoint.process_group.calls import Blocks, run
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.work import Called, OneWork
+from rallypoint.pytorch.devices import Devices, by_device
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.sparse import all_reduce_sparse
 from rallypoint.pytorch.untraced import untraced
@@ -45,12 +46,15 @@ class Collectives:
 
     Attributes:
         engine_group: the group as the engine knows it.
+        devices: where calls go whose tensors are not on the CPU.
         own_timeout: for each call, if it is another than the group was formed with.
     """
 
     engine_group: ProcessGroup
+    devices: Devices
     own_timeout: timedelta | None = None
 
+    @by_device
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> Work:
         """Combine a tensor of each rank, in place."""
         opts = opts or c10d.AllreduceOptions()
@@ -64,6 +68,7 @@ class Collectives:
             work = self._quick(_ALL_REDUCE, "all_reduce", tensor, opts, op=code)
         return work or self._in_place(Collective.ALL_REDUCE, "all_reduce", tensor, opts)
 
+    @by_device
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Options = None) -> Work:
         """Combine several tensors, side by side."""
         opts = opts or c10d.AllreduceCoalescedOptions()
@@ -71,6 +76,7 @@ class Collectives:
             begun.extend(self.allreduce([tensor], opts) for tensor in tensors)
         return begun.whole
 
+    @by_device
     def broadcast(self, tensors: list[Tensor], opts: Options) -> Work:
         """Copy the root's tensor to all ranks."""
         tensor = only(tensors, "broadcast")
@@ -80,11 +86,13 @@ class Collectives:
             work = self._quick(_BROADCAST, "broadcast", tensor, opts, root=root)
         return work or self._in_place(Collective.BROADCAST, "broadcast", tensor, opts, root=root)
 
+    @by_device
     def reduce(self, tensors: list[Tensor], opts: Options) -> Work:
         """Combine a tensor of each rank into the root's."""
         tensor = only(tensors, "reduce")
         return self._in_place(Collective.REDUCE, "reduce", tensor, opts, root=opts.rootRank)
 
+    @by_device
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
     ) -> Work:
@@ -103,6 +111,7 @@ class Collectives:
             returns=[targets],
         )
 
+    @by_device
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:  # noqa: A002
         """Collect the ranks' tensors in one, one after the other."""
         opts = opts or c10d.AllgatherOptions()
@@ -114,6 +123,7 @@ class Collectives:
             Collective.ALL_GATHER, name, source, target, opts, memory=memory, returns=[output]
         )
 
+    @by_device
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
     ) -> Work:
@@ -126,6 +136,7 @@ class Collectives:
                 begun.append(self.allgather([targets], [tensor], opts))
         return begun.whole
 
+    @by_device
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> Work:
@@ -136,6 +147,7 @@ class Collectives:
                 begun.append(self.all_gather_single(output, tensor, opts))
         return begun.whole
 
+    @by_device
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options) -> Work:
         """Collect a tensor of each rank on the root."""
         source = only(inputs, "gather")
@@ -160,6 +172,7 @@ class Collectives:
             returns=outputs,
         )
 
+    @by_device
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options) -> Work:
         """Hand each rank its tensor of the root's list."""
         target = only(outputs, "scatter")
@@ -184,6 +197,7 @@ class Collectives:
             returns=outputs,
         )
 
+    @by_device
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None
     ) -> Work:
@@ -203,6 +217,7 @@ class Collectives:
             returns=outputs,
         )
 
+    @by_device
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:  # noqa: A002
         """Combine the ranks' tensors, and hand each rank its part of the result."""
         opts = opts or c10d.ReduceScatterOptions()
@@ -221,6 +236,7 @@ class Collectives:
             returns=[output],
         )
 
+    @by_device
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> Work:
@@ -231,6 +247,7 @@ class Collectives:
                 begun.append(self.reduce_scatter_single(output, tensor, opts))
         return begun.whole
 
+    @by_device
     def all_to_all_single(
         self,
         output: Tensor,
@@ -264,6 +281,7 @@ class Collectives:
             returns=[output],
         )
 
+    @by_device
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
         """Send a tensor to each rank and receive one from each."""
         opts = opts or c10d.AllToAllOptions()

@@ -70,7 +70,12 @@ class Memory:
                 "to_dense()"
             )
         here = tensor.detach()
-        return here if here.device.type == "cpu" else here.to("cpu")
+        if here.is_cpu:
+            return here
+        if not here.is_cuda:
+            return here.to("cpu")
+        staged = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
+        return staged.copy_(here)  # waits for the stream, and so does copy_ in `finish`
 
     def _is_bytes(self, tensor: Any) -> bool:  # noqa: ANN401 - of torch
         return self._moves and tensor.dtype not in _ENGINES

@@ -22,7 +22,9 @@ from rallypoint.schedule.widen import widen
 if TYPE_CHECKING:
     from rallypoint.schedule.simulation import Simulation
 
-ONE_SHOT_BYTES = 16 * 1024  # above it, reducing everything on every rank costs more than waiting
+ONE_SHOT_BYTES = 16 * 1024  # above it, reducing everything on every rank costs more than waiting;
+FEW_ONE_SHOT_BYTES = 64 * 1024  # the same for three and four ranks,
+PAIR_ONE_SHOT_BYTES = 512 * 1024  # and for two
 FEW_RANKS = 16  # beyond, talking to all peers costs more than passing on
 WIDE_BYTES = 512 * 1024  # from here on, a network between all ranks is kept busy by two halves
 LANES = 4  # as many as the engine has
@@ -110,10 +112,11 @@ def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str,
         return large, f"beyond {FEW_RANKS} ranks, few neighbours beat few steps"
     if collective is not Collective.ALL_REDUCE:
         return "direct", f"up to {FEW_RANKS} ranks, one step to everybody"
-    if ranks <= 2:
-        return "direct_one_shot", "with two ranks, one step moves no more than two"
-    if nbytes <= ONE_SHOT_BYTES:
-        return "direct_one_shot", f"up to {ONE_SHOT_BYTES} bytes, waiting costs the most"
+    one_shot_bytes = ONE_SHOT_BYTES
+    if ranks <= 4:
+        one_shot_bytes = FEW_ONE_SHOT_BYTES if ranks > 2 else PAIR_ONE_SHOT_BYTES
+    if nbytes <= one_shot_bytes:
+        return "direct_one_shot", f"up to {one_shot_bytes} bytes, waiting costs the most"
     return "direct_two_shot", "each byte is reduced once, by one rank"
 
 

@@ -48,11 +48,11 @@ class Custom:
         """
         if team not in self._known:
             program = self._call(team)
-            self._prove(program, team)
-            self._known[team] = program
+            self._known[team] = replace(program, copies=self._prove(program, team))
         return self._known[team]
 
-    def _prove(self, program: Program, team: Team) -> None:
+    def _prove(self, program: Program, team: Team) -> bool:
+        """Whether what it sends must be copied."""
         # Whoever has no algorithm of their own does not pay for proofs.
         from rallypoint.schedule.symmetry import find_turn
         from rallypoint.schedule.verify import operations_of, verify
@@ -63,10 +63,11 @@ class Custom:
             report = verify(program, slots=SLOTS, most=MOST_OPERATIONS)
             how = "" if report.proof == "all ranks" else f" ({report.proof})"
             self.proof = f"proved for {team.ranks} ranks{how}"
-            return
+            return report.copies_in_place
         for ranks in range(1, SMALL_RANKS + 1):
             verify(self._call(Team(ranks, min(team.root, ranks - 1))), slots=SLOTS)
         self.proof = f"proved for 1 to {SMALL_RANKS} ranks, not for {team.ranks}"
+        return True
 
     def _call(self, team: Team) -> Program:
         try:
@@ -82,7 +83,7 @@ class Custom:
                 f"{self.path}: {self.name} must return a Program for {team.ranks} ranks, "
                 f"not {program!r}"
             )
-        return replace(program, name=self.name)
+        return replace(program, name=self.name, copies=True)
 
 
 def is_file(spec: str) -> bool:

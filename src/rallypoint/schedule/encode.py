@@ -3,7 +3,8 @@
 The format, all int32 in host order (native/engine/program.h reads it):
 
     header      magic, ranks, rank, identity, chunks, input blocks, output blocks,
-                scratch chunks, sends, span, lanes, then for each lane the number of its operations
+                scratch chunks, sends, span, whether sends must be copied, lanes,
+                then for each lane the number of its operations
     send        1, buffer, index, count, receivers, then (rank, lane, operation) of each
     reduce      2, operands, targets, count, then each operand: 0, buffer, index
                 or 1, peer | lane << 24, ordinal; then each target: buffer, index
@@ -103,7 +104,7 @@ def _header(program: Program, rank: int, lanes: tuple[Lane, ...]) -> list[int]:
     return [
         *(MAGIC, program.ranks, rank, crc32(program.name.encode()) >> 1),
         *(program.chunks, blocks_in, blocks_out, program.scratch_chunks),
-        *(program.sends, program.span, len(lanes)),
+        *(program.sends, program.span, int(program.copies), len(lanes)),
         *(len(lane) for lane in lanes),
     ]
 

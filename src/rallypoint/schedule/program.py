@@ -103,6 +103,8 @@ class Program:
             do. Simulations then look at `period` ranks only.
         restartable: nothing of an input is overwritten, in place, before every input has been
             read for the last time; so a call of one piece can be begun again by the survivors.
+        copies: in place, what was sent may be overwritten before its receivers have taken it, so
+            that senders must copy it; otherwise receivers may read it where it lies.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Program:
     span: int = 1
     root: int = 0
     restartable: bool = False
+    copies: bool = False
     period: int = 0
 
     def input_blocks(self, rank: int) -> int:

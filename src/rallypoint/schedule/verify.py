@@ -100,6 +100,7 @@ def verify(program: Program, *, slots: int = 1, most: int = MOST_OPERATIONS) -> 
     copies_apart = _check_races(program, trace, clocks, found)
     shared = in_place(program, trace, found)
     copies_in_place = _check_races(program, trace, clocks, shared, in_place=True)
+    _check_copies(program, copies_in_place)
     restartable = _is_restartable(trace, clocks, found, shared)
     if program.restartable and not restartable:
         raise ProgramError(
@@ -141,6 +142,7 @@ def _verify_turned(program: Program, turn: Turn, slots: int) -> Report:
         _check_races(program, trace, TurnedClocks(trace, turn, places), places, in_place=again)
         for places, again in ((some, False), (some_shared, True))
     ]
+    _check_copies(program, copies[1])
     which = "rank 0" if turn.period == 1 else f"ranks 0 to {turn.period - 1}"
     return Report(
         ranks=program.ranks,
@@ -291,6 +293,14 @@ def _check_races(
             chunk=index,
         )
     return must_copy
+
+
+def _check_copies(program: Program, must_copy: bool) -> None:
+    if must_copy and not program.copies:
+        raise ProgramError(
+            f"{program.name} overwrites, in place, what it sent before its receivers have taken "
+            "it; give the program copies=True, or let the write wait for a message from them"
+        )
 
 
 def _is_restartable(trace: Trace, clocks: Clocks, found: Accesses, shared: Accesses) -> bool:

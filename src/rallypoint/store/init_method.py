@@ -16,7 +16,6 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from rallypoint.base.errors import InvalidArgumentError, StoreTimeoutError
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.store.client import TCPStore
-from rallypoint.store.file import FileStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
 
 _REPORT_EVERY = timedelta(seconds=10)
@@ -62,6 +61,8 @@ def open_store(
             return _open_tcp(url, rank, world_size, timeout)
         case "file":
             _check_place(rank, world_size, url)
+            from rallypoint.store.file import FileStore  # hardly any rank meets in a file
+
             store = FileStore(_path(url), world_size, timeout=timeout, run_id=_run_id(environ))
             return OpenStore(store=store, rank=rank, world_size=world_size)
     raise InvalidArgumentError(

@@ -11,9 +11,10 @@ from tests.unit.engine import ranks
 
 TRANSPORTS = {
     "test_collectives": ["shm", "two hosts"],
-    "test_communicator": ["shm", "tcp", "two hosts"],
-    "test_mailbox": list(ranks.TRANSPORTS),
-    "test_work": ["shm", "tcp", "interleaved hosts"],
+    "test_communicator": ["shm", "tcp", "two hosts", "read"],
+    "test_mailbox": [name for name in ranks.TRANSPORTS if name not in ranks.REACHES],
+    "test_memory_of_peers": list(ranks.REACHES),
+    "test_work": ["shm", "tcp", "interleaved hosts", "read"],
 }
 CIRCLES = ["shm", "tcp"]  # those that pass through both are not recognised
 

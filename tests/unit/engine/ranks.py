@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint._native import region_bytes
-from rallypoint.engine.communicator import Communicator, FarPeer
+from rallypoint.engine.communicator import Communicator, FarPeer, Reach
 from rallypoint.process_group.planning import Algorithms, Planner, Wishes
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
@@ -29,6 +29,9 @@ TRANSPORTS: dict[str, Callable[[int, int], int]] = {
     "two hosts": lambda rank, ranks: int(rank >= (ranks + 1) // 2),
     "interleaved hosts": lambda rank, _ranks: rank % 2,
 }
+# What is read where it lies: as ranks of one process do, as those of several do, and from arenas.
+REACHES = {"shared": (3, True), "read": (3, False), "arenas": (1, False)}
+TRANSPORTS |= dict.fromkeys(REACHES, TRANSPORTS["shm"])
 chosen_transport = "shm"  # unless a test says otherwise; see conftest.py
 
 
@@ -112,6 +115,10 @@ def run_ranks(
     ]
     for fd in regions.values():
         os.close(fd)
+    reach, knows_itself = REACHES.get(transport or chosen_transport, (0, True))
+    for communicator in communicators:
+        assert reach & communicator.probe_memory() == reach
+        communicator.set_reach(Reach(reach), knows_itself=knows_itself)
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rallypoint.engine.communicator import Communicator, ReduceOp
+from rallypoint.process_group.arena import empty
 from rallypoint.schedule.choose import ALGORITHMS
 from rallypoint.schedule.program import Collective
+from tests.unit.engine import ranks as ranks_module
 from tests.unit.engine.ranks import run_ranks
 
 # Inline, one slot, chunks of uneven length, several pieces, the ring of slots wrapping.
@@ -42,19 +45,24 @@ def wanted(collective: Collective, inputs: list[Any], rank: int, root: int) -> A
     return np.stack([values[rank] for values in inputs])
 
 
+def new(shape: tuple[int, ...]) -> Any:
+    in_arena = ranks_module.chosen_transport in ("arenas", "shared")
+    return empty(shape, np.int64) if in_arena else np.empty(shape, np.int64)
+
+
 def buffers(
     collective: Collective, mine: Any, ranks: int, rank: int, root: int, in_place: bool
 ) -> tuple[Any, Any]:
     """Input and output of a rank; in place, one block of the larger is the smaller."""
     is_root = rank == root
-    output = np.full(
-        (collective.output_blocks(ranks, is_root=is_root), mine.shape[1]), -1, np.int64
-    )
+    output = new((collective.output_blocks(ranks, is_root=is_root), mine.shape[1]))
+    output[...] = -1
     alias = collective.alias(rank, is_root=is_root) if in_place else None
+    source = new(mine.shape)
+    source[...] = mine
     if alias is None:
-        return mine.copy(), output
+        return source, output
     if len(mine) > len(output):
-        source = mine.copy()
         return source, source[alias[0] : alias[0] + 1]
     output[alias[1]] = mine[0]
     return output[alias[1] : alias[1] + 1], output
@@ -66,7 +74,13 @@ def test_equals_numpy(collective: Collective, name: str, ranks: int) -> None:
     """All roots, in place and not; the input stays as it was, but for its part of the output."""
     roots = range(ranks) if collective.has_root else (0,)
     calls = [(count, root, way) for count in COUNTS for root in roots for way in (False, True)]
-    calls.append((LARGE, 0, True))
+    check_calls(collective, name, ranks, [*calls, (LARGE, 0, True)])
+
+
+def check_calls(
+    collective: Collective, name: str, ranks: int, calls: Sequence[tuple[int, int, bool]]
+) -> None:
+    """Calls with so many items, this root, and in place or not."""
 
     def main(communicator: Communicator) -> None:
         rank = communicator.rank

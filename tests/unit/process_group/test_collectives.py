@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -239,3 +240,35 @@ def test_wrong_arguments() -> None:
         assert (x == 2).all()
 
     run_ranks(2, main)
+
+
+def test_collectives_of_arrays_in_arenas_and_not() -> None:
+    """Some ranks have them in arenas, some not; which, changes from call to call."""
+    ranks, seed = 4, random.randrange(1 << 32)
+    print(f"seed {seed}")
+
+    def main(group: ProcessGroup) -> None:
+        me, common = group.rank(), random.Random(seed)
+        own = random.Random(seed + me)
+        for number in range(60):
+            count = common.choice([3, 2_000, 20_000, 150_000, 700_000])
+
+            def new(items: int, value: int) -> Any:
+                array = (dist.empty if own.random() < 0.6 else np.empty)(items, np.int64)
+                array[...] = value
+                return array
+
+            mine = new(count, me + number)
+            dist.all_reduce(mine, group=group)
+            assert (mine == sum(range(ranks)) + ranks * number).all()
+            everything = new(count * ranks, -1)
+            dist.all_gather_into_tensor(everything, new(count, me), group=group)
+            assert (everything.reshape(ranks, count) == np.arange(ranks)[:, None]).all()
+            told = new(count, number if me == number % ranks else -1)
+            dist.broadcast(told, number % ranks, group=group)
+            assert (told == number).all()
+            part = new(count, -1)
+            dist.reduce_scatter_tensor(part, new(count * ranks, me), group=group)
+            assert (part == sum(range(ranks))).all()
+
+    run_ranks(ranks, main)

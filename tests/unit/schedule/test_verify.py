@@ -256,6 +256,7 @@ def program(*ranks: tuple[Lane, ...], **changes: Any) -> Program:
         chunks=1,
         sends=4,
         scratch_chunks=1,
+        copies=True,
         lanes=lambda rank: ranks[rank],
     )
     return replace(made, **changes)
@@ -390,6 +391,11 @@ def test_barrier_that_does_not_wait() -> None:
     nothing = Reduce((Incoming(0),), ())
     broken = program(((Send(IN, (1,)),),), ((nothing,),), collective=Collective.BARRIER)
     assert "rank 0 does not wait for rank 1" in str(refused(broken))
+
+
+def test_false_claim_to_need_no_copies() -> None:
+    one_shot = build(Collective.ALL_REDUCE, "direct_one_shot", ranks=3)
+    assert "copies=True" in str(refused(replace(one_shot, copies=False)))
 
 
 def test_false_claim_to_be_restartable() -> None:

@@ -49,7 +49,14 @@ def all_reduce_one_shot(ranks: int) -> Program:
         return ((Send(own, others(rank, ranks)), reduce),) if ranks > 1 else ((reduce,),)
 
     return Program(
-        "direct_one_shot", Collective.ALL_REDUCE, ranks, chunks=1, sends=1, lanes=lanes, period=1
+        "direct_one_shot",
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=1,
+        sends=1,
+        lanes=lanes,
+        copies=ranks > 1,
+        period=1,
     )
 
 

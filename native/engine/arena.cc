@@ -1,0 +1,126 @@
+#include "engine/arena.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace rallypoint {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSegmentBytes = 64 << 20;
+constexpr std::size_t kMost = std::size_t{1} << 46;
+
+std::size_t up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+}  // namespace
+
+// Never destroyed: arrays may live until the process ends. A child after fork still has its
+// parent's arrays, but may not give their memory back.
+Arena& Arena::instance() {
+  static Arena* const arena = [] {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] {
+                     instance().segments_.clear();
+                     instance().mutex_.unlock();
+                   });
+    return new Arena;
+  }();
+  return *arena;
+}
+
+std::byte* Arena::allocate(std::size_t bytes) {
+  if (bytes > kMost) return nullptr;
+  const std::size_t needed = std::max(up(bytes), kPage);
+  const std::lock_guard lock(mutex_);
+  for (auto& [base, segment] : segments_) {
+    if (std::byte* const at = take(base, segment, needed)) return at;
+  }
+  const auto added = add_segment(std::max(needed, kSegmentBytes));
+  return added == segments_.end() ? nullptr : take(added->first, added->second, needed);
+}
+
+std::byte* Arena::take(std::byte* base, Segment& segment, std::size_t bytes) {
+  for (auto hole = segment.free.begin(); hole != segment.free.end(); ++hole) {
+    const auto [offset, length] = *hole;
+    if (length < bytes) continue;
+    segment.free.erase(hole);
+    if (length > bytes) segment.free[offset + bytes] = length - bytes;
+    segment.used[offset] = bytes;
+    return base + offset;
+  }
+  return nullptr;
+}
+
+// Sealed, so that nobody who has mapped it can find it shorter than it was.
+Arena::Segments::iterator Arena::add_segment(std::size_t bytes) {
+  const int fd = memfd_create("rallypoint-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return segments_.end();
+  struct stat status{};
+  void* base = MAP_FAILED;
+  if (ftruncate(fd, static_cast<off_t>(bytes)) == 0 && fstat(fd, &status) == 0 &&
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
+    base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  }
+  if (base == MAP_FAILED) {
+    close(fd);
+    return segments_.end();
+  }
+  madvise(base, bytes, MADV_HUGEPAGE);
+  Segment segment{fd, status.st_ino, bytes, {{0, bytes}}, {}};
+  return segments_.emplace(static_cast<std::byte*>(base), std::move(segment)).first;
+}
+
+// The pages go back to the system, whoever else has mapped them. One empty segment is kept.
+void Arena::release(std::byte* at) {
+  if (at == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  auto found = segments_.upper_bound(at);
+  if (found == segments_.begin()) return;  // its parent's
+  auto& [base, segment] = *--found;
+  const auto block = segment.used.find(static_cast<std::size_t>(at - base));
+  if (block == segment.used.end()) return;
+  const auto [offset, bytes] = *block;
+  segment.used.erase(block);
+  give_back(segment, offset, bytes);
+  if (!segment.used.empty() || segments_.size() == 1) return;
+  munmap(base, segment.bytes);
+  close(segment.fd);
+  segments_.erase(found);
+}
+
+void Arena::give_back(Segment& segment, std::size_t offset, std::size_t bytes) {
+  fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
+  auto next = segment.free.lower_bound(offset);
+  if (next != segment.free.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = segment.free.erase(next);
+  }
+  if (next != segment.free.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  segment.free[offset] = bytes;
+}
+
+bool Arena::locate(const std::byte* at, std::size_t bytes, ArenaPlace& place) const {
+  const std::lock_guard lock(mutex_);
+  auto found = segments_.upper_bound(const_cast<std::byte*>(at));
+  if (found == segments_.begin()) return false;
+  const auto& [base, segment] = *--found;
+  const auto offset = static_cast<std::size_t>(at - base);
+  if (offset > segment.bytes || bytes > segment.bytes - offset) return false;
+  place = {segment.inode, offset, segment.fd};
+  return true;
+}
+
+}  // namespace rallypoint

@@ -1,0 +1,143 @@
+// Messages that stay in their sender's memory until their receivers have read them there.
+//
+//   sender     its line says where the message lies; the call ends when all have taken it
+//   receiver   reads and combines it, and then looks whether that memory was still the message
+//
+// A sender that is in trouble says so in the region before its caller gets the memory back. So what
+// was read is good if there is no trouble afterwards; otherwise it is never used.
+
+#include <cstring>
+
+#include "engine/executor.h"
+
+namespace rallypoint {
+namespace {
+
+constexpr std::uint64_t kStepBytes = 64 << 10;  // what is read stays in the cache until it is used
+
+}  // namespace
+
+// Whether this rank's arrays are memory that others can read at all.
+bool Executor::are_buffers_readable() const {
+  const auto are = [&](const std::byte* at, const Block* table, std::uint32_t blocks) {
+    if (blocks == 0) return true;
+    if (table == nullptr) return memory_.can_expose(at);
+    return std::all_of(table, table + blocks, [&](const Block& block) {
+      return block.items == 0 || memory_.can_expose(block.at);
+    });
+  };
+  return are(call_->input, call_->input_blocks, program_->input_blocks) &&
+         (call_->output == call_->input ||
+          are(call_->output, call_->output_blocks, program_->output_blocks));
+}
+
+// Where a message is for others, if they are to read it there. Scratch memory is not: later pieces
+// use it again.
+bool Executor::find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes,
+                          Place& place) {
+  if (bytes < kExposedBytes || send.count != 1 || send.source.buffer == Buffer::scratch)
+    return false;
+  place = memory_.place_of(piece_of<false>(send.source, 0, piece).at, bytes);
+  return place.arena.segment != 0 || exposes_private_;
+}
+
+bool Executor::expose(std::uint32_t lane, const Operation& send, std::uint64_t piece,
+                      std::uint64_t bytes, const Place& place) {
+  const std::uint64_t iteration = channel_.iterations + piece;
+  static_assert(sizeof place <= kInlineBytes);
+  Slot slot;
+  std::byte* const payload =
+      channel_.reserve(*program_, lane, send, iteration, sizeof place, slot, blocker_);
+  if (payload == nullptr) return false;
+  std::memcpy(payload, &place, sizeof place);
+  slot.offset = kExposed;
+  channel_.publish(slot, send, iteration, bytes, signature_);
+  far_sends_[lane].sent = 0;
+  // Who has taken a later piece has taken this one.
+  for (Occupant& known : exposed_) {
+    if (known.receivers == &send.receivers) {
+      known.iteration = iteration;
+      return true;
+    }
+  }
+  exposed_.push_back({&channel_, iteration, &send.receivers});
+  return true;
+}
+
+bool Executor::are_exposed_taken() {
+  while (!exposed_.empty()) {
+    if (!channel_.is_taken(exposed_.back(), blocker_)) return false;
+    exposed_.pop_back();
+  }
+  return true;
+}
+
+// Where the messages are for this process, as far as they are within its reach.
+void Executor::reach(const Operation& reduce, std::uint64_t bytes) {
+  reads_.clear();
+  for (const std::size_t i : exposed_operands_) {
+    Place place;
+    std::memcpy(&place, sources_[i], sizeof place);  // from its line
+    const std::uint32_t member = reduce.operands[i].peer;
+    sources_[i] = memory_.find(channel_.rank_of(member), place, bytes);
+    if (sources_[i] == nullptr) reads_.push_back({i, member, place.address});
+  }
+}
+
+// Whether all that was read was still what had been sent.
+bool Executor::is_good() {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (!region_.poisoned()) return true;
+  trouble_ = Trouble::aborted;
+  return false;
+}
+
+bool Executor::combine_read(const Operation& reduce, std::uint64_t piece) {
+  const Piece target = piece_of<false>(reduce.targets[0], 0, piece);
+  const std::uint64_t bytes = target.items * cut_.item;
+  const std::size_t operands = reduce.operands.size();
+  const auto copy_to_others = [&](std::uint64_t offset, std::uint64_t length) {
+    for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
+      std::memcpy(piece_of<false>(reduce.targets[i], 0, piece).at + offset, target.at + offset,
+                  length);
+    }
+  };
+  if (operands == 1) {
+    if (!read(reads_[0], 0, target.at, bytes)) return false;
+    copy_to_others(0, bytes);
+    return true;
+  }
+  if (staging_.size() < reads_.size() * kStepBytes) staging_.resize(reads_.size() * kStepBytes);
+  for (std::size_t i = 0; i < operands; ++i) {
+    const Operand& operand = reduce.operands[i];
+    if (!operand.remote) sources_[i] = piece_of<false>(operand.chunks, 0, piece).at;
+  }
+  staged_.resize(operands);
+  for (std::uint64_t offset = 0; offset < bytes; offset += kStepBytes) {
+    const std::uint64_t length = std::min(kStepBytes, bytes - offset);
+    for (std::size_t i = 0; i < operands; ++i) {
+      if (sources_[i] != nullptr) staged_[i] = sources_[i] + offset;
+    }
+    std::byte* at = staging_.data();
+    for (const Read& from : reads_) {
+      if (!read(from, offset, at, length)) return false;
+      staged_[from.operand] = at;
+      at += kStepBytes;
+    }
+    reducer_(target.at + offset, staged_.data(), operands, length / cut_.item, divisor_);
+    copy_to_others(offset, length);
+  }
+  return true;
+}
+
+bool Executor::read(const Read& from, std::uint64_t offset, std::byte* target,
+                    std::uint64_t bytes) {
+  const std::uint32_t rank = channel_.rank_of(from.member);
+  const Trouble trouble = memory_.read(rank, from.address + offset, target, bytes);
+  if (trouble == Trouble::none) return true;
+  trouble_ = trouble;
+  culprit_ = from.member;
+  return false;
+}
+
+}  // namespace rallypoint

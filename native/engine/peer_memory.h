@@ -1,0 +1,83 @@
+// The memory of other ranks of this host, read where it lies.
+//
+//   private        process_vm_readv, where the kernel permits it (Yama, containers)
+//   in an arena    mapped here too, once it is first seen (arena.h)
+//   this process   ranks may be threads of one
+//
+// Nobody writes into another rank's memory: whatever happens, a rank that returned from a call with
+// an error may free what it passed. Who reads must therefore look, after reading, whether the group
+// is in trouble: only if not, what was read is what was meant.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "engine/arena.h"
+#include "engine/region.h"
+
+namespace rallypoint {
+
+// What of each other's memory all ranks of a host can read: bits.
+using Reach = unsigned;
+inline constexpr Reach kArenas = 1;
+inline constexpr Reach kPrivate = 2;
+
+// Where a message lies in its sender's memory.
+struct Place {
+  std::uint64_t address;
+  ArenaPlace arena;  // the same, if it is in one
+};
+
+class PeerMemory {
+ public:
+  // Lets peers read this rank's memory, as far as that is for it to say.
+  explicit PeerMemory(Region& region);
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  // Whether the kernel copies from another process fast enough for that to pay, where it may.
+  static bool reads_well();
+
+  // What this rank can read of all others of this host; they must have mapped the region by now.
+  Reach probe() const;
+  // What all of them can: the same on each, and settled before the first call.
+  Reach reach = 0;
+
+  // Sender: whether others can read this private memory; that of a device, for one, they cannot.
+  bool can_expose(const std::byte* at) const;
+  Place place_of(const std::byte* at, std::uint64_t bytes) const;
+
+  // Receiver: where the bytes are for this process, until `trim`, or null: `read` must copy them.
+  const std::byte* find(std::uint32_t rank, const Place& place, std::uint64_t bytes);
+  // Returns none, peer_lost or unreadable.
+  Trouble read(std::uint32_t rank, std::uint64_t address, std::byte* target,
+               std::uint64_t bytes) const;
+
+  void trim();
+
+  // For tests: treat other ranks of this process as if they were of another.
+  bool knows_itself = true;
+
+ private:
+  struct View {
+    std::shared_ptr<const std::byte> base;  // null: it cannot be mapped
+    std::uint64_t bytes = 0;
+  };
+  const View& view_of(std::uint32_t rank, const ArenaPlace& place);
+  pid_t pid_of(std::uint32_t rank) const {
+    return region_.state(rank).pid.load(std::memory_order_relaxed);
+  }
+  bool is_own(std::uint32_t rank) const { return pid_of(rank) == pid_ && knows_itself; }
+
+  const Region& region_;
+  pid_t pid_;
+  std::uint64_t word_;                                             // that peers try to read
+  std::map<std::pair<std::uint32_t, std::uint64_t>, View> views_;  // by rank and arena
+};
+
+}  // namespace rallypoint

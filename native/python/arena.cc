@@ -1,0 +1,44 @@
+// The arena as Python sees it: blocks as NumPy arrays of bytes, which give them back when they go.
+
+#include "python/arena.h"
+
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/arena.h"
+#include "engine/peer_memory.h"
+
+namespace nb = nanobind;
+
+// For allocators of other libraries: `rallypoint._native`'s file exports these two.
+extern "C" {
+[[gnu::visibility("default")]] void* rallypoint_allocate(std::size_t bytes) {
+  return rallypoint::Arena::instance().allocate(bytes);
+}
+[[gnu::visibility("default")]] void rallypoint_release(void* at) {
+  rallypoint::Arena::instance().release(static_cast<std::byte*>(at));
+}
+}
+
+namespace rallypoint::python {
+namespace {
+
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
+
+nb::object allocate(std::size_t bytes) {
+  std::byte* const at = Arena::instance().allocate(bytes);
+  if (at == nullptr) return nb::none();
+  const nb::capsule owner(at, [](void* block) noexcept { rallypoint_release(block); });
+  return nb::cast(Bytes(at, {bytes}, owner));
+}
+
+}  // namespace
+
+void bind_arena(nb::module_& module) {
+  module.def("allocate", &allocate);
+  module.def("reads_well", [] { return PeerMemory::reads_well(); });
+}
+
+}  // namespace rallypoint::python

@@ -1,0 +1,52 @@
+"""Arrays that other processes of this host can map, so that communicating them needs no copy.
+
+An array of `empty` is used like any other. In a collective whose ranks are on one host, peers read
+it where it lies. It works without a group, and with every group.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rallypoint._native import allocate
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, OutOfMemoryError
+
+
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float) -> NDArray[Any]:
+    """A new C-contiguous array in memory that this host's other ranks read without copying it.
+
+    Args:
+        shape, dtype: as numpy.empty takes them. What is in the array is not specified.
+
+    The memory is given back when the last array that refers to it is collected. It has no name in
+    the file system. After os.fork, parent and child share it. `torch.from_numpy(empty(...))` is a
+    tensor of the same memory.
+
+    Raises:
+        InvalidTypeError: no shape, or not a dtype of fixed size; objects cannot be shared.
+        InvalidArgumentError: a negative length.
+        OutOfMemoryError: there is not so much memory, or no descriptor left for it.
+    """
+    try:
+        lengths = [int(n) for n in shape] if isinstance(shape, Sequence) else [shape.__index__()]
+        items = np.dtype(dtype)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidTypeError(f"empty: {error}; pass a shape and a dtype") from None
+    if items.hasobject or items.itemsize == 0:
+        raise InvalidTypeError(f"empty takes dtypes of fixed size, not {items!r}")
+    if min(lengths, default=0) < 0:
+        raise InvalidArgumentError(f"empty: the shape {lengths} has a negative length")
+    nbytes = math.prod(lengths) * items.itemsize
+    block = allocate(nbytes) if nbytes <= sys.maxsize else None
+    if block is None:
+        raise OutOfMemoryError(
+            f"empty: the system gave no {nbytes} bytes of shared memory for an array of shape "
+            f"{lengths}; free other arrays, or raise the limits on memory and open files"
+        )
+    return block.view(items).reshape(lengths)

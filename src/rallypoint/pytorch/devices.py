@@ -1,0 +1,153 @@
+"""Where a group's calls go whose tensors are on GPUs: to NCCL, or to the engine by way of the host.
+
+NCCL takes them where every rank has a GPU of its own, which is decided the same on all ranks from
+what each told at the start. Its group is made at the first such call. All others are staged: see
+memory.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from rallypoint.cluster.interface import host_identity
+from rallypoint.process_group.groups import ProcessGroup
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a rank tells of its GPUs.
+
+    Attributes:
+        host: differs between machines (cluster.interface).
+        gpus: by which the GPUs that the process sees are known on its host.
+    """
+
+    host: str
+    has_nccl: bool
+    gpus: tuple[str, ...]
+
+    @classmethod
+    def own(cls) -> Seat:
+        """This process's; does not touch the GPUs, so that it may still be forked."""
+        names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+        count = torch.cuda.device_count()
+        known = len(names) >= count and names != [""]
+        gpus = names[:count] if known else list(map(str, range(count)))
+        return cls(host_identity(), dist.is_nccl_available(), tuple(gpus))
+
+
+def why_staged(seats: Sequence[Seat]) -> str | None:
+    """Why the ranks with these seats cannot use NCCL among each other; None if they can."""
+    lacking = [rank for rank, seat in enumerate(seats) if not seat.has_nccl]
+    if lacking:
+        return f"rank {lacking[0]} has a PyTorch without NCCL"
+    ranks = Counter(seat.host for seat in seats)
+    for host, count in ranks.items():
+        gpus = {gpu for seat in seats if seat.host == host for gpu in seat.gpus}
+        if len(gpus) < count:
+            first = next(rank for rank, seat in enumerate(seats) if seat.host == host)
+            return f"the {count} ranks on the host of rank {first} share {len(gpus)} GPU(s)"
+    return None
+
+
+class Devices:
+    """Of one group: the groups that take its calls for other devices."""
+
+    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+        self._group = group
+        self._store = store
+        self._prefix = f"{group.world.prefix}/gpus/{group.group_name}"
+        self._groups: dict[str, Any] = {}
+        self._tell()
+
+    def group_for(self, kind: str) -> Any:  # noqa: ANN401 - of torch
+        """The group for tensors of a kind of device ("cuda"), or None: the engine takes them."""
+        if kind not in self._groups:
+            self._groups[kind] = self._make(kind) if kind in MAKERS else None
+        return self._groups[kind]
+
+    def made(self) -> list[Any]:
+        """The groups that have been made."""
+        return [group for group in self._groups.values() if group is not None]
+
+    def _tell(self) -> None:
+        text = json.dumps(asdict(Seat.own()))
+        self._group.world.store.set(f"{self._prefix}/{self._group.own_rank}", text)
+
+    def _make(self, kind: str) -> Any:  # noqa: ANN401 - of torch
+        keys = [f"{self._prefix}/{rank}" for rank in range(self._group.size())]
+        told = [json.loads(text) for text in self._group.world.store.multi_get(keys)]
+        reason = why_staged(
+            [Seat(each["host"], each["has_nccl"], tuple(each["gpus"])) for each in told]
+        )
+        if reason is None:
+            store = dist.PrefixStore(f"{self._prefix}/{kind}", self._store)
+            return MAKERS[kind](store, self._group)
+        if self._group.own_rank == 0:
+            warnings.warn(
+                f"rallypoint: {kind} tensors are copied to the host and back in the group "
+                f"{self._group.group_name!r}, because {reason}",
+                stacklevel=4,
+            )
+        return None
+
+
+def nccl_group(store: Any, group: ProcessGroup) -> Any:  # noqa: ANN401 - of torch
+    """A group of the same ranks, for CUDA tensors."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = False
+    options._timeout = group.timeout
+    options.global_ranks_in_group = list(group.ranks)
+    options.group_name = f"{group.group_name}:nccl"
+    backend = dist.ProcessGroupNCCL(store, group.own_rank, group.size(), options)
+    return over(backend, store, group, "cuda", dist.ProcessGroup.BackendType.NCCL)
+
+
+def over(backend: Any, store: Any, group: ProcessGroup, device: str, kind: Any) -> Any:  # noqa: ANN401
+    """torch's own ProcessGroup over one of its backends."""
+    whole = dist.ProcessGroup(store, group.own_rank, group.size())
+    whole._set_default_backend(kind)
+    whole._register_backend(torch.device(device), kind, backend)
+    whole._set_group_name(f"{group.group_name}:{device}")
+    return whole
+
+
+# By the kind of device; what a rank needs for it is in its Seat.
+MAKERS: dict[str, Callable[[Any, ProcessGroup], Any]] = {"cuda": nccl_group}
+
+
+def by_device(method: Method) -> Method:
+    """Have a group's method, whose first argument has tensors in it, done where they are."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, tensors: Any, *others: Any, **named: Any) -> Any:  # noqa: ANN401
+        if (kind := _elsewhere(tensors, others)) is not None:
+            group = self.devices.group_for(kind)
+            if group is not None:
+                return getattr(group, name)(tensors, *others, **named)
+        return method(self, tensors, *others, **named)
+
+    return call  # type: ignore[return-value]
+
+
+def _elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: ANN401
+    """The kind of device of a call's tensors, unless it is the CPU."""
+    first = tensors
+    while type(first) is list:
+        if not first:  # on all but the root, scatter and gather have one list of two
+            return _elsewhere(others[0], ()) if others else None
+        first = first[0]
+    return None if first.is_cpu else str(first.device.type)

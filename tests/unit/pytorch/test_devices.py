@@ -1,0 +1,207 @@
+"""Tensors that are not on the CPU, without a GPU: stand-ins, in whose memory nobody can look."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+from rallypoint.pytorch import devices  # noqa: E402
+from rallypoint.pytorch.devices import Seat, why_staged  # noqa: E402
+from rallypoint.pytorch.work import DoneWork  # noqa: E402
+from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
+
+c10d: Any = torch._C._distributed_c10d
+pytestmark = pytest.mark.needs_torch
+
+
+class FarTensor(torch.Tensor):  # type: ignore[misc]
+    """A tensor on a device of another kind, which has no address here; `held` has its items."""
+
+    held: Any
+
+    @staticmethod
+    def __new__(cls: Any, held: Any) -> Any:
+        far = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), dtype=held.dtype, device="meta"
+        )
+        far.held = held
+        return far
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        named = dict(named or {})
+        goes_home = function is torch.ops.aten._to_copy.default and named.get("device")
+        if goes_home:
+            assert torch.device(named["device"]).type == "cpu"
+        near = pytree.tree_map_only(cls, lambda far: far.held, (arguments, named))
+        result = function(*near[0], **near[1])
+        if goes_home:
+            return result
+        if function is torch.ops.aten.copy_.default:
+            return arguments[0]
+        return pytree.tree_map_only(torch.Tensor, cls, result)
+
+
+def far(*items: float) -> Any:
+    tensor = FarTensor(torch.tensor(items, dtype=torch.float32))
+    assert not tensor.is_cpu and tensor.device.type == "meta"
+    return tensor
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_without_another_group_they_are_copied_to_the_host_and_back(is_async: bool) -> None:
+    def asked(kind: Any) -> Any:
+        options = kind()
+        options.asyncOp = is_async
+        return options
+
+    def main(group: Any) -> None:
+        rank = group.rank()
+        tensor = far(1.0 + rank, 10.0)
+        group.allreduce([tensor], asked(c10d.AllreduceOptions)).wait()
+        assert tensor.held.tolist() == [3, 20]
+        tensor = far(rank)
+        group.broadcast([tensor], asked(c10d.BroadcastOptions)).wait()
+        assert tensor.held.tolist() == [0]
+        outputs = [far(-1.0), far(-1.0)]
+        group.allgather([outputs], [far(rank)], asked(c10d.AllgatherOptions)).wait()
+        assert [each.held.item() for each in outputs] == [0, 1]
+        part = far(-1.0)
+        whole = far(1.0, 2.0)
+        group.reduce_scatter_single(part, whole, asked(c10d.ReduceScatterOptions)).wait()
+        assert part.held.item() == 2 * (rank + 1)
+        assert whole.held.tolist() == [1, 2]
+        if rank == 0:
+            group.send([far(7.0)], 1, 0).wait()
+        else:
+            value = far(0.0)
+            group.recv([value], 0, 0).wait()
+            assert value.held.item() == 7
+
+    run_ranks(2, main)
+
+
+class Recorder:
+    """A group that takes every call, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, arguments))
+            return DoneWork([])
+
+        return call
+
+
+def every_call(tensor: Any) -> dict[str, Any]:
+    """Each method that takes tensors, with arguments as on ranks that are not the root."""
+    one, lists = [tensor], [[tensor, tensor]]
+    return {
+        "allreduce": (one, c10d.AllreduceOptions()),
+        "allreduce_coalesced": (one, c10d.AllreduceCoalescedOptions()),
+        "broadcast": (one, c10d.BroadcastOptions()),
+        "reduce": (one, c10d.ReduceOptions()),
+        "allgather": (lists, one, c10d.AllgatherOptions()),
+        "allgather_coalesced": (lists, one, c10d.AllgatherOptions()),
+        "all_gather_single": (tensor, tensor, c10d.AllgatherOptions()),
+        "all_gather_single_coalesced": (one, one, c10d.AllgatherOptions()),
+        "gather": ([], one, c10d.GatherOptions()),
+        "scatter": (one, [], c10d.ScatterOptions()),
+        "reduce_scatter": (one, lists, c10d.ReduceScatterOptions()),
+        "reduce_scatter_single": (tensor, tensor, c10d.ReduceScatterOptions()),
+        "reduce_scatter_single_coalesced": (one, one, c10d.ReduceScatterOptions()),
+        "all_to_all_single": (tensor, tensor, [], [], c10d.AllToAllOptions()),
+        "alltoall": (one, one, c10d.AllToAllOptions()),
+        "send": (one, 1, 0),
+        "recv": (one, 1, 0),
+        "recv_anysource": (one, 0),
+    }
+
+
+def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: Recorder())
+    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
+
+    def main(group: Any) -> None:
+        calls = every_call(far(1.0))
+        for name, arguments in calls.items():
+            getattr(group, name)(*arguments)
+        group._start_coalescing(torch.device("meta"))
+        group._end_coalescing(torch.device("meta"))
+        (recorder,) = group.devices.made()
+        kept = [*calls.items(), *(("_" + s + "_coalescing", None) for s in ("start", "end"))]
+        assert [name for name, _ in recorder.calls] == [name for name, _ in kept]
+        for (_, given), (_, taken) in zip(kept[:-2], recorder.calls[:-2], strict=True):
+            assert all(a is b for a, b in zip(given, taken, strict=True))
+        near = torch.ones(1)  # these stay with the engine, between the others
+        group.allreduce([near]).wait()
+        assert float(near) == 2
+        assert group._get_backend(torch.device("cpu")) is group
+
+    run_ranks(2, main)
+
+
+def test_ranks_that_share_a_gpu_are_told_once_why_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: pytest.fail("not to be made"))
+    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0",)))
+
+    def main(group: Any) -> None:
+        for _ in range(2):
+            tensor = far(1.0)
+            group.allreduce([tensor]).wait()
+            assert tensor.held.item() == 2
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_ranks(2, main)
+    (told,) = [str(each.message) for each in caught if "rallypoint" in str(each.message)]
+    assert "because the 2 ranks on the host of rank 0 share 1 GPU(s)" in told
+
+
+@pytest.mark.parametrize(
+    ("seats", "reason"),
+    [
+        ([Seat("a", True, ("0", "1")), Seat("a", True, ("0", "1"))], None),
+        ([Seat("a", True, ("0",)), Seat("a", True, ("1",))], None),
+        ([Seat("a", True, ("0",)), Seat("b", True, ("0",))], None),
+        ([Seat("a", True, ("0",)), Seat("a", False, ("1",))], "rank 1 has a PyTorch without NCCL"),
+        (
+            [Seat("b", True, ("0",)), *[Seat("a", True, ("3",))] * 2],
+            "the 2 ranks on the host of rank 1 share 1 GPU",
+        ),
+        ([Seat("a", True, ())], "share 0 GPU"),
+    ],
+)
+def test_nccl_wants_a_gpu_for_each_rank(seats: list[Seat], reason: str | None) -> None:
+    found = why_staged(seats)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_the_inner_group_is_one_of_torchs_own() -> None:
+    """Around gloo here, in the place of NCCL: the group that calls are handed to works."""
+
+    def main(group: Any) -> None:
+        store = dist.PrefixStore("inner", group.get_group_store())
+        gloo = dist.ProcessGroupGloo(store, group.rank(), group.size())
+        kind = dist.ProcessGroup.BackendType.GLOO
+        inner = devices.over(gloo, store, group.engine_group, "cpu", kind)
+        tensor = torch.ones(3)
+        inner.allreduce([tensor], c10d.AllreduceOptions()).wait()
+        outputs = [torch.empty(3), torch.empty(3)]
+        inner.allgather([outputs], [tensor], c10d.AllgatherOptions()).wait()
+        assert outputs[1].tolist() == [2, 2, 2]
+        inner.shutdown()
+
+    run_ranks(2, main)
