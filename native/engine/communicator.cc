@@ -282,7 +282,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
       if (mailbox_.advance(std::exchange(has_slept, false))) {
         waiter.reset();
         if (std::exchange(is_said, false)) mailbox_.set_waiting(nullptr);
-      } else if (waiter.pause(transfer.peer)) {
+      } else if (waiter.pause(transfer.asked)) {
         has_slept = true;
         if (noter.is_interrupted() || now_s() > until_s) break;
         // Who waits for a time may do something else afterwards.

@@ -40,6 +40,7 @@ std::byte* Mailbox::block(std::uint32_t rank, int slot) const {
 }
 
 void Mailbox::post(Transfer& transfer, std::shared_ptr<Work> work) {
+  transfer.asked = transfer.peer;
   Items finished;
   {
     const std::lock_guard lock(mutex_);

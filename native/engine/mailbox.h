@@ -40,6 +40,7 @@ struct Transfer {
   bool sends = false;
   bool is_synchronous = false;  // a send that waits until it is received
   std::uint32_t peer = 0;       // kAnyRank: whoever sends; afterwards, who did
+  std::uint32_t asked = 0;      // what `peer` was when it was posted
   std::int32_t tag = 0;
   DType dtype = DType::uint8;
   std::byte* data = nullptr;
