@@ -139,8 +139,14 @@ class Rank {
     if (rank_ != from && rank_ != to) return;
     auto task = std::make_shared<Task>(count, rank_ == from ? step_ : -1, in_arena());
     task->expected = step_;
-    task->transfer = {rank_ == from, false,        rank_ == from ? to : from,    tag,
-                      DType::int64,  task->data(), count * sizeof(std::int64_t), 60};
+    const std::uint32_t peer = rank_ == from ? to : from;
+    task->transfer = {.sends = rank_ == from,
+                      .peer = peer,
+                      .tag = tag,
+                      .dtype = DType::int64,
+                      .data = task->data(),
+                      .bytes = count * sizeof(std::int64_t),
+                      .timeout_s = 60};
     NoHost host;
     communicator_->post(task->transfer, task, host);
     tasks_.push_back(std::move(task));
