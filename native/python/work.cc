@@ -77,8 +77,11 @@ bool PythonWork::wait(double timeout_s) {
   if (communicator == nullptr) {
     await_last_step();  // it has been released already
   } else if (!is_done()) {
+    // Another thread may release what this work holds as soon as it is done: keep what is called.
     const std::shared_ptr<Communicator> kept = communicator;
-    PythonHost host(&site, is_alone.is_valid() ? &is_alone : nullptr);
+    const nb::callable kept_site = site;
+    const nb::callable kept_is_alone = is_alone;
+    PythonHost host(&kept_site, kept_is_alone.is_valid() ? &kept_is_alone : nullptr);
     const double most_s = timeout_s < 0 ? kForeverS : timeout_s;
     const bool done =
         is_transfer ? kept->wait(transfer, *this, most_s, host) : kept->wait(*this, most_s, host);
