@@ -60,7 +60,8 @@ def test_random_calls(launch: Launch, way: str, ranks: int) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_death_in_the_middle(launch: Launch, way: str) -> None:
     script = launch.script(
-        head(way) + "dist.init_process_group()\n"
+        head(way) + "signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's\n"
+        "dist.init_process_group()\n"
         "rank = dist.get_rank()\n"
         "values = new(2_000_000, np.int64)\n"
         "values[...] = 0\n"
