@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.system.conftest import Launch
+from tests.system.conftest import OURS, Launch
 
 pytestmark = pytest.mark.system
 
@@ -367,10 +367,17 @@ def test_training_is_the_same_with_any_number_of_workers(launch: Launch) -> None
 def test_ordinary_torch_script_gives_the_same_losses_as_under_torchrun(launch: Launch) -> None:
     script = str(EXAMPLES / "train_digits_ddp.py")
     arguments = ("--standalone", "--nproc-per-node", "2", script, "--epochs", "2")
-    assert launch.run(*arguments) == 0, launch.err
-    ours = launch.out
-    assert launch.run(*arguments, launcher=("-m", "torch.distributed.run")) == 0, launch.err
-    assert ours == launch.out
+
+    def output(launcher: tuple[str, ...]) -> str:
+        for _ in range(3):
+            if launch.run(*arguments, launcher=launcher) == 0:
+                return launch.out
+            # PyTorch's own fault, under any launcher: a gloo thread that outlives the interpreter.
+            assert "terminate called without an active exception" in launch.err, launch.err
+        raise AssertionError(launch.err)
+
+    ours = output(OURS)
+    assert ours == output(("-m", "torch.distributed.run"))
     assert ours.count("loss") == 2
 
 
