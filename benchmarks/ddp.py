@@ -13,18 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from table import need, print_table, save
+from workers import answer, is_worker, measured_by
 
 BACKENDS = ("rallypoint", "gloo")
 MODELS = ("cnn", "transformer 10M", "transformer 50M")
@@ -94,7 +89,7 @@ def mean_s(call: Callable[[], object], calls: int, groups: dict[str, Any]) -> fl
     return (time.perf_counter() - begin) / calls
 
 
-def be_worker(models: list[str], steps: int, repeats: int, path: str) -> None:
+def worker(models: list[str], steps: int, repeats: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -137,7 +132,7 @@ def be_worker(models: list[str], steps: int, repeats: int, path: str) -> None:
             steps,
         )
     if dist.get_rank() == 0:
-        Path(path).write_text(json.dumps(rows))
+        answer(rows)
     dist.destroy_process_group()
 
 
@@ -147,26 +142,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--write", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.write:
-        be_worker(options.models, options.steps, options.repeats, options.write)
+    if is_worker():
+        worker(options.models, options.steps, options.repeats)
         return
     if not need("torch", "this is about its DistributedDataParallel"):
         return
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "rows.json")
-        subprocess.run(
-            [
-                *[sys.executable, "-m", "rallypoint", "run"],
-                *["--nproc-per-node", str(options.nproc_per_node), *sys.argv[:1]],
-                *[f"--steps={options.steps}", f"--repeats={options.repeats}", f"--write={path}"],
-                *["--models", *options.models],
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-        )
-        rows = json.loads(path.read_text())
+    rows = measured_by(options.nproc_per_node, OMP_NUM_THREADS="1")
     for row in rows:
         row["ranks"] = options.nproc_per_node
         if "compute" in row:

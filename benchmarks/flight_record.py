@@ -10,19 +10,14 @@ one rank tell what the caller pays; those of all ranks what is left of it beside
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from table import print_table, save
+from workers import answer, is_worker, measured_by
 
 import rallypoint as dist
 from rallypoint.engine import communicator as engine
@@ -72,7 +67,7 @@ def worker(options: argparse.Namespace) -> None:
             for kind in KINDS if repeat % 2 else reversed(KINDS):
                 times[scope][kind].append(batch_ns(calls[kind]))
     if dist.get_rank() == 0:
-        Path(options.worker).write_text(json.dumps([dist.get_world_size(), times]))
+        answer([dist.get_world_size(), times])
     dist.barrier()
     dist.destroy_process_group()
 
@@ -114,17 +109,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nproc-per-node", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=600)
-    parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
+    if is_worker():
         worker(options)
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        result = Path(directory, "times.json")
-        command = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
-        command += ["--nproc-per-node", str(options.nproc_per_node), __file__, *sys.argv[1:]]
-        subprocess.run([*command, "--worker", str(result)], check=True, env=dict(os.environ))
-        report(*json.loads(result.read_text()))
+    else:
+        report(*measured_by(options.nproc_per_node))
 
 
 if __name__ == "__main__":

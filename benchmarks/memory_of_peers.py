@@ -1,6 +1,6 @@
 """Large messages copied through rings, read in arenas, or read by the kernel, in turn.
 
-    rallypoint run --standalone --nproc-per-node 2 benchmarks/memory_of_peers.py [OPERATION ...]
+    python benchmarks/memory_of_peers.py [--nproc-per-node 2] [OPERATION ...]
 
 float32. For each way a group of its own is formed (RALLYPOINT_DIRECT). A row has the fastest call,
 the first tenth and the median of single calls on rank 0, in microseconds: on a machine that does
@@ -9,16 +9,17 @@ other things too, the fastest says the most.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from table import human_bytes
+from table import human_bytes, print_table, save
+from workers import answer, is_worker, measured_by
 
 import rallypoint as dist
 from rallypoint.process_group.groups import ProcessGroup
@@ -70,7 +71,7 @@ def times_us(call: Callable[[], Any], calls: int) -> list[float]:
     return times
 
 
-def main() -> None:
+def worker(operations: list[str]) -> None:
     dist.init_process_group()
     everyone = list(range(dist.get_world_size()))
     groups: dict[str, ProcessGroup] = {}
@@ -79,7 +80,8 @@ def main() -> None:
         group = dist.new_group(everyone)
         assert isinstance(group, ProcessGroup)
         groups[way] = group
-    for operation in sys.argv[1:] or ["all_reduce"]:
+    rows = []
+    for operation in operations:
         for nbytes in SIZES:
             calls = {way: prepare(operation, groups[way], way, nbytes) for way in WAYS}
             for call in calls.values():
@@ -89,14 +91,30 @@ def main() -> None:
             for number in range(ROUNDS):
                 for way in list(WAYS)[:: 1 if number % 2 else -1]:
                     times[way] += times_us(calls[way], count)
-            if dist.get_rank() == 0:
-                shown = [
-                    f"{way} {min(us):.1f} {sorted(us)[len(us) // 10]:.1f} "
-                    f"{statistics.median(us):.1f}"
-                    for way, us in times.items()
-                ]
-                print(f"{operation} {human_bytes(nbytes):>8}   {'   '.join(shown)}", flush=True)
+            row: dict[str, Any] = {"operation": operation, "size": human_bytes(nbytes)}
+            for way, us in times.items():
+                us.sort()
+                row[f"{way} fastest us"] = round(us[0], 1)
+                row[f"{way} tenth us"] = round(us[len(us) // 10], 1)
+                row[f"{way} median us"] = round(statistics.median(us), 1)
+            rows.append(row)
+    if dist.get_rank() == 0:
+        answer(rows)
     dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("operations", nargs="*", metavar="OPERATION", default=["all_reduce"])
+    parser.add_argument("--nproc-per-node", type=int, default=2)
+    options = parser.parse_args()
+    if is_worker():
+        worker(options.operations)
+        return
+    rows = measured_by(options.nproc_per_node)
+    columns = list(rows[0])
+    print_table(columns, [[str(row[column]) for column in columns] for row in rows])
+    save("memory_of_peers", rows)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,15 @@ machine, with whatever else it runs, does to it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from table import print_table, save
+from workers import answer, is_worker, measured_by
 
 import rallypoint as dist
 
@@ -88,7 +84,7 @@ def worker(options: argparse.Namespace) -> None:
     gathered: list[Any] = [None] * ranks
     dist.all_gather_object(gathered, rows)
     if rank == 0:
-        Path(options.worker).write_text(json.dumps(gathered))
+        answer(gathered)
     dist.destroy_process_group()
 
 
@@ -143,17 +139,11 @@ def main() -> None:
     parser.add_argument("--nproc-per-node", type=int, default=2)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
+    if is_worker():
         worker(options)
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        result = Path(directory, "rows.json")
-        command = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
-        command += ["--nproc-per-node", str(options.nproc_per_node), __file__, *sys.argv[1:]]
-        subprocess.run([*command, "--worker", str(result)], check=True, env=dict(os.environ))
-        report(json.loads(result.read_text()), options.mib)
+    else:
+        report(measured_by(options.nproc_per_node), options.mib)
 
 
 if __name__ == "__main__":

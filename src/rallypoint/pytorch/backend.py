@@ -16,7 +16,8 @@ import torch.distributed as dist
 from rallypoint.process_group.collectives import monitored_barrier
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.point_to_point import post_message
-from rallypoint.pytorch.collectives import Collectives, only
+from rallypoint.pytorch.calls import only
+from rallypoint.pytorch.collectives import Collectives
 from rallypoint.pytorch.devices import Devices, by_device
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.memory import Memory

@@ -1,7 +1,8 @@
 """Picks the algorithm for a call, and says why.
 
 With a link model, by predicted time; without one, by rules that were measured on shared memory
-(`benchmarks/all_reduce.py`). Both depend on what all ranks know alike, so that all choose the same.
+(`rallypoint bench all_reduce --algorithm NAME`). Both depend on what all ranks know alike, so that
+all choose the same.
 """
 
 from __future__ import annotations

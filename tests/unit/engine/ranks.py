@@ -10,7 +10,8 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rallypoint._native import region_bytes
@@ -79,9 +80,9 @@ def move(communicator: Communicator, source: int, target: int, tag: int, array: 
     return communicator.receive(source, tag, array) - source
 
 
-def run_ranks(
+@contextmanager
+def communicators_of(
     ranks: int,
-    main: Callable[[Communicator], Any],
     *,
     override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
@@ -89,8 +90,9 @@ def run_ranks(
     synchronous_send: bool = False,
     transport: str | None = None,
     streams: int = 1,
-) -> Sequence[Any]:
-    """Run `main` on each rank; return the results, or raise the error of the lowest rank."""
+    is_alone: bool = True,
+) -> Iterator[Sequence[Communicator]]:
+    """Every rank's end of one communicator."""
     place = TRANSPORTS[transport or chosen_transport]
     hosts = [place(rank, ranks) for rank in range(ranks)]
     regions: dict[int, int] = defaultdict(lambda: os.memfd_create("test"))
@@ -107,7 +109,7 @@ def run_ranks(
             spins=0,
             yields=100,
             names=NAMES,
-            is_alone=lambda: True,
+            is_alone=lambda: is_alone,
             synchronous_send=synchronous_send,
             peers=peers[rank],
         )
@@ -119,24 +121,35 @@ def run_ranks(
     for communicator in communicators:
         assert reach & communicator.probe_memory() == reach
         communicator.set_reach(Reach(reach), knows_itself=knows_itself)
+    try:
+        yield communicators
+    finally:
+        for communicator in communicators:
+            communicator.leave()
+
+
+def run_ranks(ranks: int, main: Callable[[Communicator], Any], **options: Any) -> Sequence[Any]:
+    """Run `main` on each rank; return the results, or raise the first error: others follow it.
+
+    Args:
+        options: of `communicators_of`.
+    """
     results: list[Any] = [None] * ranks
-    errors: list[BaseException | None] = [None] * ranks
+    errors: list[BaseException] = []
+    with communicators_of(ranks, **options) as communicators:
 
-    def run(rank: int) -> None:
-        try:
-            results[rank] = main(communicators[rank])
-        except BaseException as error:
-            errors[rank] = error
-            communicators[rank].abort()
+        def run(rank: int) -> None:
+            try:
+                results[rank] = main(communicators[rank])
+            except BaseException as error:
+                errors.append(error)
+                communicators[rank].abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for communicator in communicators:
-        communicator.leave()
-    for error in errors:
-        if error is not None:
-            raise error
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
     return results

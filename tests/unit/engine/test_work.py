@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerEr
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator, ReduceOp
 from rallypoint.engine.work import Work
 from rallypoint.schedule.program import Collective
-from tests.unit.engine.ranks import move, run_ranks
+from tests.unit.engine.ranks import communicators_of, move, run_ranks
 
 
 def begin(communicator: Communicator, *arguments: Any, **options: Any) -> Work:
@@ -293,3 +294,26 @@ def test_arrays_that_do_not_fit_change_nothing(source: Any, target: Any) -> None
         assert communicator.submit(*arguments) == BAD_BUFFER
 
     run_ranks(2, main)
+
+
+def test_a_work_may_be_released_while_someone_waits_for_it() -> None:
+    """As another thread may do, or, surely in the middle of the wait, a signal handler."""
+    got = np.zeros(1)
+
+    def complete_and_release(*_: object) -> None:
+        assert other.send(0, 0, np.ones(1)) == 0
+        for _each in range(2):  # the first takes what came; the second lets go of what is done
+            assert not isinstance(own.post(False, 1, 1, np.zeros(1)), int)
+
+    with communicators_of(2, is_alone=False) as (own, other):
+        work = own.post(False, 1, 0, got)
+        assert isinstance(work, Work)
+        before = signal.signal(signal.SIGUSR1, complete_and_release)
+        alarm = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+        try:
+            alarm.start()
+            work.wait()
+        finally:
+            alarm.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert got[0] == 1

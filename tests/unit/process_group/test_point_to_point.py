@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -93,43 +91,3 @@ def test_wrong_use() -> None:
             dist.batch_isend_irecv([])
 
     run_ranks(1, main)
-
-
-def test_a_wait_goes_on_while_another_thread_finishes_its_work() -> None:
-    """What a wait needs of its work must stay, whoever completes and releases it meanwhile."""
-    messages = 60
-
-    def main(group: ProcessGroup) -> None:
-        if group.rank() == 1:
-            for number in range(messages):
-                time.sleep(0.001)  # so that the other waits, and sleeps
-                dist.send(np.array([number]), 0, group)
-            count = np.empty(1, int)
-            dist.recv(count, 0, group)
-            for _ in range(int(count[0])):
-                dist.send(np.zeros(1), 0, group, tag=1)
-            return
-        is_over = threading.Event()
-        begun: list[Any] = []
-
-        def begin_others() -> None:
-            while not is_over.is_set() and len(begun) < 900:
-                begun.append(dist.irecv(np.empty(1), 1, group, tag=1))
-
-        thread = threading.Thread(target=begin_others)
-        thread.start()
-        try:
-            for number in range(messages):
-                got = np.empty(1, int)
-                work = dist.irecv(got, 1, group)
-                assert work is not None
-                work.wait()
-                assert got[0] == number
-        finally:
-            is_over.set()
-            thread.join()
-        dist.send(np.array([len(begun)]), 1, group)
-        for work in begun:
-            work.wait()
-
-    run_ranks(2, main)
