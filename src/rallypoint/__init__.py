@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.spawn import spawn
+    from rallypoint.process_group.all_to_all import all_to_all, all_to_all_single
     from rallypoint.process_group.arena import empty
     from rallypoint.process_group.coalesced import (
         _coalescing_manager,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
         all_gather,
         all_gather_into_tensor,
         all_gather_single,
-        all_to_all,
-        all_to_all_single,
         gather,
         reduce_scatter,
         reduce_scatter_single,
@@ -192,12 +191,13 @@ _ROOMS = {
     "base.error_file": "record",
     "engine.communicator": "ReduceOp",
     "launch.spawn": "spawn",
+    "process_group.all_to_all": "all_to_all all_to_all_single",
     "process_group.arena": "empty",
     "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",
-    "process_group.collectives": ("all_reduce barrier broadcast monitored_barrier reduce"),
+    "process_group.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
     "process_group.exchanges": (
-        "all_gather all_gather_into_tensor all_gather_single all_to_all all_to_all_single gather "
-        "reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
+        "all_gather all_gather_into_tensor all_gather_single gather reduce_scatter "
+        "reduce_scatter_single reduce_scatter_tensor scatter"
     ),
     "process_group.groups": (
         "GroupMember ProcessGroup get_backend get_global_rank get_group_rank "

@@ -1,17 +1,13 @@
-"""Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter, all_to_all.
+"""Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter.
 
 Names, arguments and semantics are torch.distributed's. Where it takes a list of arrays, blocks may
-differ in length if every rank knows how (all_gather, reduce_scatter) or says (all_to_all). Forms
-that take one large array hold the ranks' blocks one after the other.
+differ in length if every rank knows how (all_gather, reduce_scatter). Forms that take one large
+array hold the ranks' blocks one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
-
-import numpy as np
-from numpy import ndarray
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
@@ -20,11 +16,11 @@ from rallypoint.process_group.arrays import (
     as_array,
     as_arrays,
     check_alike,
-    describe,
 )
 from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, joined, peer
 from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.parts import check_items
 from rallypoint.process_group.small_lists import collected, handed_out
 from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
@@ -34,7 +30,6 @@ _ALL_GATHER = int(Collective.ALL_GATHER)
 _GATHER = int(Collective.GATHER)
 _SCATTER = int(Collective.SCATTER)
 _REDUCE_SCATTER = int(Collective.REDUCE_SCATTER)
-_ALL_TO_ALL = int(Collective.ALL_TO_ALL)
 
 
 def all_gather(
@@ -68,7 +63,7 @@ def all_gather(
     targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
     check_alike(targets, source, "all_gather", "tensor_list")
     place = chosen.own_rank
-    _check_size(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
+    check_items(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
     return run(
         chosen,
         Collective.ALL_GATHER,
@@ -112,7 +107,7 @@ def all_gather_into_tensor(
         return None
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
-    _check_size(target, source.size * chosen.size(), name, "output_tensor")
+    check_items(target, source.size * chosen.size(), name, "output_tensor")
     return run(
         chosen,
         Collective.ALL_GATHER,
@@ -164,7 +159,7 @@ def gather(
         targets = as_arrays(gather_list, "gather", "gather_list", count=chosen.size(), writes=True)
         check_alike(targets, source, "gather", "gather_list")
         for index, target in enumerate(targets):
-            _check_size(target, source.size, "gather", f"gather_list[{index}]")
+            check_items(target, source.size, "gather", f"gather_list[{index}]")
     elif gather_list:
         _refuse_list("gather", "gather_list", "dst", chosen.ranks[root])
     return run(
@@ -216,7 +211,7 @@ def scatter(
         sources = as_arrays(scatter_list, "scatter", "scatter_list", count=chosen.size())
         check_alike(sources, target, "scatter", "scatter_list")
         for index, source in enumerate(sources):
-            _check_size(source, target.size, "scatter", f"scatter_list[{index}]")
+            check_items(source, target.size, "scatter", f"scatter_list[{index}]")
     elif scatter_list:
         _refuse_list("scatter", "scatter_list", "src", chosen.ranks[root])
     return run(
@@ -258,7 +253,7 @@ def reduce_scatter(
     operator = check_operator(op, name)
     sources = as_arrays(input_list, name, "input_list", count=chosen.size())
     check_alike(sources, target, name, "input_list")
-    _check_size(target, sources[chosen.own_rank].size, name, "output")
+    check_items(target, sources[chosen.own_rank].size, name, "output")
     return run(
         chosen,
         Collective.REDUCE_SCATTER,
@@ -303,7 +298,7 @@ def reduce_scatter_tensor(
     source, target = as_array(input, name), as_array(output, name, writes=True)
     operator = check_operator(op, name)
     check_alike([source], target, name, "input")
-    _check_size(source, target.size * chosen.size(), name, "input")
+    check_items(source, target.size * chosen.size(), name, "input")
     return run(
         chosen,
         Collective.REDUCE_SCATTER,
@@ -318,144 +313,6 @@ def reduce_scatter_tensor(
 
 
 reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13
-
-
-def all_to_all(
-    output_tensor_list: list[Array],
-    input_tensor_list: list[Array],
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: timedelta | None = None,
-    algorithm: str | None = None,
-) -> Work | None:
-    """Send an array to each rank and receive one from each.
-
-    Args:
-        output_tensor_list: by sender, as large as what that rank sends here; filled in.
-        input_tensor_list: by receiver.
-
-    Raises as all_reduce; MismatchError if a rank expects another size than is sent to it.
-    """
-    chosen = joined(group, "all_to_all")
-    if chosen is None:
-        return None
-    count = chosen.size()
-    sources = as_arrays(input_tensor_list, "all_to_all", "input_tensor_list", count=count)
-    targets = as_arrays(
-        output_tensor_list, "all_to_all", "output_tensor_list", count=count, writes=True
-    )
-    check_alike([*sources, *targets], sources[0], "all_to_all", "its lists")
-    return run(
-        chosen,
-        Collective.ALL_TO_ALL,
-        "all_to_all",
-        sources,
-        targets,
-        uneven=True,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
-    )
-
-
-def all_to_all_single(
-    output: Array,
-    input: Array,  # noqa: A002 - torch.distributed's name
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: timedelta | None = None,
-    algorithm: str | None = None,
-) -> Work | None:
-    """Send a part of `input` to each rank, and receive a part of `output` from each.
-
-    Args:
-        output, input: cut along their first dimension, evenly unless sizes are given.
-        output_split_sizes: how much of the first dimension comes from each rank.
-        input_split_sizes: how much of the first dimension goes to each rank. If one rank gives
-            sizes of either kind, all must.
-
-    Raises as all_to_all.
-    """
-    name = "all_to_all_single"
-    chosen = joined(group, name)
-    if chosen is None:
-        return None
-    if (
-        not async_op
-        and timeout is None
-        and output_split_sizes is None
-        and input_split_sizes is None
-        and type(input) is ndarray
-        and input.ndim
-        and len(input) % len(chosen.ranks) == 0
-        and done_at_once(chosen, _ALL_TO_ALL, name, input, output, algorithm=algorithm)
-    ):
-        return None
-    source, target = as_array(input, name), as_array(output, name, writes=True)
-    check_alike([target], source, name, "output")
-    if not output_split_sizes and not input_split_sizes:
-        _check_divides(source, chosen.size(), name, "input")
-        _check_size(target, source.size, name, "output")
-        return run(
-            chosen,
-            Collective.ALL_TO_ALL,
-            name,
-            source,
-            target,
-            async_op=async_op,
-            timeout=timeout,
-            algorithm=algorithm,
-        )
-    sources = _parts(source, input_split_sizes, chosen.size(), name, "input")
-    targets = _parts(target, output_split_sizes, chosen.size(), name, "output")
-    return run(
-        chosen,
-        Collective.ALL_TO_ALL,
-        name,
-        sources,
-        targets,
-        uneven=True,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
-    )
-
-
-def _parts(
-    array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
-) -> list[Array]:
-    """The parts of an array along its first dimension, of the given sizes or evenly."""
-    length = array.shape[0] if array.ndim else 1
-    if not sizes:
-        _check_divides(array, ranks, operation, name)
-        sizes = [length // ranks] * ranks
-    if len(sizes) != ranks or sum(sizes) != length or min(sizes) < 0:
-        raise InvalidArgumentError(
-            f"{operation}: {name}_split_sizes={list(sizes)} must be {ranks} sizes, one for each "
-            f"rank, that add up to {length}, the first dimension of {name}"
-        )
-    return np.split(array, np.cumsum(sizes)[:-1]) if array.ndim else [array]
-
-
-def _check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
-    length = array.shape[0] if array.ndim else 1
-    if length % ranks:
-        raise InvalidArgumentError(
-            f"{operation}: the first dimension of {name}, {describe(array)}, does not divide among "
-            f"{ranks} ranks; give {name}_split_sizes"
-        )
-
-
-def _check_size(array: Array, items: int, operation: str, name: str) -> None:
-    if array.size != items:
-        raise InvalidArgumentError(
-            f"{operation}: {name} is {describe(array)} and holds {array.size} items, but {items} "
-            "are needed"
-        )
 
 
 def _refuse_list(operation: str, name: str, root: str, rank: int) -> None:

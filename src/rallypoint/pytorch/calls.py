@@ -18,6 +18,7 @@ from rallypoint.process_group.arrays import describe
 from rallypoint.process_group.calls import Blocks, run
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
+from rallypoint.process_group.parts import part_sizes
 from rallypoint.process_group.work import Called, OneWork
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.memory import Memory
@@ -152,25 +153,8 @@ class Calls:
         self, tensor: Tensor, sizes: Sequence[int], operation: str, side: str
     ) -> Sequence[Tensor]:
         """The parts of a tensor along its first dimension, of the given sizes or evenly."""
-        ranks = self.engine_group.size()
-        length = tensor.shape[0] if tensor.dim() else 1
-        if not sizes:
-            self._check_divides(tensor, operation, side)
-            sizes = [length // ranks] * ranks
-        if len(sizes) != ranks or sum(sizes) != length or min(sizes) < 0:
-            raise InvalidArgumentError(
-                f"{operation}: {side}_split_sizes={list(sizes)} must be {ranks} sizes, one for "
-                f"each rank, that add up to {length}, the first dimension of {side}"
-            )
-        return tensor.split(list(sizes)) if tensor.dim() else [tensor]
-
-    def _check_divides(self, tensor: Tensor, operation: str, side: str) -> None:
-        length = tensor.shape[0] if tensor.dim() else 1
-        if length % self.engine_group.size():
-            raise InvalidArgumentError(
-                f"{operation}: the first dimension of {side}, {describe(tensor)}, does not divide "
-                f"among {self.engine_group.size()} ranks; give {side}_split_sizes"
-            )
+        sizes = part_sizes(tensor, sizes, self.engine_group.size(), operation, side)
+        return tensor.split(sizes) if tensor.dim() else [tensor]
 
 
 class Begun(list[Any]):
@@ -204,12 +188,3 @@ def only(tensors: Sequence[Any], operation: str) -> Any:  # noqa: ANN401 - a ten
     if len(tensors) != 1:
         raise InvalidArgumentError(f"{operation} takes one tensor of a rank, not {len(tensors)}")
     return tensors[0]
-
-
-def check_items(tensor: Tensor, items: int, operation: str, side: str) -> None:
-    """Refuse a tensor that holds another number of items."""
-    if tensor.numel() != items:
-        raise InvalidArgumentError(
-            f"{operation}: {side} is {describe(tensor)} and holds {tensor.numel()} items, but "
-            f"{items} are needed"
-        )

@@ -12,13 +12,13 @@ import numpy as np
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.process_group.calls import Blocks
+from rallypoint.process_group.parts import check_divides, check_items
 from rallypoint.pytorch.calls import (
     PREMUL_SUM,
     Calls,
     Options,
     Tensor,
     Work,
-    check_items,
     only,
     operator_of,
     side_by_side,
@@ -229,7 +229,7 @@ class Collectives(Calls):
         name = "all_to_all_single"
         memory = Memory(name, moves=True)
         if not output_split_sizes and not input_split_sizes:
-            self._check_divides(input, name, "input")
+            check_divides(input, self.engine_group.size(), name, "input")
             check_items(output, input.numel(), name, "output")
             source: Blocks = memory.reads(input)
             target: Blocks = memory.writes(output)
