@@ -11,11 +11,12 @@ from tests.system.test_torchrun_conformance import LAUNCHERS
 
 pytestmark = pytest.mark.system
 
+# Each line is one write: torchrun's tail would cut a line written piece by piece.
 WORKER = """
 import os, sys
 rank, attempt = os.environ["LOCAL_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("apple", rank, attempt)
-print("pear, or", rank, attempt, file=sys.stderr)
+sys.stderr.write(f"pear, or {rank} {attempt}\\n")
 sys.stdout.write("10%\\r50%\\rdone\\n")
 sys.stdout.flush()
 if attempt == "0" and rank == "0":

@@ -65,17 +65,13 @@ def summary(group: WorkerGroup, telling: Telling) -> str:
     lines: list[str] = []
     if telling.elsewhere:
         lines.append(f"{telling.title}: {telling.elsewhere}")
-    if failures:
-        root, *others = failures
-        alike = [root, *(other for other in others if _key(other) == _key(root))]
-        others = [other for other in others if other not in alike]
-        if telling.elsewhere:
-            others = failures
-        else:
-            lines.append(f"{telling.title}: {root.text}{_count(alike)}")
-            lines += _details(root, alike, telling)
-        if others:
-            lines.append(f"  also failed: {_listing(others)}")
+    folds = _fold(failures)
+    if folds and not telling.elsewhere:
+        alike = folds.pop(0)
+        lines.append(f"{telling.title}: {alike[0].text}{_count(alike)}")
+        lines += _details(alike[0], alike, telling)
+    if folds:
+        lines.append(f"  also failed: {_listing(folds)}")
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
@@ -88,15 +84,33 @@ def summary(group: WorkerGroup, telling: Telling) -> str:
     return "\n".join(lines)
 
 
-def _key(failure: Failure) -> tuple[str, str]:
-    """Equal for failures that are the same but for the rank, and addresses in memory."""
+def _fold(failures: Sequence[Failure]) -> list[list[Failure]]:
+    """Failures that are the same, each told once: in order of the first of each sort."""
+    folds: list[list[Failure]] = []
+    known: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        forms = _forms(failure)
+        fold = next((known[form] for form in forms if form in known), None)
+        if fold is None:
+            folds.append(fold := [])
+            known.update(dict.fromkeys(forms, fold))
+        fold.append(failure)
+    return folds
+
+
+def _forms(failure: Failure) -> list[tuple[str, str]]:
+    """Texts, one of which failures share if they are the same.
+
+    They may differ in addresses in memory, and in the rank, where each speaks of itself; where all
+    tell of the same ranks, they do not.
+    """
     if failure.error is None:
-        return ("", failure.what)
+        return [("", failure.what)]
+    text = _ADDRESS.sub("0x", failure.error.traceback or failure.error.message)
     own = re.compile(rf"\b{failure.exit.rank}\b")
-    text = failure.error.traceback or failure.error.message
     # Indented lines are the program's own: their numbers are no ranks.
     lines = [line if line[:1] == " " else own.sub("N", line) for line in text.split("\n")]
-    return (failure.error.type, _ADDRESS.sub("0x", "\n".join(lines)))
+    return [(failure.error.type, text), (failure.error.type, "\n".join(lines))]
 
 
 def _count(alike: Sequence[Failure]) -> str:
@@ -105,11 +119,8 @@ def _count(alike: Sequence[Failure]) -> str:
     return f" (x{len(alike)} {name_ranks(sorted(each.exit.rank for each in alike))})"
 
 
-def _listing(failures: Sequence[Failure]) -> str:
-    groups: dict[tuple[str, str], list[Failure]] = {}
-    for failure in failures:
-        groups.setdefault(_key(failure), []).append(failure)
-    items = [alike[0].text + _count(alike) for alike in groups.values()]
+def _listing(folds: Sequence[Sequence[Failure]]) -> str:
+    items = [alike[0].text + _count(alike) for alike in folds]
     shown = "; ".join(items[:_MAX_LISTED])
     hidden = len(items) - _MAX_LISTED
     return f"{shown}; and {hidden} more" if hidden > 0 else shown

@@ -16,6 +16,8 @@ from signal import Signals
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 
+_MAX_MESSAGE = 200  # characters, in a line that tells of a failure
+
 
 class GroupState(Enum):
     """Where a group stands; the names are torch's."""
@@ -90,7 +92,9 @@ class Failure(Record):
             return f"could not be started: {self.exit.start_error}"
         if self.error is not None:
             message = self.error.message.strip().partition("\n")[0]
-            return f"raised {self.error.type}{': ' if message else ''}{message:.200}"
+            if len(message) > _MAX_MESSAGE:
+                message = (message[:_MAX_MESSAGE].rpartition(" ")[0] or message[:_MAX_MESSAGE]) + " ..."
+            return f"raised {self.error.type}{': ' if message else ''}{message}"
         return self.ending
 
     @property

@@ -67,6 +67,25 @@ def test_the_same_traceback_is_told_once() -> None:
     ]
 
 
+def test_who_tell_the_same_of_each_other_are_told_once() -> None:
+    group = group_of(3)
+    text = "rank 0 called all_reduce of 4 items, rank 1 called all_reduce of 5 items"
+    for rank in range(3):
+        trace = f'  File "x.py", line 3\nMismatchError: {text}'
+        group.reported(rank, WorkerError("MismatchError", text, trace, WHEN + rank))
+        group.exited(failed(rank, code=1))
+    assert told(group)[0] == f"job failed: rank 0 raised MismatchError: {text} (x3 ranks 0-2)"
+
+
+def test_long_messages_end_with_a_word() -> None:
+    group = group_of(2)
+    for rank, message in enumerate(("first", "word " * 100)):
+        group.reported(rank, WorkerError("ValueError", message, "", WHEN + rank))
+        group.exited(failed(rank, code=1))
+    told_of_1 = told(group)[-1].partition("ValueError: ")[2]
+    assert told_of_1.removesuffix(" ...") == "word " * 39 + "word"
+
+
 def test_line_numbers_tell_tracebacks_apart() -> None:
     group = group_of(2)
     for rank in range(2):
