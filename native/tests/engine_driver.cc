@@ -148,6 +148,14 @@ class Rank {
                       .bytes = count * sizeof(std::int64_t),
                       .timeout_s = 60};
     NoHost host;
+    if (own_() % 3 == 0) {  // nothing else goes on then
+      settle();
+      if (communicator_->transfer(task->transfer, host) != Trouble::none) {
+        give_up("failed in transfer", rank_, step_);
+      }
+      check(*task);
+      return;
+    }
     communicator_->post(task->transfer, task, host);
     tasks_.push_back(std::move(task));
   }
