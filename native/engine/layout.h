@@ -7,7 +7,7 @@
 //   calls      what it called last, for peers that wait for something else
 //   progress   per lane: which messages it has taken
 //   lines      per lane: its last 64 messages; small ones travel in the line itself
-//   outbox     envelopes of messages to single ranks (mailbox.h)
+//   outbox     envelopes of messages to single ranks (mailbox.h), and which it has taken of others'
 //   rings      per lane: the payload of larger messages
 //   blocks     per envelope: the same; and a wide one, for one large message to a single rank
 //
@@ -81,9 +81,10 @@ struct alignas(64) CallRecord {
   Relaxed<std::int32_t> root;  // of a send or recv: the tag
 };
 
-// A message to one rank. It is there while `sequence` is not zero: the sender writes that last, and
-// the receiver clears it when it has the message. `to` is written first, so that who reads another
-// rank's envelope meanwhile finds the sequence changed. Tiny payloads come with the line.
+// A message to one rank. The sender clears `sequence` first and writes it last, so that who reads
+// meanwhile finds it changed. The message is gone once the receiver acknowledges its ordinal and
+// all before, in its own area; or, if it is taken out of turn or waited for, once the receiver
+// clears `sequence`. Tiny payloads come with the line.
 enum class Request : std::uint32_t { none, matched, parts };
 
 struct alignas(kLineBytes) Envelope {
@@ -91,20 +92,23 @@ struct alignas(kLineBytes) Envelope {
   std::atomic<std::uint32_t> to;
   std::atomic<std::int32_t> tag;
   std::uint64_t bytes;
-  std::uint64_t number : 48;         // of the sender's transfers
-  std::uint64_t dtype : 8;           // a DType
-  std::uint64_t is_synchronous : 1;  // its sender waits until it is received
-  std::uint64_t is_exposed : 1;      // the payload is a Place: the receiver reads it there
-  std::uint64_t is_wide : 1;         // its parts go through the wide block
-  std::uint32_t ordinal;             // of the sender's messages to this receiver
-  std::atomic<Request> request;      // by the receiver
-  std::byte payload[kLineBytes - 40];
+  std::uint64_t number : 48;           // of the sender's transfers
+  std::uint64_t dtype : 8;             // a DType
+  std::uint64_t is_synchronous : 1;    // its sender waits until it is received
+  std::uint64_t is_exposed : 1;        // the payload is a Place: the receiver reads it there
+  std::uint64_t is_wide : 1;           // its parts go through the wide block
+  std::atomic<std::uint32_t> ordinal;  // of the sender's messages to this receiver
+  std::atomic<Request> request;        // by the receiver
+  std::uint32_t before;                // of a message that goes in parts: its block's count
+  std::byte payload[kLineBytes - 48];
 
   DType type() const { return static_cast<DType>(dtype); }
 };
 static_assert(sizeof(Envelope) == kLineBytes);
 
-// How far the parts of a larger message have got that go through the envelope's block.
+// How many parts have gone through a block, of all messages together. What fits into the block is
+// not counted as taken, and a message's first part is there when its envelope is, which says how
+// many there were before.
 struct alignas(kLineBytes) Parts {
   std::atomic<std::uint32_t> written;
   alignas(64) std::atomic<std::uint32_t> taken;
@@ -202,8 +206,12 @@ class Layout {
   constexpr std::size_t parts(std::size_t rank) const {
     return envelopes(rank) + kEnvelopes * sizeof(Envelope);
   }
+  // By sender: the ordinal before which all its messages have been taken.
+  constexpr std::size_t taken(std::size_t rank) const {
+    return parts(rank) + (kEnvelopes + 1) * sizeof(Parts);
+  }
   constexpr std::size_t rings(std::size_t rank) const {
-    return up(parts(rank) + kEnvelopes * sizeof(Parts), kPage);
+    return up(taken(rank) + ranks_ * sizeof(std::atomic<std::uint32_t>), kPage);
   }
   constexpr std::size_t blocks(std::size_t rank) const { return rings(rank) + kLanes * kRingBytes; }
   constexpr std::size_t wide(std::size_t rank) const {
@@ -218,7 +226,8 @@ class Layout {
   constexpr std::size_t area(std::size_t rank) const {
     const std::size_t fixed = sizeof(RankState) + kCalls * sizeof(CallRecord) + kLineBytes +
                               kLanes * (sizeof(Progress) + kLines * sizeof(Line)) + sizeof(Outbox) +
-                              kEnvelopes * (sizeof(Envelope) + sizeof(Parts));
+                              kEnvelopes * sizeof(Envelope) + (kEnvelopes + 1) * sizeof(Parts) +
+                              ranks_ * sizeof(std::atomic<std::uint32_t>);
     const std::size_t stride =
         up(fixed, kPage) + kPage + kLanes * kRingBytes + kEnvelopes * kMailBytes + kWideBytes;
     return up(sizeof(Header), kPage) + rank * stride;

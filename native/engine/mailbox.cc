@@ -12,7 +12,9 @@ namespace rallypoint {
 namespace {
 
 constexpr unsigned kFinishLookUs = 200;
-constexpr std::uint64_t kPartBytes = 8 << 10;  // the smallest
+constexpr unsigned kLookClosely = 8;           // every so many looks
+constexpr std::uint64_t kPartBytes = 8 << 10;  // of what fits into a block
+constexpr std::uint64_t kWidePartBytes = 16 << 10;
 constexpr std::uint64_t kLongPartBytes = 64 << 10;
 constexpr std::uint64_t kHugePartBytes = kWideBytes / 4;
 constexpr std::uint64_t kHugeBytes = 16 << 20;     // about what caches hold
@@ -29,16 +31,13 @@ Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<tcp::
       views_(memory),
       courier_(std::move(courier)),
       ordinals_(region.ranks()),
+      taken_(region.ranks()),
       expected_(region.ranks()),
       limits_(region.ranks()),
       is_blocked_(region.ranks()) {}
 
 Envelope& Mailbox::envelope(std::uint32_t rank, int slot) const {
   return region_.at<Envelope>(rank, region_.layout().envelopes(rank))[slot];
-}
-
-Parts& Mailbox::parts(std::uint32_t rank, int slot) const {
-  return region_.at<Parts>(rank, region_.layout().parts(rank))[slot];
 }
 
 std::byte* Mailbox::block(std::uint32_t rank, int slot) const {
@@ -49,13 +48,14 @@ std::byte* Mailbox::block(std::uint32_t rank, int slot) const {
 // Small parts, so that both copy at the same time; of longer messages longer ones, which cost less.
 Mailbox::Room Mailbox::room_of(std::uint32_t rank, int slot, std::uint64_t bytes,
                                bool is_wide) const {
-  if (!is_wide) return {block(rank, slot), kPartBytes, kMailBytes / kPartBytes};
+  auto* const progress = region_.at<Parts>(rank, region_.layout().parts(rank));
+  if (!is_wide) return {block(rank, slot), kPartBytes, kMailBytes / kPartBytes, progress[slot]};
   const std::uint64_t part =
       bytes >= kHugeBytes ? kHugePartBytes
-                          : std::clamp(std::bit_floor(bytes / 16), kPartBytes, kLongPartBytes);
+                          : std::clamp(std::bit_floor(bytes / 8), kWidePartBytes, kLongPartBytes);
   const std::uint64_t parts = std::max(kWindowBytes / part, kFewestParts);
   return {region_.at<std::byte>(rank, region_.layout().wide(rank)), part,
-          static_cast<std::uint32_t>(parts)};
+          static_cast<std::uint32_t>(parts), progress[kEnvelopes]};
 }
 
 Mailbox::Step Mailbox::step(Item& item) {
@@ -63,7 +63,9 @@ Mailbox::Step Mailbox::step(Item& item) {
   const bool is_new = item.slot < 0;
   if (is_new) {
     if (peer == kAnyRank || region_.is_far(peer)) return Step::others;
-    if (!item.transfer->sends && !has_news(peer)) return Step::blocked;
+    if (!item.transfer->sends && !has_news(peer, item.looks++ % kLookClosely == 0)) {
+      return Step::blocked;
+    }
   }
   bool done = false;
   bool moved = false;

@@ -3,13 +3,13 @@
 //   sender's outbox      | 32 envelopes | 32 blocks |
 //   receiver             takes the oldest of the sender's envelopes that matches, and clears it
 //
-// Who sends writes its own outbox only, so that there is nothing for each pair of ranks. Envelopes
-// are used in turn, so a receiver knows where the next message will be, and a tiny one is all in
-// that line. Others go in parts through the envelope's block, copied in by the sender while the
-// receiver copies out; if they fit into it, the sender goes on. Large ones in memory that is in
-// reach (peer_memory.h) stay there until they are received. Messages between hosts go by courier,
-// and appear in a copy of their sender's outbox. A rank that waits in vain takes in what fills a
-// sender's outbox: what it waits for may be behind.
+// Who sends writes its own outbox, so that a pair of ranks needs no more than a word: how many of
+// the one's messages the other has taken. Envelopes are used in turn, so a receiver knows where the
+// next message will be, and a tiny one is all in that line. Others go in parts through the
+// envelope's block, copied in by the sender while the receiver copies out; if they fit into it, the
+// sender goes on. Large ones in memory that is in reach (peer_memory.h) stay there until they are
+// received. Messages between hosts go by courier, and appear in a copy of their sender's outbox. A
+// rank that waits in vain takes in what fills a sender's outbox: what it waits for may be behind.
 //
 // It never waits: `advance` gets on as far as that goes, and so does `step` with a transfer that
 // is the only one, without any of what it takes to have several.
@@ -34,6 +34,11 @@ namespace rallypoint {
 
 inline constexpr std::uint32_t kAnyRank = ~std::uint32_t{0};
 inline constexpr std::uint64_t kTurnBytes = 4 << 20;  // of a message at a time: others get on too
+
+// Of numbers that may have passed the largest one.
+inline bool is_before(std::uint32_t one, std::uint32_t other) {
+  return static_cast<std::int32_t>(one - other) < 0;
+}
 
 // Whether its sender must stay until it is received, or nearly.
 inline bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
@@ -64,7 +69,9 @@ class Mailbox final : public Alarm {
     int slot = -1;                       // its envelope, once there is one
     std::uint64_t sequence = 0;          // of its message, if it sends
     std::uint64_t moved = 0;             // bytes of a message that goes in parts
+    std::uint32_t before = 0;            // parts of messages before it
     bool takes_parts = false;
+    unsigned looks = 0;     // in vain, of `step`
     double began_s = 0;     // when it was first looked at in vain
     double cut_off_s = 0;   // when its peer was first seen without a connection
     bool was_gone = false;  // its peer, at the last look
@@ -122,6 +129,9 @@ class Mailbox final : public Alarm {
     std::byte* at;
     std::uint64_t part;  // bytes
     std::uint32_t parts;
+    Parts& progress;
+
+    bool holds(std::uint64_t bytes) const { return bytes <= part * parts; }
   };
 
   Envelope& envelope(std::uint32_t rank, int slot) const;
@@ -130,9 +140,11 @@ class Mailbox final : public Alarm {
   Room room_of(std::uint32_t rank, int slot) const {
     return room_of(rank, slot, envelope(rank, slot).bytes, envelope(rank, slot).is_wide);
   }
-  Parts& parts(std::uint32_t rank, int slot) const;
   Outbox& outbox(std::uint32_t rank) const {
     return *region_.at<Outbox>(rank, region_.layout().outbox(rank));
+  }
+  std::atomic<std::uint32_t>& taken(std::uint32_t by, std::uint32_t from) const {
+    return region_.at<std::atomic<std::uint32_t>>(by, region_.layout().taken(by))[from];
   }
   std::uint64_t sequence_for(std::uint32_t to, std::uint32_t from, int slot) const;
 
@@ -154,16 +166,15 @@ class Mailbox final : public Alarm {
   bool is_full_for(std::uint32_t peer) const;
   void look_at(int slot);
   bool receive(Item& item, bool& done);
-  bool has_news(std::uint32_t source) const;
+  bool has_news(std::uint32_t source, bool looks_closely) const;
   bool match(Item& item);
   int find_expected(std::uint32_t source, std::int32_t tag) const;
-  void expect_after(std::uint32_t source, int slot);
   // A tag of null is any tag.
   int find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
            std::uint64_t limit) const;
   bool take(Item& item, Envelope& from, bool& done);
   bool take_exposed(Item& item, Envelope& from, bool& done);
-  bool take_parts(Item& item, bool& done);
+  bool take_parts(Item& item, const Envelope& from, bool& done);
   void release(Item& item, Envelope& from);
 
   bool advance_stash(bool has_slept);
@@ -201,7 +212,8 @@ class Mailbox final : public Alarm {
   std::atomic<std::size_t> pending_{0};
   std::uint64_t numbers_ = 0;
   std::uint64_t sequence_ = 0;           // of the last message sent
-  std::vector<std::uint32_t> ordinals_;  // by receiver: how many messages
+  std::vector<std::uint32_t> ordinals_;  // by receiver: how many messages,
+  std::vector<std::uint32_t> taken_;     // and how many were taken when last looked up
   std::uint64_t used_ = 0;               // envelopes that have not been seen to be free again
   std::uint32_t receivers_[kEnvelopes];  // whose they were
   int next_ = 0;                         // the envelope in turn

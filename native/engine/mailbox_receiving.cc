@@ -19,18 +19,22 @@ bool Mailbox::receive(Item& item, bool& done) {
     return true;
   }
   const bool moved = take(item, from, done);
-  if (done) release(item, from);
+  if (done) {
+    release(item, from);
+  } else if (from.request.load(std::memory_order_relaxed) == Request::none) {
+    from.request.store(Request::matched, std::memory_order_release);
+  }
   return moved;
 }
 
 // Whether a message of the source may be there that nobody has looked at: asked without the lock,
 // and all the time by who waits for one.
-bool Mailbox::has_news(std::uint32_t source) const {
+bool Mailbox::has_news(std::uint32_t source, bool looks_closely) const {
   const Expected& next = expected_[source];
   const std::uint64_t seen = next.seen;
   const int slot = static_cast<int>(next.slot);
   return envelope(source, slot).sequence.load(std::memory_order_relaxed) > seen ||
-         outbox(source).published.load(std::memory_order_relaxed) > seen;
+         (looks_closely && outbox(source).published.load(std::memory_order_relaxed) > seen);
 }
 
 bool Mailbox::match(Item& item) {
@@ -64,8 +68,7 @@ bool Mailbox::match(Item& item) {
       item.stashed = stashed;
     } else {
       item.slot = slot;
-      expect_after(source, slot);
-      envelope(source, slot).request.store(Request::matched, std::memory_order_release);
+      expected_[source].slot = static_cast<std::uint32_t>(slot + 1) % kEnvelopes;
     }
     return true;
   }
@@ -78,20 +81,10 @@ int Mailbox::find_expected(std::uint32_t source, std::int32_t tag) const {
   const int slot = static_cast<int>(next.slot);
   if (sequence_for(region_.rank(), source, slot) == 0) return -1;
   const Envelope& candidate = envelope(source, slot);
-  return candidate.ordinal == next.ordinal && candidate.tag.load(std::memory_order_relaxed) == tag
+  return candidate.ordinal.load(std::memory_order_relaxed) == next.ordinal &&
+                 candidate.tag.load(std::memory_order_relaxed) == tag
              ? slot
              : -1;
-}
-
-void Mailbox::expect_after(std::uint32_t source, int slot) {
-  Expected& next = expected_[source];
-  const Envelope& taken = envelope(source, slot);
-  if (taken.ordinal == next.ordinal) {
-    ++next.ordinal;
-  } else if (waiting_for(source, region_.rank()) == 1) {
-    next.ordinal = taken.ordinal + 1;
-  }
-  next.slot = static_cast<std::uint32_t>(slot + 1) % kEnvelopes;
 }
 
 // The sequence of the message that is there for a rank, or 0. Who is not that rank sees it perhaps
@@ -99,8 +92,13 @@ void Mailbox::expect_after(std::uint32_t source, int slot) {
 std::uint64_t Mailbox::sequence_for(std::uint32_t to, std::uint32_t from, int slot) const {
   const Envelope& candidate = envelope(from, slot);
   const std::uint64_t sequence = candidate.sequence.load(std::memory_order_acquire);
-  if (sequence == 0 || candidate.to.load(std::memory_order_acquire) != to) return 0;
-  return candidate.sequence.load(std::memory_order_acquire) == sequence ? sequence : 0;
+  if (sequence == 0 || candidate.to.load(std::memory_order_relaxed) != to) return 0;
+  const std::uint32_t ordinal = candidate.ordinal.load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (candidate.sequence.load(std::memory_order_relaxed) != sequence) return 0;
+  const bool is_gone =
+      !region_.is_far(from) && is_before(ordinal, taken(to, from).load(std::memory_order_acquire));
+  return is_gone ? 0 : sequence;
 }
 
 unsigned Mailbox::waiting_for(std::uint32_t from, std::uint32_t to) const {
@@ -140,17 +138,26 @@ bool Mailbox::take(Item& item, Envelope& from, bool& done) {
   }
   if (is_far) return take_far(item, from, done);
   if (from.is_exposed && !item.takes_parts) return take_exposed(item, from, done);
-  return take_parts(item, done);
+  return take_parts(item, from, done);
 }
 
-// The sender may use the envelope again. Small messages wake nobody for sure: many senders' ranks
-// would have to sleep for the lack of one, and these look for themselves within a millisecond.
+// The sender may use the envelope again. A message in its turn is only counted, as clearing its
+// line would make the next store, which may be the answer, wait for that. Nobody is woken for sure
+// by small ones: who waits for room looks for itself within a millisecond.
 void Mailbox::release(Item& item, Envelope& from) {
   const std::uint32_t source = item.transfer->peer;
   const bool may_be_awaited = from.is_synchronous || is_large(from.bytes);
   const bool was_exposed = from.is_exposed && !item.takes_parts;
-  if (region_.is_far(source)) courier_->take(source, item.slot);
-  from.sequence.store(0, std::memory_order_release);
+  const bool is_far = region_.is_far(source);
+  if (is_far) courier_->take(source, item.slot);
+  const std::uint32_t ordinal = from.ordinal.load(std::memory_order_relaxed);
+  const bool in_turn =
+      !is_far && (ordinal == expected_[source].ordinal || waiting_for(source, region_.rank()) == 1);
+  if (!in_turn || may_be_awaited) from.sequence.store(0, std::memory_order_release);
+  if (in_turn) {
+    expected_[source].ordinal = ordinal + 1;
+    taken(region_.rank(), source).store(ordinal + 1, std::memory_order_release);
+  }
   if (may_be_awaited) Region::fence();
   region_.wake(source);
   // The sender's memory may have been given up in the meantime.
@@ -187,24 +194,25 @@ bool Mailbox::take_exposed(Item& item, Envelope& from, bool& done) {
   return true;
 }
 
-bool Mailbox::take_parts(Item& item, bool& done) {
+bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
   const Transfer& transfer = *item.transfer;
-  Parts& progress = parts(transfer.peer, item.slot);
   const Room room = room_of(transfer.peer, item.slot);
+  const bool holds_all = room.holds(transfer.bytes);
   const std::uint64_t begin = item.moved;
   const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
-  auto taken = static_cast<std::uint32_t>(begin / room.part);
-  std::uint32_t written = progress.written.load(std::memory_order_acquire);
+  std::uint32_t taken = from.before + static_cast<std::uint32_t>(begin / room.part);
+  std::uint32_t written = from.before + !from.is_exposed;
   while (item.moved < end) {
-    for (unsigned spin = 0; written == taken && spin <= spins_; ++spin) {
-      relax();
-      written = progress.written.load(std::memory_order_acquire);
+    for (unsigned spin = 0; !is_before(taken, written) && spin <= spins_; ++spin) {
+      if (spin > 0) relax();
+      written = room.progress.written.load(std::memory_order_acquire);
     }
-    if (written == taken) break;
+    if (!is_before(taken, written)) break;
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
     std::memcpy(transfer.data + item.moved, room.at + taken % room.parts * room.part, length);
     item.moved += length;
-    progress.taken.store(++taken, std::memory_order_release);
+    ++taken;
+    if (!holds_all) room.progress.taken.store(taken, std::memory_order_release);
   }
   done = item.moved == transfer.bytes;
   if (item.moved == begin) return false;

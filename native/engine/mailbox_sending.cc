@@ -48,17 +48,21 @@ void Mailbox::put(Item& item, int slot) {
   const bool exposes = find_place(transfer, place);
   item.slot = slot;
   item.sequence = ++sequence_;
-  const bool is_wide = is_large(transfer.bytes) && take_wide(item);
+  const bool is_wide = !exposes && is_large(transfer.bytes) && take_wide(item);
   if (!is_tiny) {
-    Parts& progress = parts(self, slot);
-    progress.taken.store(0, std::memory_order_relaxed);
-    progress.written.store(exposes ? 0 : 1, std::memory_order_relaxed);
     const Room room = room_of(self, slot, transfer.bytes, is_wide);
+    item.before = room.progress.written.load(std::memory_order_relaxed);
+    if (!room.holds(transfer.bytes) &&  // what fitted was not counted
+        room.progress.taken.load(std::memory_order_relaxed) != item.before) {
+      room.progress.taken.store(item.before, std::memory_order_relaxed);
+    }
     if (!exposes) item.moved = std::min(room.part, transfer.bytes);
-    std::memcpy(room.at, transfer.data, item.moved);
+    std::memcpy(room.at + item.before % room.parts * room.part, transfer.data, item.moved);
   }
   Envelope& to = envelope(self, slot);
-  to.to.store(transfer.peer, std::memory_order_release);
+  to.sequence.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  to.to.store(transfer.peer, std::memory_order_relaxed);
   to.tag.store(transfer.tag, std::memory_order_relaxed);
   to.bytes = transfer.bytes;
   to.number = item.number;
@@ -66,11 +70,15 @@ void Mailbox::put(Item& item, int slot) {
   to.is_synchronous = transfer.is_synchronous;
   to.is_exposed = exposes;
   to.is_wide = is_wide;
-  to.ordinal = ordinals_[transfer.peer]++;
+  to.ordinal.store(ordinals_[transfer.peer]++, std::memory_order_relaxed);
   to.request.store(Request::none, std::memory_order_relaxed);
-  if (exposes) std::memcpy(to.payload, &place, sizeof place);
-  if (is_tiny && transfer.bytes > 0) std::memcpy(to.payload, transfer.data, transfer.bytes);
-  if (is_tiny) item.moved = transfer.bytes;
+  if (is_tiny) {
+    if (transfer.bytes > 0) std::memcpy(to.payload, transfer.data, transfer.bytes);
+    item.moved = transfer.bytes;
+  } else {
+    to.before = item.before;
+    if (exposes) std::memcpy(to.payload, &place, sizeof place);
+  }
   to.sequence.store(sequence_, std::memory_order_release);
   outbox(self).published.store(sequence_, std::memory_order_release);
   used_ |= bit(slot);
@@ -126,9 +134,16 @@ bool Mailbox::is_full_for(std::uint32_t peer) const {
   return count >= most;
 }
 
+// What a receiver says lies in its cache: look it up only when the last look does not suffice.
 void Mailbox::look_at(int slot) {
-  if ((used_ & bit(slot)) != 0 &&
-      envelope(region_.rank(), slot).sequence.load(std::memory_order_acquire) == 0) {
+  if ((used_ & bit(slot)) == 0) return;
+  const Envelope& last = envelope(region_.rank(), slot);
+  const std::uint32_t peer = receivers_[slot];
+  const std::uint32_t ordinal = last.ordinal.load(std::memory_order_relaxed);
+  if (!is_before(ordinal, taken_[peer])) {
+    taken_[peer] = taken(peer, region_.rank()).load(std::memory_order_acquire);
+  }
+  if (is_before(ordinal, taken_[peer]) || last.sequence.load(std::memory_order_acquire) == 0) {
     used_ &= ~bit(slot);
   }
 }
@@ -151,22 +166,22 @@ bool Mailbox::go_on_sending(Item& item, bool& done) {
 
 bool Mailbox::write_parts(Item& item) {
   const Transfer& transfer = *item.transfer;
-  Parts& progress = parts(region_.rank(), item.slot);
   const Room room = room_of(region_.rank(), item.slot);
+  const bool holds_all = room.holds(transfer.bytes);
   const std::uint64_t begin = item.moved;
   const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
-  std::uint32_t written = progress.written.load(std::memory_order_relaxed);
-  std::uint32_t taken = progress.taken.load(std::memory_order_acquire);
+  auto written = item.before + static_cast<std::uint32_t>(begin / room.part);
+  std::uint32_t taken = room.progress.taken.load(std::memory_order_acquire);
   while (item.moved < end) {
-    for (unsigned spin = 0; written - taken >= room.parts && spin <= spins_; ++spin) {
+    for (unsigned spin = 0; !holds_all && written - taken >= room.parts; ++spin) {
+      if (spin > spins_) return item.moved != begin;
       relax();
-      taken = progress.taken.load(std::memory_order_acquire);
+      taken = room.progress.taken.load(std::memory_order_acquire);
     }
-    if (written - taken >= room.parts) break;
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
     std::memcpy(room.at + written % room.parts * room.part, transfer.data + item.moved, length);
     item.moved += length;
-    progress.written.store(++written, std::memory_order_release);
+    room.progress.written.store(++written, std::memory_order_release);
   }
   return item.moved != begin;
 }

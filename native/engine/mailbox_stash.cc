@@ -36,7 +36,8 @@ bool Mailbox::is_crowded(std::uint32_t source) const {
   const unsigned ours = waiting_for(source, region_.rank());
   if (ours == 0 || ours >= room_for_one(source)) return ours > 0;
   for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
-    if (envelope(source, slot).sequence.load(std::memory_order_acquire) == 0) return false;
+    const std::uint32_t to = envelope(source, slot).to.load(std::memory_order_relaxed);
+    if (sequence_for(to, source, slot) == 0) return false;
   }
   return true;
 }

@@ -71,7 +71,7 @@ class Courier::Reader {
         header.bytes % item_bytes(header.dtype) != 0 || header.sequence == 0) {
       return nullptr;
     }
-    to.to.store(region.rank(), std::memory_order_release);
+    to.to.store(region.rank(), std::memory_order_relaxed);
     to.tag.store(header.tag, std::memory_order_relaxed);
     to.bytes = header.bytes;
     to.number = header.number;
