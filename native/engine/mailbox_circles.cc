@@ -109,10 +109,10 @@ Trouble Mailbox::look_for_circle() {
 // waits can only be released by the next one, which says that it waits itself, and that whatever it
 // has ever sent has been seen; so if all say that, none was released in between.
 //
-//   host 0     A -------> C     host 1      A, who waits for a rank elsewhere, begins: C gets a probe
-//              ^          |                 C looks on its host who waits for whom, up to E, who
-//              G <------- E                 waits for a rank elsewhere, and has A bring E the probe
-//                                           E sees that all up to it still wait, and asks G
+//   host 0   A ----> C   host 1     A, who waits for a rank elsewhere, begins: C gets a probe
+//            ^       |              C looks on its host who waits for whom, up to E, who waits for
+//            |       v              a rank elsewhere, and has A bring E the probe
+//            G <---- E              E sees that all up to it still wait, and asks G
 //
 Trouble Mailbox::look_for_far_circle(const Item& item) {
   if (!is_stuck(item)) return Trouble::none;
