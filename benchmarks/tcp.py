@@ -58,8 +58,11 @@ class Iperf:
         numbers = range(1, len(hosts.hosts) + 1)
         self._pairs = {pair: FIRST_PORT + i for i, pair in enumerate(combinations(numbers, 2))}
         for (server, _), port in self._pairs.items():
-            command = ["iperf3", "-s", "-p", str(port)]
-            hosts[server].popen(command, stdout=subprocess.DEVNULL)
+            command = ["iperf3", "-s", "-p", str(port), "--forceflush"]
+            out = hosts[server].popen(command, stdout=subprocess.PIPE).stdout
+            assert out is not None
+            while b"listening" not in out.readline():
+                pass
 
     def gbit(self, *, all_links: bool) -> float:
         """What a host sends and what it receives, on average."""

@@ -3,7 +3,7 @@
 broadcast        root -> its node, and one rank of each other node -> the others there
 reduce           the same the other way
 all_gather       each rank -> its node, and the rank of its place on each other node, which shares
-                 what comes with its own node
+                 what comes with its own node; by three lanes, so that nobody waits in a circle
 reduce_scatter   inside a node, the rank of a place reduces what the node has for the ranks of that
                  place elsewhere, and sends it to them
 barrier          inside the nodes to their first ranks, among those, and back
@@ -84,22 +84,23 @@ def all_gather(ranks: int, per_node: int = 1) -> Program:
         here = _others(rank, per_node)
         away = tuple((rank + step * per_node) % ranks for step in range(1, nodes))
         own = Chunks(Buffer.INPUT, 0)
-        first: list[Operation] = [Send(own, away + here)] if ranks > 1 else []
-        first.append(copy(own, Chunks(Buffer.OUTPUT, rank)))
-        second: list[Operation] = [receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in here]
+        give: list[Operation] = [Send(own, away + here)] if ranks > 1 else []
+        give.append(copy(own, Chunks(Buffer.OUTPUT, rank)))
+        share: list[Operation] = []
+        take: list[Operation] = [receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in here]
         for step in range(1, nodes):
             source = (node - step) % nodes * per_node
             block = Chunks(Buffer.OUTPUT, source + place)
-            first.append(receive(source + place, block))
+            share.append(receive(source + place, block))
             if here:
-                first.append(Send(block, here))
-            second += [
-                receive(peer, Chunks(Buffer.OUTPUT, source + peer % per_node)) for peer in here
+                share.append(Send(block, here))
+            take += [
+                receive(peer, Chunks(Buffer.OUTPUT, source + peer % per_node), lane=1)
+                for peer in here
             ]
-        return (tuple(first), tuple(second)) if here else (tuple(first),)
+        return (tuple(give), tuple(share), tuple(take))
 
-    sends = nodes if per_node > 1 else 1
-    return _program(Collective.ALL_GATHER, ranks, lanes, sends=sends)
+    return _program(Collective.ALL_GATHER, ranks, lanes, sends=max(nodes - 1, 1))
 
 
 def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
@@ -111,12 +112,11 @@ def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
         start = node * per_node
         here = _others(rank, per_node)
         result = Chunks(Buffer.OUTPUT, 0)
-        # In the order in which they are wanted: those that have a way to go first.
-        targets = [(node + step) % nodes * per_node for step in range(1, nodes)] + [start]
+        targets = [(node + step) % nodes * per_node for step in range(nodes)]
         given: Lane = tuple(
             Send(Chunks(Buffer.INPUT, target + peer % per_node), (peer,))
             for target in targets
-            for peer in here
+            for peer in sorted(here)  # so that one can have all that it waits for
         )
 
         def collected(target: int) -> tuple[Chunks | Incoming, ...]:
@@ -124,17 +124,15 @@ def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
             members = range(start, start + per_node)
             return tuple(own if member == rank else Incoming(member) for member in members)
 
-        sums: list[Operation] = []
-        for step, target in enumerate(targets[:-1]):
+        sums: list[Operation] = [Reduce(collected(start), (result,))]
+        lane = 1 if here else 0
+        for step, target in enumerate(targets[1:]):
+            partial = Chunks(Buffer.INPUT, target + place)
             if here:
                 partial = Chunks(Buffer.SCRATCH, step)
-                sums += [Reduce(collected(target), (partial,)), Send(partial, (target + place,))]
-            else:
-                sums.append(Send(Chunks(Buffer.INPUT, target + place), (target + place,)))
-        sums.append(Reduce(collected(start), (result,)))
-        lane = 1 if here else 0
-        for step in range(1, nodes):
-            source = (node - step) % nodes * per_node + place
+                sums.append(Reduce(collected(target), (partial,)))
+            sums.append(Send(partial, (target + place,)))
+            source = (node - step - 1) % nodes * per_node + place
             sums.append(Reduce((Incoming(source, lane), result), (result,)))
         return (given, tuple(sums)) if here else (tuple(sums),)
 
