@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	@scripts/demo $(VENV)
 
 test: $(VENV)/.installed
-	@$(VENV)/bin/python -m pytest $(TESTS)
+	@scripts/test $(VENV) $(TESTS)
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)
