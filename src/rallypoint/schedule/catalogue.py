@@ -13,6 +13,7 @@ from rallypoint.schedule.algorithms import (
     double_tree,
     halving_doubling,
     hierarchical,
+    recursive_doubling,
     ring,
     two_level,
 )
@@ -37,6 +38,7 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "binary_tree": lambda team: binary_tree.all_reduce(team.ranks, team.per_node),
         "double_tree": lambda team: double_tree.all_reduce(team.ranks, team.per_node),
         "two_tree": lambda team: double_tree.sanders_all_reduce(team.ranks),
+        "recursive_doubling": lambda team: recursive_doubling.all_reduce(team.ranks),
         "halving_doubling": lambda team: halving_doubling.all_reduce(team.ranks),
         "node_ring": lambda team: hierarchical.node_ring(team.ranks, team.per_node),
         "two_level": lambda team: hierarchical.two_level(team.ranks, team.per_node),
