@@ -12,9 +12,8 @@ namespace rallypoint {
 namespace {
 
 constexpr unsigned kFinishLookUs = 200;
-constexpr unsigned kLookClosely = 8;           // every so many looks
-constexpr std::uint64_t kPartBytes = 8 << 10;  // of what fits into a block
-constexpr std::uint64_t kWidePartBytes = 16 << 10;
+constexpr unsigned kLookClosely = 8;            // every so many looks
+constexpr std::uint64_t kPartBytes = 16 << 10;  // the smallest
 constexpr std::uint64_t kLongPartBytes = 64 << 10;
 constexpr std::uint64_t kHugePartBytes = kWideBytes / 4;
 constexpr std::uint64_t kHugeBytes = 16 << 20;     // about what caches hold
@@ -52,7 +51,7 @@ Mailbox::Room Mailbox::room_of(std::uint32_t rank, int slot, std::uint64_t bytes
   if (!is_wide) return {block(rank, slot), kPartBytes, kMailBytes / kPartBytes, progress[slot]};
   const std::uint64_t part =
       bytes >= kHugeBytes ? kHugePartBytes
-                          : std::clamp(std::bit_floor(bytes / 8), kWidePartBytes, kLongPartBytes);
+                          : std::clamp(std::bit_floor(bytes / 8), kPartBytes, kLongPartBytes);
   const std::uint64_t parts = std::max(kWindowBytes / part, kFewestParts);
   return {region_.at<std::byte>(rank, region_.layout().wide(rank)), part,
           static_cast<std::uint32_t>(parts), progress[kEnvelopes]};
