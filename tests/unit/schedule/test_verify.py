@@ -235,7 +235,7 @@ def test_properties_of_algorithms() -> None:
 
     in_order = {name for name in ALGORITHMS[Collective.ALL_REDUCE] if report(name).in_rank_order}
     trees = {"binomial_tree", "binary_tree", "double_tree"}  # the last for even n
-    assert in_order == {"direct_one_shot", "direct_two_shot", *trees}
+    assert in_order == {"direct_one_shot", "direct_two_shot", "recursive_doubling", *trees}
     assert report("binomial_tree").restartable
     assert report("binary_tree").restartable
     assert not report("ring").restartable

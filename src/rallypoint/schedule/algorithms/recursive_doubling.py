@@ -1,4 +1,4 @@
-"""Recursive doubling: partners exchange all they have, and twice as many ranks are summed each time.
+"""Recursive doubling: partners exchange all they have, so that twice as many are summed each time.
 
     0 1 | 2 3     first 0 with 1 and 2 with 3, then 0 with 2 and 1 with 3
 
