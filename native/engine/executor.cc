@@ -8,8 +8,9 @@
 namespace rallypoint {
 namespace {
 
-// What takes milliseconds to arrive is not worth a core's time that others could use.
-constexpr unsigned kFarYields = 30;
+// What takes milliseconds to arrive is not worth a core's time that others could use; but who
+// sleeps between two pieces of it is woken late each time.
+constexpr unsigned kFarYields = 300;
 constexpr std::uint64_t kFarLongBytes = 128 << 10;
 
 }  // namespace

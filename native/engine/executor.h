@@ -64,7 +64,8 @@ struct Cut {
   bool is_simple = false;    // one lane, one chunk, one piece: nothing is cut
 
   Cut() = default;
-  Cut(const Program& program, std::uint64_t count, std::uint64_t item);
+  // `message` is the most bytes of one, at most kBlockBytes.
+  Cut(const Program& program, std::uint64_t count, std::uint64_t item, std::uint64_t message);
 };
 
 class Executor {

@@ -12,6 +12,7 @@ namespace {
 constexpr int kRecordLooks = 1000;
 constexpr unsigned kRecordLookUs = 100;
 constexpr double kCutOffS = 0.5;
+constexpr double kAskS = 0.01;  // a late rank is not made later by questions
 
 }  // namespace
 
@@ -64,7 +65,9 @@ bool Executor::is_cut_off(std::uint32_t rank) {
 
 bool Executor::is_blocked_by_mismatch(std::uint32_t member) const {
   if (channel_.rank_of(member) != blocker_) return false;
-  if (region_.is_far(blocker_)) region_.messenger()->ask(blocker_, channel_.calls);
+  if (region_.is_far(blocker_) && now_s() - began_s_ > kAskS) {
+    region_.messenger()->ask(blocker_, channel_.calls);
+  }
   const CallRecord& theirs = channel_.call(member, channel_.calls);
   const std::uint64_t number = channel_.calls + 1;
   if (theirs.number.load(std::memory_order_acquire) != number) return false;

@@ -8,7 +8,7 @@
 namespace rallypoint::tcp {
 namespace {
 
-constexpr std::size_t kFew = 2;
+constexpr std::size_t kFew = 1;  // to read in vain costs more than to ask
 
 }  // namespace
 

@@ -22,7 +22,7 @@ class Poller final : public Watched {
   Poller& operator=(const Poller&) = delete;
 
   void add(int fd);  // at the next place
-  // The places worth reading. A few are simply tried, which is as cheap as asking.
+  // The places worth reading. A single one is simply tried.
   const std::vector<std::size_t>& ready();
   // What the stream's rank waits for when it sleeps; neither once it has ended.
   void set_interest(std::size_t place, bool reads, bool writes);

@@ -33,10 +33,12 @@ Stream::Stream(Stream&& other) noexcept
 
 std::size_t Stream::write(const iovec* spans, std::size_t count) {
   if (!writes_) return 0;
+  constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(spans);
   message.msg_iovlen = count;
-  const ssize_t bytes = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t bytes = count == 1 ? send(fd_, spans->iov_base, spans->iov_len, kFlags)
+                                   : sendmsg(fd_, &message, kFlags);
   if (bytes >= 0) return static_cast<std::size_t>(bytes);
   if (!is_temporary(errno)) writes_ = false;
   return 0;
@@ -47,7 +49,8 @@ std::size_t Stream::read(const iovec* spans, std::size_t count) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(spans);
   message.msg_iovlen = count;
-  const ssize_t bytes = recvmsg(fd_, &message, MSG_DONTWAIT);
+  const ssize_t bytes = count == 1 ? recv(fd_, spans->iov_base, spans->iov_len, MSG_DONTWAIT)
+                                   : recvmsg(fd_, &message, MSG_DONTWAIT);
   if (bytes > 0) return static_cast<std::size_t>(bytes);
   if (bytes == 0 || !is_temporary(errno)) reads_ = false;
   return 0;

@@ -28,7 +28,7 @@ FEW_ONE_SHOT_BYTES = 64 * 1024  # the same for three and four ranks,
 PAIR_ONE_SHOT_BYTES = 512 * 1024  # and for two
 FEW_RANKS = 16  # beyond, talking to all peers costs more than passing on
 WIDE_BYTES = 512 * 1024  # from here on, a network between all ranks is kept busy by two halves
-DOUBLING_BYTES = 128 * 1024  # between hosts up to here, few messages cost less than few bytes
+FEW_STEPS_BYTES = 128 * 1024  # between hosts up to here, few messages cost less than few bytes
 LEVELS_BYTES = 16 * 1024  # from here on, less between hosts is worth a step more inside them;
 BLOCK_LEVELS_BYTES = 64 * 1024  # the same where a buffer holds a block for each rank
 FEW_NODES = 4  # beyond, one rank should not send to all of them
@@ -104,9 +104,12 @@ def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) ->
     """By rules."""
     if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
         return algorithm, "between nodes each byte goes once there and once back"
-    is_small = nbytes <= DOUBLING_BYTES and collective is Collective.ALL_REDUCE
-    if per_node == 1 and ranks > 3 and is_small:
-        return "recursive_doubling", f"between hosts up to {DOUBLING_BYTES} bytes, few messages"
+    if per_node == 1 < ranks and collective is Collective.ALL_REDUCE:
+        if nbytes <= FEW_STEPS_BYTES:
+            algorithm = "recursive_doubling" if ranks > 3 else "direct_one_shot"
+            return algorithm, f"between hosts up to {FEW_STEPS_BYTES} bytes, few steps and messages"
+        if ranks <= FEW_RANKS:
+            return "direct_two_shot", "between hosts, each byte goes once there and once back"
     return _on_one_level(collective, nbytes, ranks)
 
 

@@ -94,7 +94,8 @@ def test_hosts_of_one_rank_exchange_small_messages_in_pairs() -> None:
     def chosen(nbytes: int, ranks: int) -> str:
         return choose(Collective.ALL_REDUCE, nbytes=nbytes, ranks=ranks, per_node=1).algorithm
 
-    assert chosen(8, 3) == "direct_one_shot"
+    assert chosen(8, 3) == chosen(1 << 17, 2) == "direct_one_shot"
+    assert chosen(1 << 18, 2) == chosen(1 << 18, 16) == "direct_two_shot"
     assert chosen(8, 4) == chosen(1 << 17, 40) == "recursive_doubling"
     assert chosen(1 << 20, 4) == "direct_two_shot"
 
