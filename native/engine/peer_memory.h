@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
+#include <tuple>
 
 #include "engine/arena.h"
 #include "engine/region.h"
@@ -76,8 +76,9 @@ class PeerMemory {
 
   const Region& region_;
   pid_t pid_;
-  std::uint64_t word_;                                             // that peers try to read
-  std::map<std::pair<std::uint32_t, std::uint64_t>, View> views_;  // by rank and arena
+  std::uint64_t word_;  // that peers try to read
+  // By rank, and the file of the arena.
+  std::map<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>, View> views_;
 };
 
 }  // namespace rallypoint

@@ -93,7 +93,9 @@ class Failure(Record):
         if self.error is not None:
             message = self.error.message.strip().partition("\n")[0]
             if len(message) > _MAX_MESSAGE:
-                message = (message[:_MAX_MESSAGE].rpartition(" ")[0] or message[:_MAX_MESSAGE]) + " ..."
+                message = (
+                    message[:_MAX_MESSAGE].rpartition(" ")[0] or message[:_MAX_MESSAGE]
+                ) + " ..."
             return f"raised {self.error.type}{': ' if message else ''}{message}"
         return self.ending
 

@@ -24,6 +24,9 @@ def ddp_comm_hook(
     group, dtype = state if isinstance(state, tuple) else (None, state)
     gradients = bucket.buffer()
     sent = gradients if dtype in (None, gradients.dtype) else gradients.to(dtype)
+    ours = dist.group.WORLD if group is None else group
+    if sent is gradients and hasattr(ours, "share_bucket"):
+        ours.share_bucket(gradients)
     work = dist.all_reduce(sent, dist.ReduceOp.AVG, group=group, async_op=True)
 
     def received(future: Any) -> Any:  # noqa: ANN401
