@@ -1,4 +1,4 @@
-"""Storages that move to memory that others can map, with all views of them, and what becomes of it."""
+"""Storages that move to memory that others can map: all views follow, and it is given back."""
 
 from __future__ import annotations
 
