@@ -23,7 +23,7 @@ from workers import answer, is_worker, measured_by
 
 BACKENDS = ("rallypoint", "gloo")
 MODELS = ("cnn", "transformer 10M", "transformer 50M")
-# Or else freed memory goes back to the system, and comes back page by page in the next step: now and
+# Or else freed memory goes back to the system and comes back page by page in the next step: now and
 # then, and for longer than what is measured.
 KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40)}
 CALLS = {"all_reduce 8 B": (2, 2000), "all_reduce 25 MB": (6_250_000, 5)}  # items, calls

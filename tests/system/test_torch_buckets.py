@@ -22,14 +22,13 @@ dist.init_process_group("rallypoint")
 rank = dist.get_rank()
 pair = dist.new_group([0, 1])
 
-def train(group, hook, views, unused):
+def train(group, views, unused):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(600, 600) for _ in range(4)]
     model = DistributedDataParallel(
         torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=views,
         bucket_cap_mb=2, find_unused_parameters=unused)
-    if hook:
-        model.register_comm_hook((group, None), ddp_comm_hook)
+    model.register_comm_hook((group, None), ddp_comm_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
     digest = hashlib.sha256()
@@ -56,10 +55,9 @@ for group in (dist.group.WORLD, pair):
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         continue
     for views in (False, True):
-        for hook in (False, True):
-            told.append(train(group, hook, views, unused=hook))
-            gc.collect()
-            held.append(shared_kib())
+        told.append(train(group, views, unused=views))
+        gc.collect()
+        held.append(shared_kib())
 dist.destroy_process_group()
 del group, pair
 gc.collect()

@@ -1,6 +1,6 @@
 """DDP's buckets of gradients, where the other ranks of the host read them without a copy.
 
-DDP allocates them by itself, in private memory. When one is first to be all-reduced, its storage
+DDP allocates them by itself, in private memory. When `ddp_comm_hook` first sees one, its storage
 moves to a file in /dev/shm that has no name, as PyTorch's does for tensors that processes share:
 all views of it follow, and the engine learns where it is. A storage stays there, and is kept alive
 here, until nobody else uses it or the last group is gone. See docs/decisions/061.
@@ -74,12 +74,10 @@ shared_buckets = SharedBuckets()
 
 
 def _is_whole_storage(tensor: Any) -> bool:  # noqa: ANN401 - of torch
-    """Float16 is left alone: it may be a copy that DDP's built-in hook makes in each step."""
     nbytes = tensor.nbytes
     return (
         nbytes >= _LEAST_BYTES
         and tensor.is_cpu
-        and tensor.dtype is not torch.float16
         and tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() == nbytes
     )

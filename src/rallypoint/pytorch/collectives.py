@@ -13,7 +13,6 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.process_group.calls import Blocks
 from rallypoint.process_group.parts import check_divides, check_items
-from rallypoint.pytorch.callers import is_called_in_backward
 from rallypoint.pytorch.calls import (
     PREMUL_SUM,
     Calls,
@@ -47,8 +46,6 @@ class Collectives(Calls):
         if tensor.is_sparse:
             all_reduce_sparse(self.engine_group, tensor, operator_of(opts.reduceOp))
             return DoneWork(tensors)
-        if opts.asyncOp and is_called_in_backward(1):  # by_device's call
-            self.share_bucket(tensor)
         code = int(opts.reduceOp.op)
         work = None
         if code != PREMUL_SUM and not tensor.is_neg():

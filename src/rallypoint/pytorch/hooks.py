@@ -10,7 +10,9 @@ def ddp_comm_hook(
     state: Any,  # noqa: ANN401
     bucket: dist.GradBucket,
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average gradients, in fewer bits if `state` says so.
+    """Average gradients, in fewer bits if `state` says so, and without DDP's own pass over them.
+
+    Otherwise, the ranks of a host read them where they lie (docs/decisions/061-buckets.md).
 
         model.register_comm_hook(torch.bfloat16, rallypoint.pytorch.ddp_comm_hook)
 
