@@ -10,8 +10,8 @@ help:
 	@echo "make test    run all tests"
 	@echo "make check   formatting, types, import contracts"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
-	@echo "                 collectives, PyTorch's own tests at three world sizes (about an hour; needs"
-	@echo "                 torch, scikit-learn)"
+	@echo "                 collectives, the same under sanitizers, PyTorch's own tests at three world"
+	@echo "                 sizes (about an hour; needs torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	@scripts/demo $(VENV)
 
 test: $(VENV)/.installed
-	@$(VENV)/bin/python -m pytest $(TESTS)
+	@scripts/test $(VENV) $(TESTS)
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)
@@ -36,6 +36,7 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_COLLECTIVE_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_random_kills.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
+	@PYTHON=$(VENV)/bin/python scripts/sanitize
 	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
 
 bench: $(VENV)/.installed

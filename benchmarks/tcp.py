@@ -1,12 +1,14 @@
-"""Our TCP transport against PyTorch's gloo and iperf3: all_reduce between hosts, and on loopback.
+"""Hosts in a network: `rallypoint bench --hosts` on test hosts, beside what iperf3 shows there.
 
-    python benchmarks/tcp.py [--hosts 2] [--mbit 1000] [--repeats 5] [--sizes 8 1024 ...]
+    python benchmarks/tcp.py [--hosts 4] [--mbit 1000] [--vs gloo,openmpi] [--operation all_reduce]
 
-With --hosts 0 the ranks are on this machine's loopback; else each is on a test host of its own (a
-network namespace; needs root or user namespaces), whose links --mbit slows down. float32, SUM, in
-place. Each row is the median over repeats of the mean time of a batch of calls on rank 0, the order
-alternating. "bus" is bus bandwidth, 2 (n - 1) / n bytes for each byte of the array, in Gbit/s;
-iperf3 --bidir is what each direction of one link carries, measured before and after.
+Each rank is on a test host of its own (a network namespace; needs root or user namespaces), or
+--ranks of them, and --mbit slows the hosts' links down. "bus" is bus bandwidth in Gbit/s, as
+nccl-tests have it: what each host has to send, and to receive, in an all_reduce that does with the
+least. iperf3, before and after, in Gbit/s in each direction:
+
+    one link   --bidir between the first two hosts, while the others rest
+    all        --bidir between all pairs at once: the sum of a host's links, on average
 """
 
 from __future__ import annotations
@@ -20,74 +22,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from all_reduce import batch_us, calls_for
-from table import human_bytes, need, print_table, save
+from table import human_bytes, print_table, save
 
-import rallypoint as dist
 from rallypoint.testing.hosts import Hosts, why_not
+from rallypoint.testing.remote_shell import RemoteShell
 
-SIZES = [8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-PORT = "29533"
-
-
-def worker(options: argparse.Namespace) -> None:
-    dist.init_process_group("tcp")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch: Any = None
-    if need("torch", "gloo cannot be measured (pip install torch==2.13.0)"):
-        import torch
-
-        os.environ["MASTER_PORT"] = str(int(PORT) + 1)
-        torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo")
-    rows = []
-    for nbytes in options.sizes:
-        array = np.full(nbytes // 4, rank + 1, np.float32)
-        total = ranks * (ranks + 1) / 2
-        dist.all_reduce(array)
-        assert (array == total).all(), "rallypoint: wrong sum"
-        array[...] = 0
-        contenders: dict[str, Callable[[], Any]] = {
-            "rallypoint": lambda a=array: dist.all_reduce(a)
-        }
-        if torch is not None:
-            tensor = torch.zeros(nbytes // 4, dtype=torch.float32)
-            contenders["gloo"] = lambda t=tensor: torch.distributed.all_reduce(t)
-        calls = {name: calls_for(call) for name, call in contenders.items()}
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for repeat in range(options.repeats):
-            order = list(contenders) if repeat % 2 == 0 else list(reversed(contenders))
-            for name in order:
-                times[name].append(batch_us(contenders[name], calls[name]))
-        row: dict[str, Any] = {"bytes": nbytes, "ranks": ranks}
-        for name, values in times.items():
-            row[f"{name}_us"] = statistics.median(values)
-            row[f"{name}_best_us"] = min(values)
-        rows.append(row)
-    if rank == 0:
-        Path(os.environ["BENCHMARK_OUTPUT"]).write_text(json.dumps(rows))
-    dist.destroy_process_group()
-
-
-def iperf_gbit(hosts: Hosts) -> float | None:
-    """What each direction of the link between the first two hosts carries, both in use."""
-    if shutil.which("iperf3") is None:
-        return None
-    words = ["iperf3", "-c", hosts[1].address, "--bidir", "-t", "3", "-J"]
-    for _ in range(50):  # until the server listens
-        client = subprocess.run(
-            hosts[2].enter(*words), capture_output=True, text=True, timeout=30, check=False
-        )
-        end = json.loads(client.stdout).get("end", {}) if client.returncode == 0 else {}
-        if "sum_received" in end and "sum_received_bidir_reverse" in end:
-            there, back = end["sum_received"], end["sum_received_bidir_reverse"]
-            return min(there["bits_per_second"], back["bits_per_second"]) / 1e9
-    return None
+# The hosts are one machine, where MPIs would tie each host's first rank to the same core, and spin.
+SHARE = {
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "I_MPI_PIN": "off",
+}
+SIZES = "8,1K,16K,256K,1M,4M,16M,64M"
+FIRST_PORT = 5201
 
 
 def shape(hosts: Hosts, mbit: int) -> None:
@@ -98,86 +50,112 @@ def shape(hosts: Hosts, mbit: int) -> None:
         hosts.switch.run("tc", "qdisc", "add", "dev", f"port{host.number}", *queue)
 
 
-def run_workers(options: argparse.Namespace, output: Path, hosts: Hosts | None) -> None:
-    ranks = options.hosts or options.ranks
-    processes = []
-    for rank in range(ranks):
-        env = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": hosts[1].address if hosts else "127.0.0.1",
-            "MASTER_PORT": PORT,
-            "GLOO_SOCKET_IFNAME": "eth0" if hosts else "lo",
-            "OMP_NUM_THREADS": "1",
-            "BENCHMARK_OUTPUT": str(output),
-        }
-        command = [sys.executable, __file__, "--worker", "--repeats", str(options.repeats)]
-        command += ["--sizes", *map(str, options.sizes)]
-        if hosts:
-            processes.append(hosts[rank + 1].popen(command, env=env))
-        else:
-            processes.append(subprocess.Popen(command, env=env))
-    if sum(process.wait() != 0 for process in processes):
-        sys.exit("a worker failed")
+class Iperf:
+    """iperf3's servers, one for each pair of hosts; they end with the hosts."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        numbers = range(1, len(hosts.hosts) + 1)
+        self._pairs = {pair: FIRST_PORT + i for i, pair in enumerate(combinations(numbers, 2))}
+        for (server, _), port in self._pairs.items():
+            command = ["iperf3", "-s", "-p", str(port), "--forceflush"]
+            out = hosts[server].popen(command, stdout=subprocess.PIPE).stdout
+            assert out is not None
+            while b"listening" not in out.readline():
+                pass
+
+    def gbit(self, *, all_links: bool) -> float:
+        """What a host sends and what it receives, on average."""
+        pairs = list(self._pairs)[: None if all_links else 1]
+        clients = [self._client(*pair, self._pairs[pair]) for pair in pairs]
+        ends = [json.loads(client.communicate()[0])["end"] for client in clients]
+        bits = sum(
+            end[way]["bits_per_second"]
+            for end in ends
+            for way in ("sum_received", "sum_received_bidir_reverse")
+        )
+        return bits / 1e9 / len({number for pair in pairs for number in pair})
+
+    def _client(self, server: int, client: int, port: int) -> subprocess.Popen[bytes]:
+        command = ["iperf3", "-c", self._hosts[server].address, "-p", str(port)]
+        command += ["--bidir", "-t", "3", "-J"]
+        return self._hosts[client].popen(command, stdout=subprocess.PIPE)
 
 
-def report(options: argparse.Namespace, rows: list[dict[str, Any]], rates: list[float]) -> None:
-    rate = statistics.mean(rates) if rates else None
-    printed = []
-    for row in rows:
-        share = 2 * (row["ranks"] - 1) / row["ranks"]
-        cells = [human_bytes(row["bytes"])]
-        for name in ("rallypoint", "gloo"):
-            us = row.get(f"{name}_us")
-            if us is None:
-                cells += ["-", "-"]
-                continue
-            row[f"{name}_bus_gbit"] = row["bytes"] * share * 8 / us / 1e3
-            cells += [f"{us:.1f}", f"{row[f'{name}_bus_gbit']:.3f}"]
-        gloo = row.get("gloo_us")
-        cells.append(f"{gloo / row['rallypoint_us']:.2f}" if gloo else "-")
-        cells.append(f"{row['rallypoint_bus_gbit'] / rate:.2f}" if rate else "-")
+def bench(options: argparse.Namespace, hosts: Hosts, directory: Path) -> dict[str, Any]:
+    """What `rallypoint bench` found."""
+    found = directory / "found.json"
+    with RemoteShell(hosts, directory) as shell:
+        words = ["rallypoint", "bench", options.operation, "--rsh", " ".join(shell.command)]
+        words += ["--hosts", ",".join(host.name for host in hosts.hosts)]
+        words += ["--nproc-per-node", str(options.ranks), "--sizes", options.sizes]
+        words += ["--rounds", str(options.rounds), "--json", str(found), "--vs", options.vs]
+        words += ["--algorithm", options.algorithm] if options.algorithm else []
+        subprocess.run([sys.executable, "-m", *words], check=True, env={**os.environ, **SHARE})
+    result: dict[str, Any] = json.loads(found.read_text())
+    return result
+
+
+def report(options: argparse.Namespace, found: dict[str, Any], rates: dict[str, float]) -> None:
+    peers = [name for name in found["contenders"] if name != "rallypoint"]
+    rows, printed = [], []
+    for row in found["rows"]:
+        results = row["results"]
+        ours = results["rallypoint"]
+        bus = (ours["busbw_gb_s"] or 0) * 8
+        times = {name: results[name]["time_us"] for name in ("rallypoint", *peers)}
+        known = [time for name, time in times.items() if name != "rallypoint" and time]
+        cells = [human_bytes(row["bytes"]), f"{times['rallypoint']:.1f}", f"{bus:.2f}"]
+        cells += [f"{rate and bus / rate:.0%}" for rate in rates.values()]
+        cells += [f"{times[name]:.1f}" if times[name] else "-" for name in peers]
+        cells.append(f"{min(known) / times['rallypoint']:.2f}" if known else "-")
         printed.append(cells)
-        row.update(hosts=options.hosts, mbit=options.mbit, iperf3_gbit=rate)
-    where = f"{options.hosts} hosts" if options.hosts else f"{options.ranks} ranks on loopback"
+        rows.append({"bytes": row["bytes"], "times_us": times, "bus_gbit": bus, **rates})
     limit = f", {options.mbit} Mbit/s" if options.mbit else ""
-    print(f"{where}{limit}" + (f"; iperf3 --bidir: {rate:.3f} Gbit/s each way" if rate else ""))
-    columns = ["size", "ours us", "bus", "gloo us", "bus", "gloo / ours", "ours / iperf3"]
+    told = "; ".join(f"{name}: {rate:.2f} Gbit/s" for name, rate in rates.items())
+    print(f"{options.operation}, {options.hosts} hosts of {options.ranks}{limit}; {told}")
+    columns = ["size", "us", "bus", *(f"of {name}" for name in rates), *peers, "ahead"]
     print_table(columns, printed)
-    name = f"hosts{options.hosts}" if options.hosts else f"loopback{options.ranks}"
-    save(f"tcp_{name}" + (f"_{options.mbit}mbit" if options.mbit else ""), rows)
+    shape_of = f"hosts{options.hosts}x{options.ranks}" + (f"_{options.mbit}mbit" * bool(limit))
+    save(f"tcp_{options.operation}_{shape_of}", rows)
+
+
+def measured(iperf: Iperf, hosts: int) -> dict[str, float]:
+    kinds = {"one link": False, "all": True} if hosts > 2 else {"one link": False}
+    return {f"iperf3, {name}": iperf.gbit(all_links=each) for name, each in kinds.items()}
+
+
+def means(several: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.mean(each[name] for each in several) for name in several[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--operation", default="all_reduce")
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="on loopback")
+    parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--mbit", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--vs", default="gloo,openmpi")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", default=SIZES)
+    parser.add_argument("--algorithm", default="")
+    parser.add_argument("--no-iperf", action="store_true")
     options = parser.parse_args()
-    if options.worker:
-        return worker(options)
+    if why := why_not():
+        sys.exit(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the hosts must not stay
-    with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory) / "rows.json"
-        if options.hosts == 0:
-            run_workers(options, output, None)
-            return report(options, json.loads(output.read_text()), [])
-        if why := why_not():
-            sys.exit(why)
-        with Hosts(options.hosts) as hosts:
-            if options.mbit:
-                shape(hosts, options.mbit)
-            if shutil.which("iperf3"):  # its server ends with the hosts
-                hosts[1].popen(["iperf3", "-s"], stdout=subprocess.DEVNULL)
-            rates = [iperf_gbit(hosts)]
-            run_workers(options, output, hosts)
-            rates.append(iperf_gbit(hosts))
-            report(options, json.loads(output.read_text()), [rate for rate in rates if rate])
-    return None
+    with tempfile.TemporaryDirectory() as directory, Hosts(options.hosts) as hosts:
+        if options.mbit:
+            shape(hosts, options.mbit)
+        rates: list[dict[str, float]] = [{}]
+        iperf = None
+        if shutil.which("iperf3") and not options.no_iperf:
+            iperf = Iperf(hosts)
+            rates = [measured(iperf, options.hosts)]
+        found = bench(options, hosts, Path(directory))
+        if iperf is not None:
+            rates.append(measured(iperf, options.hosts))
+        report(options, found, means(rates))
 
 
 if __name__ == "__main__":

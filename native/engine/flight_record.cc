@@ -36,7 +36,7 @@ Record& record() {
 template <std::size_t kSize>
 void put(char (&to)[kSize], std::string_view text) {
   std::memset(to, 0, kSize);
-  std::memcpy(to, text.data(), std::min(text.size(), kSize - 1));
+  text.copy(to, kSize - 1);
 }
 
 // The memory is for one process; what another left in it gives way if that is gone.

@@ -149,6 +149,7 @@ struct CircleMember {
   std::uint32_t peer;
   std::int32_t tag;
   std::uint32_t sends;
+  std::uint64_t epoch;  // of its wait
 };
 
 // The first rank in trouble writes it; from then on every rank refuses to work.

@@ -143,6 +143,8 @@ class Mailbox final : public Alarm {
   bool is_stuck(const Item& item) const;
   bool keeps_waiting(const Probe& probe) const;
   void probe(const Item& item, Probe probe);
+  bool waits_afar(std::uint32_t rank) const;
+  bool add_member(Probe& probe, std::uint32_t rank) const;
 
   Region& region_;
   std::mutex mutex_;  // of all below

@@ -94,7 +94,7 @@ Trouble Mailbox::look_for_circle() {
     }
     circle.push_back(std::uint64_t{rank} << 40 | epoch);
     members.push_back({rank, peer, waiting.tag.load(std::memory_order_relaxed),
-                       waiting.sends.load(std::memory_order_relaxed)});
+                       waiting.sends.load(std::memory_order_relaxed), epoch});
     rank = peer;
   } while (rank != region_.rank());
   if (circle != circle_) {
@@ -108,6 +108,12 @@ Trouble Mailbox::look_for_circle() {
 // Between hosts nobody sees all of a circle, so each member passes on what it knows. A member that
 // waits can only be released by the next one, which says that it waits itself, and that whatever it
 // has ever sent has been seen; so if all say that, none was released in between.
+//
+//   host 0   A ----> C   host 1     A, who waits for a rank elsewhere, begins: C gets a probe
+//            ^       |              C looks on its host who waits for whom, up to E, who waits for
+//            |       v              a rank elsewhere, and has A bring E the probe
+//            G <---- E              E sees that all up to it still wait, and asks G
+//
 Trouble Mailbox::look_for_far_circle(const Item& item) {
   if (!is_stuck(item)) return Trouble::none;
   const std::uint32_t self = region_.rank();
@@ -119,12 +125,9 @@ Trouble Mailbox::look_for_far_circle(const Item& item) {
       region_.spread_circle(each.members);
       return Trouble::circle;
     }
-    const bool was_here =
-        std::any_of(each.members.begin(), each.members.end(),
-                    [&](const CircleMember& member) { return member.rank == self; });
-    if (!was_here && each.members.size() < kMostProbed) probe(item, std::move(each));
+    probe(item, std::move(each));
   }
-  if (now_s() - probed_s_ > kProbeS) {
+  if (region_.is_far(item.transfer->peer) && now_s() - probed_s_ > kProbeS) {
     probed_s_ = now_s();
     probe(item, {epoch, 0, -1, {}});
   }
@@ -133,14 +136,26 @@ Trouble Mailbox::look_for_far_circle(const Item& item) {
 
 // Whether only its peer can get the transfer on.
 bool Mailbox::is_stuck(const Item& item) const {
+  const std::uint32_t self = region_.rank();
+  if (!region_.is_far(item.transfer->peer)) {
+    return is_stuck(self, region_.state(self).waiting.epoch.load(std::memory_order_relaxed));
+  }
   if (!item.transfer->sends) return item.slot < 0;
   return item.slot >= 0 && !courier_->is_taken(item.transfer->peer, item.slot) &&
          !courier_->is_requested(item.transfer->peer, item.slot);
 }
 
-// Whether nothing that this rank has done, or has begun, releases the last member.
+// Whether nothing releases the last member that this rank has done, or has begun; nor, if that is
+// on this host, those before it that are.
 bool Mailbox::keeps_waiting(const Probe& probe) const {
   const CircleMember& last = probe.members.back();
+  if (!region_.is_far(last.rank)) {
+    for (auto each = probe.members.rbegin(); each != probe.members.rend(); ++each) {
+      if (region_.is_far(each->rank)) return true;
+      if (!is_stuck(each->rank, each->epoch)) return false;
+    }
+    return false;  // it must have come from elsewhere
+  }
   if (last.sends == 0) {
     const auto is_for_them = [&](const Item& item) {
       return item.transfer->peer == last.rank && item.slot < 0;
@@ -154,12 +169,45 @@ bool Mailbox::keeps_waiting(const Probe& probe) const {
          theirs.sequence == probe.sequence && theirs.request == Request::none;
 }
 
+// Passes it on, to whom this rank waits for; or, on this host, to the first who may go on with it.
 void Mailbox::probe(const Item& item, Probe probe) {
   const Transfer& transfer = *item.transfer;
-  probe.slot = transfer.sends ? item.slot : -1;
-  probe.sequence = transfer.sends ? item.sequence : outbox(transfer.peer).published.load();
-  probe.members.push_back({region_.rank(), transfer.peer, transfer.tag, transfer.sends});
-  region_.messenger()->send_probe(transfer.peer, probe);
+  if (region_.is_far(transfer.peer)) {
+    if (!add_member(probe, region_.rank())) return;
+    probe.slot = transfer.sends ? item.slot : -1;
+    probe.sequence = transfer.sends ? item.sequence : outbox(transfer.peer).published.load();
+    region_.messenger()->send_probe(transfer.peer, transfer.peer, probe);
+    return;
+  }
+  const std::uint32_t via = probe.members.back().rank;
+  if (!region_.is_far(via)) return;
+  const std::uint32_t first = probe.members.front().rank;
+  std::uint32_t rank = region_.rank();
+  do {
+    if (!add_member(probe, rank)) return;
+    const CircleMember& added = probe.members.back();
+    if (added.epoch % 2 == 0 || !is_stuck(rank, added.epoch)) return;
+    rank = added.peer;
+  } while (rank != first && !waits_afar(rank));
+  region_.messenger()->send_probe(via, rank, probe);
+}
+
+bool Mailbox::waits_afar(std::uint32_t rank) const {
+  const std::uint32_t peer = region_.state(rank).waiting.peer.load(std::memory_order_relaxed);
+  return peer < region_.ranks() && region_.is_far(peer);
+}
+
+// By what it says of itself; not twice.
+bool Mailbox::add_member(Probe& probe, std::uint32_t rank) const {
+  const Waiting& waiting = region_.state(rank).waiting;
+  const std::uint64_t epoch = waiting.epoch.load(std::memory_order_acquire);
+  const std::uint32_t peer = waiting.peer.load(std::memory_order_relaxed);
+  const bool was_here = std::any_of(probe.members.begin(), probe.members.end(),
+                                    [&](const CircleMember& each) { return each.rank == rank; });
+  if (was_here || probe.members.size() == kMostProbed || peer >= region_.ranks()) return false;
+  probe.members.push_back({rank, peer, waiting.tag.load(std::memory_order_relaxed),
+                           waiting.sends.load(std::memory_order_relaxed), epoch});
+  return true;
 }
 
 }  // namespace rallypoint

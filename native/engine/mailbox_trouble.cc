@@ -31,7 +31,11 @@ Trouble Mailbox::look_for_trouble(Item& item) {
     return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
   }
   if (item.transfer != waiting_ || transfer.peer == kAnyRank) return Trouble::none;
-  return region_.is_far(transfer.peer) ? look_for_far_circle(item) : look_for_circle();
+  if (region_.has_far()) {
+    const Trouble trouble = look_for_far_circle(item);
+    if (trouble != Trouble::none || region_.is_far(transfer.peer)) return trouble;
+  }
+  return look_for_circle();
 }
 
 // The peer, if it left; for any rank, the last of the others, if all left.

@@ -15,8 +15,8 @@
 
 namespace rallypoint {
 
-// Asks whether ranks on different hosts wait for each other in a circle: passed on by each from
-// whom it waits for to whom that one waits for, until it comes back to the first.
+// Asks whether ranks on different hosts wait for each other in a circle: passed on by each to whom
+// it waits for, until it comes back to the first.
 struct Probe {
   std::uint64_t epoch;     // of the first one's wait
   std::uint64_t sequence;  // of the last one's message: of the last it got, or the one it sends
@@ -35,7 +35,8 @@ class Messenger {
   virtual void ask(std::uint32_t rank, std::uint64_t number) = 0;
   // This rank has recorded its call of this number.
   virtual void answer(std::uint64_t number) = 0;
-  virtual void send_probe(std::uint32_t rank, const Probe& probe) = 0;
+  // To a rank `via` one on another host, which is that rank itself if it is there.
+  virtual void send_probe(std::uint32_t via, std::uint32_t rank, const Probe& probe) = 0;
   virtual std::vector<Probe> take_probes() = 0;
 };
 

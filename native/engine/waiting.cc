@@ -12,8 +12,7 @@ namespace rallypoint {
 namespace {
 
 constexpr unsigned kSpinsApart = 3000;  // some 40 us
-constexpr double kSlowYieldS = 500e-6;  // others keep the core,
-constexpr double kSlowS = 0.2;          // and will for so long
+constexpr double kSlowYieldS = 500e-6;  // others keep the core
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 
@@ -57,8 +56,9 @@ bool Waiter::pause(std::uint32_t blocker) {
 }
 
 // The core goes to whoever else wants it. If that is not a peer, who will be done in microseconds,
-// but work that takes its whole slice, then sleeping is quicker for a while: a sleeper that is
-// woken need not wait for its turn.
+// but work that takes its whole slice, then sleeping is quicker: a sleeper that is woken need not
+// wait for its turn. For how long, nobody knows; for as long as was lost now, so that a single
+// accident costs little, and at most half of the time is lost.
 void Waiter::yield() {
   const double began_s = now_s();
   if (began_s < slow_until_s) {
@@ -67,7 +67,7 @@ void Waiter::yield() {
   }
   sched_yield();
   const double now = now_s();
-  if (now - began_s > kSlowYieldS) slow_until_s = now + kSlowS;
+  if (now - began_s > kSlowYieldS) slow_until_s = now + (now - began_s);
 }
 
 // Say that we sleep and let the caller look once more; only then sleep.

@@ -45,7 +45,7 @@ def test_each_ends_and_nothing_is_left(
     launch.wait_for("up.*")
     begin = time.monotonic()
     assert process.wait(30) == 1
-    assert least_s <= time.monotonic() - begin < most_s + 0.5
+    assert least_s <= time.monotonic() - begin < most_s + 1.0
     assert launch.left_over() == []
     assert launch.left_files() == []
     assert "job failed: rank 0 was killed by SIGABRT" in launch.err

@@ -15,7 +15,7 @@ from tests.system.conftest import Launch, parent_of
 pytestmark = pytest.mark.system
 
 DDP = Path(__file__).parents[2] / "examples" / "train_digits_ddp.py"
-KILLS = int(os.environ.get("RALLYPOINT_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("RALLYPOINT_TEST_KILLS", "5"))
 KILLS_PER_JOB = 10
 
 ROUNDS = """

@@ -281,6 +281,13 @@ def test_out_of_descriptors_the_server_lives_on() -> None:
         process.stderr.close()
 
 
+def test_a_port_in_use_names_its_holder(server: StoreServer) -> None:
+    with pytest.raises(
+        StoreConnectionError, match=rf":{server.port} \(it is in use by process {os.getpid()} \("
+    ):
+        StoreServer(port=server.port, log_fd=-1)
+
+
 def test_masters_of_one_process_can_share_a_server() -> None:
     first = TCPStore("127.0.0.1", 0, None, True, TIMEOUT, multi_tenant=True)
     second = TCPStore("127.0.0.1", first.port, None, True, TIMEOUT, multi_tenant=True)

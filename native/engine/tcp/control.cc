@@ -60,17 +60,6 @@ void unpack(CallRecord& record, const RecordFrame& frame) {
   record.number.store(frame.number, std::memory_order_release);
 }
 
-struct ProbeFrame {
-  std::uint64_t sequence;
-  std::int32_t slot;
-  std::uint32_t count;
-  CircleMember members[kMostProbed];
-};
-
-std::size_t probe_bytes(std::size_t count) {
-  return offsetof(ProbeFrame, members) + count * sizeof(CircleMember);
-}
-
 // Whether words can be made of it.
 bool makes_sense(const RecordFrame& frame, std::uint32_t ranks) {
   if (frame.number == 0) return true;
@@ -81,6 +70,18 @@ bool makes_sense(const RecordFrame& frame, std::uint32_t ranks) {
 }
 
 }  // namespace
+
+struct Control::ProbeFrame {
+  std::uint64_t sequence;
+  std::int32_t slot;
+  std::uint32_t to;
+  std::uint64_t count;
+  CircleMember members[kMostProbed];
+
+  static std::size_t bytes(std::size_t count) {
+    return offsetof(ProbeFrame, members) + count * sizeof(CircleMember);
+  }
+};
 
 class Control::Reader {
  public:
@@ -153,31 +154,39 @@ bool Control::take(Peer& peer, const ControlHeader& header) {
 }
 
 bool Control::take_probe(const Peer& peer, const ControlHeader& header) {
+  static_assert(sizeof(ProbeFrame) <= kMostBytes);
   ProbeFrame frame{};
   if (header.bytes > sizeof frame) return false;
   std::memcpy(&frame, peer.payload, header.bytes);
-  if (frame.count == 0 || frame.count > kMostProbed || header.bytes != probe_bytes(frame.count)) {
+  if (frame.count == 0 || frame.count > kMostProbed ||
+      header.bytes != ProbeFrame::bytes(frame.count)) {
     return false;
   }
   const std::vector<CircleMember> members(frame.members, frame.members + frame.count);
   for (const CircleMember& member : members) {
     if (member.rank >= region_.ranks() || member.peer >= region_.ranks()) return false;
   }
-  if (members.back().rank != peer.rank || members.back().peer != region_.rank()) return false;
+  if (members.back().peer != frame.to) return false;
+  if (frame.to != region_.rank()) {  // from one rank of its host to another
+    tell_probe(frame.to, frame, header.number);
+    return true;
+  }
   if (probes_.size() == kMostProbes) probes_.erase(probes_.begin());
   probes_.push_back({header.number, frame.sequence, frame.slot, members});
   region_.wake_self();
   return true;
 }
 
-void Control::send_probe(std::uint32_t rank, const Probe& probe) {
-  ProbeFrame frame{
-      probe.sequence, probe.slot, static_cast<std::uint32_t>(probe.members.size()), {}};
+void Control::send_probe(std::uint32_t via, std::uint32_t rank, const Probe& probe) {
+  ProbeFrame frame{probe.sequence, probe.slot, rank, probe.members.size(), {}};
   std::copy(probe.members.begin(), probe.members.end(), frame.members);
   const std::lock_guard lock(mutex_);
+  tell_probe(via, frame, probe.epoch);
+}
+
+void Control::tell_probe(std::uint32_t via, const ProbeFrame& frame, std::uint64_t epoch) {
   for (auto& peer : peers_) {
-    if (peer->rank != rank) continue;
-    tell(*peer, kProbe, probe.epoch, &frame, probe_bytes(probe.members.size()));
+    if (peer->rank == via) tell(*peer, kProbe, epoch, &frame, ProbeFrame::bytes(frame.count));
   }
 }
 

@@ -45,11 +45,11 @@ class Control final : public Watched, public Messenger {
   void spread(const Poison& poison) override;
   void ask(std::uint32_t rank, std::uint64_t number) override;
   void answer(std::uint64_t number) override;
-  void send_probe(std::uint32_t rank, const Probe& probe) override;
+  void send_probe(std::uint32_t via, std::uint32_t rank, const Probe& probe) override;
   std::vector<Probe> take_probes() override;
 
  private:
-  static constexpr std::size_t kMostBytes = 1024;
+  static constexpr std::size_t kMostBytes = 2048;
   struct Peer {
     Peer(std::uint32_t rank_, int fd) : rank(rank_), stream(fd) {}
     std::uint32_t rank;
@@ -63,12 +63,14 @@ class Control final : public Watched, public Messenger {
     std::uint64_t asks_for = 0;  // by us
   };
   class Reader;
+  struct ProbeFrame;
 
   void on_ready(int fd, std::uint64_t key) override;
   bool take(Peer& peer, const ControlHeader& header);
   bool take_poison(const Peer& peer);
   bool take_record(const Peer& peer, const ControlHeader& header);
   bool take_probe(const Peer& peer, const ControlHeader& header);
+  void tell_probe(std::uint32_t via, const ProbeFrame& frame, std::uint64_t epoch);
   void lose(Peer& peer, std::uint64_t key);
   void tell(Peer& peer, std::uint16_t kind, std::uint64_t number, const void* data,
             std::size_t bytes);

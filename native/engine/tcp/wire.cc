@@ -125,6 +125,7 @@ const std::byte* Wire::payload(const Line& line) {
 
 void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& message) {
   expected_[port(rank, lane)] = message;
+  if (message.bytes < kStraightBytes) awaited_ = &connection(rank, lane);
   look_again(rank, lane);
 }
 
@@ -170,16 +171,20 @@ bool Wire::wants(const Connection& connection) const {
          (connection.blocks < kMostBlocks || is_awaited(connection));
 }
 
+// To try the one connection that a small message is awaited from is cheaper than to ask which.
 bool Wire::poll() {
+  Connection* const awaited = std::exchange(awaited_, nullptr);
+  if (awaited != nullptr && read(*awaited)) return true;
   bool moved = false;
-  for (const std::size_t place : poller_.ready()) {
-    Connection& from = *connections_[place];
-    if (!wants(from) || corrupt_ == static_cast<int>(from.rank)) continue;
-    const auto result = from.inlet.read(from.stream, Reader(*this, from));
-    if (result == Inlet<WireHeader>::Result::corrupt) corrupt_ = static_cast<int>(from.rank);
-    moved |= result != Inlet<WireHeader>::Result::nothing;
-  }
+  for (const std::size_t place : poller_.ready()) moved |= read(*connections_[place]);
   return moved;
+}
+
+bool Wire::read(Connection& from) {
+  if (!wants(from) || corrupt_ == static_cast<int>(from.rank)) return false;
+  const auto result = from.inlet.read(from.stream, Reader(*this, from));
+  if (result == Inlet<WireHeader>::Result::corrupt) corrupt_ = static_cast<int>(from.rank);
+  return result != Inlet<WireHeader>::Result::nothing;
 }
 
 void Wire::arm() {

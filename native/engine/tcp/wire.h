@@ -94,6 +94,7 @@ class Wire final : public Alarm {
   std::size_t port(std::uint32_t rank, std::uint32_t lane) const { return rank * kLanes + lane; }
   bool is_awaited(const Connection& connection) const;
   bool wants(const Connection& connection) const;
+  bool read(Connection& from);
   void look_again(std::uint32_t rank, std::uint32_t lane);
   std::unique_ptr<std::byte[]> take_block();
 
@@ -105,6 +106,7 @@ class Wire final : public Alarm {
   std::vector<std::deque<Arrival>> arrivals_;  // by rank and lane
   std::vector<Expected> expected_;             // by rank and lane; sequence 0: none
   std::vector<std::unique_ptr<std::byte[]>> free_;
+  Connection* awaited_ = nullptr;  // has a small message that an operation waits for
   int corrupt_ = -1;
 };
 

@@ -1,18 +1,31 @@
-"""`rallypoint bench`: measures this machine; our operations beside others', or the link model."""
+"""`rallypoint bench`: measures operations, ours beside others', or this machine's link model."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.cli.options import HELP, Flag, Group, UsageError, describe_groups, parse
 
+if TYPE_CHECKING:
+    from rallypoint.cli.benchmark.here import Here
+    from rallypoint.cli.benchmark.hosts import Hosts
+    from rallypoint.cli.benchmark.request import Request
+
 PROGRAM = "rallypoint bench"
 
 OPERATION = Group("rallypoint bench OPERATION", (
-    Flag("--nproc-per-node", "how many ranks (default 2)", "N"),
+    Flag("--nproc-per-node", "how many ranks, on each host (default 2; 1 with --hosts)", "N"),
+    Flag("--hosts", "on these, by names that they know each other by, not on this machine", "A,B"),
+    Flag("--rsh", "starts a command on a host, whose name follows it or replaces {host}\n"
+         "(default: ssh)", "COMMAND"),
     Flag("--sizes", "bytes of the larger buffer, as nccl-tests count: doubling, or a list\n"
          "(default 8:64M)", "A:B|A,B"),
     Flag("--dtype", "float32 (default), float64, float16, int8, int16, int32, int64, uint8",
@@ -45,12 +58,17 @@ USAGE = """\
 usage: rallypoint bench OPERATION [FLAGS]
        rallypoint bench --calibrate [FLAGS]
 
-Time an operation on this machine, check its results on random data, and, with --vs, do the same
-with others in the same run, in turn. OPERATION is all_reduce, reduce, broadcast, all_gather,
-gather, scatter, reduce_scatter, all_to_all, barrier or send (there and back, halved).
+Time an operation, on this machine or several, check its results on random data, and, with --vs, do
+the same with others in the same run, in turn. OPERATION is all_reduce, reduce, broadcast,
+all_gather, gather, scatter, reduce_scatter, all_to_all, barrier or send (there and back, halved).
 
   rallypoint bench all_reduce --nproc-per-node 4
   rallypoint bench all_reduce --vs gloo,mpich,openmpi,intelmpi --get-mpi --plot all_reduce.png
+
+On several hosts, which ssh must reach without a password, and which have Rallypoint at the same
+place; or with --rsh 'srun -n1 --overlap -w', or 'kubectl exec -i {host} --':
+
+  rallypoint bench all_reduce --hosts node1,node2 --nproc-per-node 2 --vs gloo,openmpi
 
 Or measure all_reduce with seven algorithms at 17 sizes, fit a link model to every other size, and
 say how far its predictions are from the sizes left out. Takes some minutes. The model is for
@@ -87,42 +105,64 @@ def bench(words: Sequence[str]) -> int:
 
 
 def _compare(operation: str, values: Mapping[str, str]) -> int:
-    from rallypoint.cli.benchmark.contenders import OURS, contender
+    from rallypoint.cli.benchmark.contenders import OURS
     from rallypoint.cli.benchmark.contest import Contest
-    from rallypoint.cli.benchmark.environments import Environments, default_cache
     from rallypoint.cli.benchmark.report import Table, write_json
     from rallypoint.cli.benchmark.request import environments_named, request_of
 
     request = request_of(operation, values)
-    named = values.get("--mpi-env", os.environ.get("RALLYPOINT_MPI_ENV", ""))
-    environments = Environments(
-        environments_named(named), default_cache(), make="--get-mpi" in values
-    )
+    named = environments_named(values.get("--mpi-env", os.environ.get("RALLYPOINT_MPI_ENV", "")))
     for flag in ("--json", "--plot"):
         _check_writable(flag, values.get(flag))
     if "--plot" in values:
         from rallypoint.cli.figure import check_plot
 
         check_plot(values["--plot"])
-    contenders = [
-        contender(name, request.ranks, pin=request.pin, environments=environments)
-        for name in (OURS, *request.peers)
-    ]
+    signal.signal(signal.SIGTERM, _terminated)
+    place = _place(request, named, values)
     rows = []
-    with Contest(request, contenders, sorted(os.sched_getaffinity(0))) as contest:
-        versions = contest.versions
-        table = Table(request, versions)
+    with Contest(request, place) as contest:
+        versions, where = contest.versions, place.describe()
+        table = Table(request, versions, where)
         for row in contest.rows():
             table.add(row)
             rows.append(row)
-        table.end()
+        table.end(place.load())
     if "--json" in values:
-        write_json(values["--json"], request, versions, rows)
+        write_json(values["--json"], request, versions, where, rows)
     if "--plot" in values:
         from rallypoint.cli.benchmark.plot import plot
 
         plot(values["--plot"], request, versions, rows)
     return _STATUS_FAILED if any(row.wrong[OURS] for row in rows) else _STATUS_OK
+
+
+def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str]) -> Here | Hosts:
+    """Where all run; with `named` environments of MPIs."""
+    make = "--get-mpi" in values
+    if request.hosts:
+        from rallypoint.cli.benchmark.hosts import SSH, Hosts
+
+        begin = {
+            "contenders": request.peers,
+            "mpi": {name: str(prefix) for name, prefix in named.items()},
+            "make": make,
+            "pin": request.pin,
+        }
+        rsh = shlex.split(values["--rsh"]) if "--rsh" in values else SSH
+        return Hosts(request.hosts, rsh, ranks=request.ranks_per_host, begin=begin)
+    from rallypoint.cli.benchmark.contenders import check
+    from rallypoint.cli.benchmark.environments import Environments, default_cache
+    from rallypoint.cli.benchmark.here import Here
+
+    environments = Environments(named, default_cache(), make=make)
+    for name in request.peers:
+        check(name, environments)
+    return Here(request.ranks, environments, pin=request.pin)
+
+
+def _terminated(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _check_writable(flag: str, path: str | None) -> None:

@@ -72,7 +72,7 @@ def listen(host: str, port: int) -> socket.socket:
                 f"cannot listen on {host}, port {port}: {error.strerror or error};"
                 " give another address or port with --master-addr and --master-port."
             ) from None
-        from rallypoint.launch.port_holder import holder_of
+        from rallypoint.store.port_holder import holder_of
 
         raise HostError(
             f"cannot listen on {host}, port {port}: it is in use by {holder_of(port)};"

@@ -93,9 +93,8 @@ class Failure(Record):
         if self.error is not None:
             message = self.error.message.strip().partition("\n")[0]
             if len(message) > _MAX_MESSAGE:
-                message = (
-                    message[:_MAX_MESSAGE].rpartition(" ")[0] or message[:_MAX_MESSAGE]
-                ) + " ..."
+                words, _, rest = message[:_MAX_MESSAGE].rpartition(" ")
+                message = f"{words or rest} ..."
             return f"raised {self.error.type}{': ' if message else ''}{message}"
         return self.ending
 

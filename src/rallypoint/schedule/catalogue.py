@@ -13,7 +13,9 @@ from rallypoint.schedule.algorithms import (
     double_tree,
     halving_doubling,
     hierarchical,
+    recursive_doubling,
     ring,
+    two_level,
 )
 from rallypoint.schedule.program import Collective, Program
 
@@ -36,6 +38,7 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "binary_tree": lambda team: binary_tree.all_reduce(team.ranks, team.per_node),
         "double_tree": lambda team: double_tree.all_reduce(team.ranks, team.per_node),
         "two_tree": lambda team: double_tree.sanders_all_reduce(team.ranks),
+        "recursive_doubling": lambda team: recursive_doubling.all_reduce(team.ranks),
         "halving_doubling": lambda team: halving_doubling.all_reduce(team.ranks),
         "node_ring": lambda team: hierarchical.node_ring(team.ranks, team.per_node),
         "two_level": lambda team: hierarchical.two_level(team.ranks, team.per_node),
@@ -45,18 +48,21 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "binomial_tree": lambda team: binomial.reduce(team.ranks, team.root),
         "binary_tree": lambda team: binary_tree.reduce(team.ranks, team.root),
         "two_tree": lambda team: double_tree.sanders_reduce(team.ranks, team.root),
+        "two_level": lambda team: two_level.reduce(team.ranks, team.root, team.per_node),
     },
     Collective.BROADCAST: {
         "direct": lambda team: direct.broadcast(team.ranks, team.root),
         "binomial_tree": lambda team: binomial.broadcast(team.ranks, team.root),
         "binary_tree": lambda team: binary_tree.broadcast(team.ranks, team.root),
         "two_tree": lambda team: double_tree.sanders_broadcast(team.ranks, team.root),
+        "two_level": lambda team: two_level.broadcast(team.ranks, team.root, team.per_node),
     },
     Collective.ALL_GATHER: {
         "direct": lambda team: direct.all_gather(team.ranks),
         "ring": lambda team: ring.all_gather(team.ranks),
         "bruck": lambda team: bruck.all_gather(team.ranks),
         "halving_doubling": lambda team: halving_doubling.all_gather(team.ranks),
+        "two_level": lambda team: two_level.all_gather(team.ranks, team.per_node),
     },
     Collective.GATHER: {
         "direct": lambda team: direct.gather(team.ranks, team.root),
@@ -70,6 +76,7 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "direct": lambda team: direct.reduce_scatter(team.ranks),
         "ring": lambda team: ring.reduce_scatter(team.ranks),
         "halving_doubling": lambda team: halving_doubling.reduce_scatter(team.ranks),
+        "two_level": lambda team: two_level.reduce_scatter(team.ranks, team.per_node),
     },
     Collective.ALL_TO_ALL: {
         "direct": lambda team: direct.all_to_all(team.ranks),
@@ -78,6 +85,7 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
     Collective.BARRIER: {
         "direct": lambda team: direct.barrier(team.ranks),
         "bruck": lambda team: bruck.barrier(team.ranks),
+        "two_level": lambda team: two_level.barrier(team.ranks, team.per_node),
     },
     Collective.SEND: {"direct": lambda _: direct.send()},
 }

@@ -28,6 +28,10 @@ FEW_ONE_SHOT_BYTES = 64 * 1024  # the same for three and four ranks,
 PAIR_ONE_SHOT_BYTES = 512 * 1024  # and for two
 FEW_RANKS = 16  # beyond, talking to all peers costs more than passing on
 WIDE_BYTES = 512 * 1024  # from here on, a network between all ranks is kept busy by two halves
+DOUBLING_BYTES = 128 * 1024  # between hosts up to here, few messages cost less than few bytes
+LEVELS_BYTES = 16 * 1024  # from here on, less between hosts is worth a step more inside them;
+BLOCK_LEVELS_BYTES = 64 * 1024  # the same where a buffer holds a block for each rank
+FEW_NODES = 4  # beyond, one rank should not send to all of them
 LANES = 4  # as many as the engine has
 MOST_OPERATIONS = 100_000  # of a program that is worth simulating for a choice
 
@@ -98,11 +102,25 @@ def rule_of_thumb(ranks: int) -> str:
 
 def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
     """By rules."""
-    has_levels = 1 < per_node < ranks
-    if has_levels and collective is Collective.ALL_REDUCE and nbytes > ONE_SHOT_BYTES:
-        algorithm = "node_ring" if ranks % per_node else "two_level"
+    if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
         return algorithm, "between nodes each byte goes once there and once back"
+    is_small = nbytes <= DOUBLING_BYTES and collective is Collective.ALL_REDUCE
+    if per_node == 1 and ranks > 3 and is_small:
+        return "recursive_doubling", f"between hosts up to {DOUBLING_BYTES} bytes, few messages"
     return _on_one_level(collective, nbytes, ranks)
+
+
+def _on_two_levels(collective: Collective, nbytes: int, ranks: int, per_node: int) -> str:
+    """Empty where that does not pay."""
+    is_full = ranks % per_node == 0
+    match collective:
+        case Collective.ALL_REDUCE if nbytes > LEVELS_BYTES:
+            return "two_level" if is_full else "node_ring"
+        case Collective.BROADCAST | Collective.REDUCE if nbytes >= LEVELS_BYTES:
+            return "two_level" if ranks <= FEW_NODES * per_node else ""
+        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER if nbytes >= BLOCK_LEVELS_BYTES:
+            return "two_level" if is_full and ranks <= FEW_RANKS * per_node else ""
+    return ""
 
 
 def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str, str]:

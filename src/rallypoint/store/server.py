@@ -6,6 +6,7 @@ forked child lets go of both. Imports are few: the launcher pays for each of the
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import weakref
@@ -138,8 +139,13 @@ def _has_ipv6() -> bool:
 
 
 def _refusal(host: str, port: int, error: Exception) -> StoreConnectionError:
+    why = str(error)
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        from rallypoint.store.port_holder import holder_of
+
+        why = f"it is in use by {holder_of(port)}"
     return StoreConnectionError(
-        f"the store cannot listen on {endpoint_of(host, port)} ({error}); "
+        f"the store cannot listen on {endpoint_of(host, port)} ({why}); "
         "choose another port, or 0 for any",
         endpoint=endpoint_of(host, port),
         operation="listen",

@@ -16,15 +16,12 @@ TRANSPORTS = {
     "test_memory_of_peers": list(ranks.REACHES),
     "test_work": ["shm", "tcp", "interleaved hosts", "read"],
 }
-CIRCLES = ["shm", "tcp"]  # those that pass through both are not recognised
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = metafunc.module.__name__.rpartition(".")[2]
     if name in TRANSPORTS:
-        is_circle = "wait_for_each_other" in metafunc.function.__name__
-        chosen = CIRCLES if is_circle else TRANSPORTS[name]
-        metafunc.parametrize("transport", chosen, indirect=True)
+        metafunc.parametrize("transport", TRANSPORTS[name], indirect=True)
 
 
 @pytest.fixture(autouse=True)

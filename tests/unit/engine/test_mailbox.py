@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_timeout() -> None:
     run_ranks(2, main)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_receivers_that_wait_for_each_other_are_told(ranks: int) -> None:
     def main(communicator: Communicator) -> None:
         source = (communicator.rank + 1) % ranks
@@ -269,16 +270,55 @@ def test_receivers_that_wait_for_each_other_are_told(ranks: int) -> None:
     run_ranks(ranks, main)
 
 
+@pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize(("count", "synchronous"), [(3, True), (100_000, False)])
-def test_senders_that_wait_for_each_other_are_told(count: int, synchronous: bool) -> None:
+def test_senders_that_wait_for_each_other_are_told(
+    count: int, synchronous: bool, ranks: int
+) -> None:
     def main(communicator: Communicator) -> None:
-        peer = 1 - communicator.rank
+        peer = (communicator.rank + 1) % ranks
         assert communicator.send(peer, 0, np.ones(count)) > 0
         error = communicator.error("send")
         assert isinstance(error, DeadlockError)
         assert "rank 0 is in send to rank 1" in str(error)
 
-    run_ranks(2, main, synchronous_send=synchronous)
+    run_ranks(ranks, main, synchronous_send=synchronous)
+
+
+def test_those_who_wait_for_a_circle_are_told() -> None:
+    """Ranks 3 to 6 wait for each other, the others for them."""
+
+    def main(communicator: Communicator) -> None:
+        source = 3 if communicator.rank == 6 else communicator.rank + 1
+        assert communicator.receive(source, 0, np.ones(3)) <= FAILED
+        error = communicator.error("recv")
+        assert isinstance(error, DeadlockError)
+        assert "rank 6 is in recv from rank 3" in str(error)
+
+    run_ranks(7, main)
+
+
+@pytest.mark.parametrize("count", [3, 20_000])
+def test_a_ring_that_moves_is_no_circle(count: int) -> None:
+    """One message goes round and round, now and then slowly; all others wait for it."""
+
+    def main(communicator: Communicator) -> None:
+        rank, ranks = communicator.rank, communicator.ranks
+        sleeps, got = random.Random(rank), np.zeros(count)
+        for lap in range(40):
+            if rank > 0 or lap > 0:
+                assert communicator.receive((rank - 1) % ranks, 0, got) == (rank - 1) % ranks
+                assert got[-1] == lap * ranks + rank - 1
+            if sleeps.random() < 0.2:
+                time.sleep(0.01)
+            assert (
+                communicator.send((rank + 1) % ranks, 0, np.full(count, lap * ranks + rank, float))
+                == 0
+            )
+        if rank == 0:
+            assert communicator.receive(ranks - 1, 0, got) == ranks - 1
+
+    run_ranks(5, main)
 
 
 def test_waits_that_end_are_no_circle() -> None:

@@ -80,6 +80,23 @@ def test_several_nodes_with_several_ranks_reduce_at_home_first() -> None:
     assert chosen(1 << 20, 7, 4) == "node_ring"  # the last node is not full
     assert chosen(1 << 20, 8, 1) == chosen(1 << 20, 8, 0) == "direct_two_shot"
     assert chosen(64, 8, 4) == "direct_one_shot"
+    for collective in ("BROADCAST", "REDUCE", "ALL_GATHER", "REDUCE_SCATTER"):
+        for ranks, nbytes, algorithm in (
+            (8, 1 << 20, "two_level"),
+            (8, 1 << 10, "direct"),
+            (10, 1 << 20, "two_level" if collective in ("BROADCAST", "REDUCE") else "direct"),
+        ):
+            choice = choose(Collective[collective], nbytes=nbytes, ranks=ranks, per_node=4)
+            assert choice.algorithm == algorithm
+
+
+def test_hosts_of_one_rank_exchange_small_messages_in_pairs() -> None:
+    def chosen(nbytes: int, ranks: int) -> str:
+        return choose(Collective.ALL_REDUCE, nbytes=nbytes, ranks=ranks, per_node=1).algorithm
+
+    assert chosen(8, 3) == "direct_one_shot"
+    assert chosen(8, 4) == chosen(1 << 17, 40) == "recursive_doubling"
+    assert chosen(1 << 20, 4) == "direct_two_shot"
 
 
 def test_hosts_of_one_rank_each_send_two_halves_at_once() -> None:

@@ -74,6 +74,20 @@ def test_algorithms_that_know_nodes(name: str) -> None:
                 verify(build(Collective.ALL_REDUCE, name, ranks=ranks, per_node=per_node))
 
 
+@pytest.mark.parametrize("collective", [c for c in Collective if "two_level" in ALGORITHMS[c]])
+def test_two_levels_everywhere(collective: Collective) -> None:
+    """Nodes of every size, the last one fuller or less full where it may be; with a single slot."""
+    for ranks, per_node in itertools.product((1, 2, 3, 4, 5, 6, 8, 9, 12), (1, 2, 3, 4, 6)):
+        for root in range(ranks) if collective.has_root else (0,):
+            try:
+                program = build(collective, "two_level", ranks=ranks, root=root, per_node=per_node)
+            except ProgramError:
+                assert ranks % per_node
+                assert not collective.has_root
+                continue
+            verify(program, slots=1)
+
+
 @pytest.mark.parametrize("name", ["double_tree", "binomial_tree"])
 def test_thousands_of_ranks(name: str) -> None:
     """Everything for all ranks, but races, which are looked for on a sample; and it says so."""
@@ -221,7 +235,7 @@ def test_properties_of_algorithms() -> None:
 
     in_order = {name for name in ALGORITHMS[Collective.ALL_REDUCE] if report(name).in_rank_order}
     trees = {"binomial_tree", "binary_tree", "double_tree"}  # the last for even n
-    assert in_order == {"direct_one_shot", "direct_two_shot", *trees}
+    assert in_order == {"direct_one_shot", "direct_two_shot", "recursive_doubling", *trees}
     assert report("binomial_tree").restartable
     assert report("binary_tree").restartable
     assert not report("ring").restartable

@@ -17,57 +17,101 @@ _WORKER = str(Path(__file__).with_name("worker.py"))
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """What starts the processes of a contender; ``SOCKET`` stands for what they connect to."""
+class Setting:
+    """Where the processes of a contender run.
 
-    name: str
+    Attributes:
+        ranks: on each host.
+        pin: whether we tie them to cores, so that a contender should not.
+        address: of the socket to which they connect.
+        hosts: the names of all hosts; none if there is only this one.
+        node: which of them this is.
+        port: free on the first of them.
+        rsh: a program that starts a command on a host, as ssh does.
+    """
+
+    ranks: int
+    pin: bool
+    address: str
+    hosts: tuple[str, ...] = ()
+    node: int = 0
+    port: int = 0
+    rsh: str = ""
+
+    @property
+    def all_ranks(self) -> int:
+        """On all hosts."""
+        return self.ranks * max(1, len(self.hosts))
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What starts the processes of a contender on a host; no words: another host does."""
+
     command: tuple[str, ...]
     environ: Mapping[str, str]
 
 
-def contender(name: str, ranks: int, *, pin: bool, environments: Environments) -> Contender:
-    """How a contender is started.
+def check(name: str, environments: Environments) -> None:
+    """See that a contender is there, and get it if that was asked for.
 
     Raises:
         HostError: it is not there; the message says how to get it.
     """
-    if name in ("gloo", OURS):
-        return _launched(name, ranks)
-    return _mpi(name, environments.find(name), ranks, pin=pin)
-
-
-def _launched(name: str, ranks: int) -> Contender:
-    if name == "gloo":
+    if name in environments.names:
+        environments.find(name)
+    elif name == "gloo":
         from importlib.util import find_spec
 
         if find_spec("torch") is None:
             raise HostError(
                 f"gloo comes with PyTorch, which {sys.executable} does not have: pip install torch"
             )
-    run = (sys.executable, "-m", "rallypoint", "run", "--standalone")
-    return Contender(
-        name,
-        (*run, "--nproc-per-node", str(ranks), _WORKER, "SOCKET", name),
-        {"GLOO_SOCKET_IFNAME": "lo", **os.environ},
-    )
 
 
-def _mpi(name: str, prefix: Path, ranks: int, *, pin: bool) -> Contender:
+def contender(name: str, setting: Setting, environments: Environments) -> Contender:
+    """How a contender is started."""
+    if name in environments.names:
+        return _mpi(name, environments.find(name), setting)
+    run = [sys.executable, "-m", "rallypoint", "run", "--nproc-per-node", str(setting.ranks)]
+    if not setting.hosts:
+        environ = {"GLOO_SOCKET_IFNAME": "lo", **os.environ}
+        return Contender((*run, "--standalone", _WORKER, setting.address, name), environ)
+    run += ["--nnodes", str(len(setting.hosts)), "--node-rank", str(setting.node)]
+    run += ["--master-addr", setting.hosts[0], "--master-port", str(setting.port)]
+    return Contender((*run, _WORKER, setting.address, name), dict(os.environ))
+
+
+def _mpi(name: str, prefix: Path, setting: Setting) -> Contender:
     """An MPI with its own defaults; with `pin`, with no other pinning than ours."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environ = {key: value for key, value in os.environ.items() if key not in own}
     environ["PATH"] = f"{prefix / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    if setting.node > 0:
+        return Contender((), environ)
     flags: tuple[str, ...] = ()
     if name == "openmpi":
-        if ranks > len(os.sched_getaffinity(0)):
+        if setting.ranks > len(os.sched_getaffinity(0)):
             flags += ("--map-by", ":OVERSUBSCRIBE")
-        if pin:
+        if setting.pin:
             flags += ("--bind-to", "none")
         if os.geteuid() == 0:
             environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    elif name == "intelmpi" and pin:
+    elif name == "intelmpi" and setting.pin:
         environ["I_MPI_PIN"] = "off"
+    if setting.hosts:
+        flags += _across(name, setting)
     python, start = str(prefix / "bin" / "python"), str(prefix / "bin" / "mpiexec")
-    return Contender(
-        name, (start, *flags, "-n", str(ranks), python, _WORKER, "SOCKET", "mpi"), environ
-    )
+    ranks = str(setting.all_ranks)
+    command = (start, *flags, "-n", ranks, python, _WORKER, setting.address, "mpi")
+    return Contender(command, environ)
+
+
+def _across(name: str, setting: Setting) -> tuple[str, ...]:
+    """Which hosts, and how to reach them."""
+    if name == "openmpi":
+        slots = ",".join(f"{host}:{setting.ranks}" for host in setting.hosts)
+        return ("--host", slots, "--prtemca", "plm_ssh_agent", setting.rsh)
+    launcher = "bootstrap" if name == "intelmpi" else "launcher"
+    hosts = ("-hosts", ",".join(setting.hosts), "-ppn", str(setting.ranks))
+    return (*hosts, f"-{launcher}", "ssh", f"-{launcher}-exec", setting.rsh)

@@ -6,20 +6,19 @@ at a time, again and again, in an order that changes. Those whose turn it is not
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Any, Protocol
 
-from rallypoint.cli.benchmark.contenders import OURS, Contender
-from rallypoint.cli.benchmark.crew import Crew, CrewError
+from rallypoint.cli.benchmark.contenders import OURS
+from rallypoint.cli.benchmark.crew import CrewError
 from rallypoint.cli.benchmark.request import Request
+from rallypoint.schedule.custom import is_file
 
 _TURN_S = 0.02
 _FEWEST_CALLS = 2
@@ -39,40 +38,51 @@ class Row:
         return statistics.median(self.times_us[name]) if self.times_us.get(name) else None
 
 
+class Team(Protocol):
+    """All processes of a contender, wherever they are."""
+
+    name: str
+    version: str
+
+    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Give all an order at once; their answers."""
+
+    def end(self) -> None:
+        """See to it that all are gone."""
+
+
+class Place(Protocol):
+    """Where contenders run."""
+
+    def start(self, name: str, begin: Mapping[str, Any]) -> Team:
+        """Start the processes of a contender."""
+
+    def close(self) -> None:
+        """Let nothing of them remain."""
+
+
 class Contest:
     """Contenders that are ready. Leave it as a context, and nothing is left of them."""
 
-    def __init__(
-        self, request: Request, contenders: Sequence[Contender], cores: Sequence[int]
-    ) -> None:
+    def __init__(self, request: Request, place: Place) -> None:
         self._request = request
-        self._contenders = contenders
+        self._place = place
+        algorithm = request.algorithm
         self._begin = {
             "operation": request.operation,
             "op": request.op,
             "dtype": request.dtype,
-            "algorithm": request.algorithm,
+            "algorithm": os.path.abspath(algorithm) if is_file(algorithm) else algorithm,
             "backend": request.backend,
             "most_items": max(request.counts),
-            "cores": list(cores) if request.pin else [],
         }
-        self._crews: list[Crew] = []
-        self._directory = tempfile.TemporaryDirectory(prefix="rallypoint-bench-")
+        self._teams: list[Team] = []
 
     def __enter__(self) -> Contest:
-        signal.signal(signal.SIGTERM, _terminated)
         try:
-            for contender in self._contenders:
-                print(f"starting {contender.name}", file=sys.stderr)
-                crew = Crew(
-                    contender.name,
-                    contender.command,
-                    contender.environ,
-                    ranks=self._request.ranks,
-                    directory=Path(self._directory.name, contender.name),
-                    begin=self._begin,
-                )
-                self._crews.append(crew)
+            for name in (OURS, *self._request.peers):
+                print(f"starting {name}", file=sys.stderr)
+                self._teams.append(self._place.start(name, self._begin))
         except BaseException:
             self.__exit__()
             raise
@@ -80,17 +90,13 @@ class Contest:
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # we are going
-        for crew in self._crews:
-            crew.dismiss()
-        for crew in self._crews:
-            crew.end()
-        self._directory.cleanup()
+        self._place.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @property
     def versions(self) -> dict[str, str]:
         """What each contender says it is."""
-        return {crew.name: crew.version for crew in self._crews}
+        return {team.name: team.version for team in self._teams}
 
     def rows(self) -> Iterator[Row]:
         """Measure size by size.
@@ -101,50 +107,46 @@ class Contest:
         for count in self._request.counts:
             row = Row(count, self._request.bytes_of(count))
             calls: dict[str, int] = {}
-            for crew in list(self._crews):
-                with self._forgiving(crew):
-                    answers = crew.ask({"order": "check", "count": count})
-                    row.wrong[crew.name] = sum(answer["wrong"] for answer in answers)
-                    calls[crew.name] = self._request.calls or self._calls_for(crew, count)
+            for team in list(self._teams):
+                with self._forgiving(team):
+                    answers = team.ask({"order": "check", "count": count})
+                    row.wrong[team.name] = sum(answer["wrong"] for answer in answers)
+                    calls[team.name] = self._request.calls or self._calls_for(team, count)
             for turn in range(self._request.rounds):
-                first = turn % len(self._crews)
-                for crew in self._crews[first:] + self._crews[:first]:
-                    with self._forgiving(crew):
-                        time_us = self._time_us(crew, count, calls[crew.name])
-                        row.times_us.setdefault(crew.name, []).append(time_us)
+                first = turn % len(self._teams)
+                for team in self._teams[first:] + self._teams[:first]:
+                    with self._forgiving(team):
+                        time_us = self._time_us(team, count, calls[team.name])
+                        row.times_us.setdefault(team.name, []).append(time_us)
             yield row
 
-    def _time_us(self, crew: Crew, count: int, calls: int) -> float:
+    def _time_us(self, team: Team, count: int, calls: int) -> float:
         """How long one call takes the slowest rank."""
         warmup = self._request.warmup
         if warmup is None:
             warmup = max(1, calls // 10)
         order = {"order": "time", "count": count, "calls": calls, "warmup": warmup}
-        slowest_s: float = max(answer["seconds"] for answer in crew.ask(order))
+        slowest_s: float = max(answer["seconds"] for answer in team.ask(order))
         one_way = 2 if self._request.operation == "send" else 1
         return slowest_s / calls / one_way * 1e6
 
-    def _calls_for(self, crew: Crew, count: int) -> int:
+    def _calls_for(self, team: Team, count: int) -> int:
         """How many fill a turn."""
         calls = _FEWEST_CALLS
         while True:
-            took_s = self._time_us(crew, count, calls) * calls / 1e6
+            took_s = self._time_us(team, count, calls) * calls / 1e6
             if took_s > _TURN_S / 10:
                 return max(_FEWEST_CALLS, int(_TURN_S / took_s * calls))
             calls *= 8
 
     @contextmanager
-    def _forgiving(self, crew: Crew) -> Iterator[None]:
+    def _forgiving(self, team: Team) -> Iterator[None]:
         """Leave a contender out that cannot go on, unless it is ours."""
         try:
             yield
         except CrewError as error:
-            if crew.name == OURS:
+            if team.name == OURS:
                 raise
             print(f"left out from here on: {error}", file=sys.stderr)
-            self._crews.remove(crew)
-            crew.end()
-
-
-def _terminated(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+            self._teams.remove(team)
+            team.end()

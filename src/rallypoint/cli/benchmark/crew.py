@@ -1,4 +1,4 @@
-"""The processes of one contender: started together, told what to do, and surely ended.
+"""The processes of one contender on one host: told what to do together, and surely ended.
 
 They are started in a process group of their own, so that Ctrl-C reaches the contest alone. Each
 connects to a socket of this crew, and if it is this user's, its process is held by a descriptor
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -22,8 +23,8 @@ from typing import Any
 
 from rallypoint.base.errors import HostError
 
-_START_S = 120.0
-_ANSWER_S = 300.0
+START_S = 120.0
+ANSWER_S = 300.0
 _LEAVE_S = 5.0
 _LOOK_S = 0.2  # how often to look whether those who were to connect are still there
 
@@ -32,60 +33,59 @@ class CrewError(HostError):
     """A contender cannot go on; the message says why."""
 
 
+def new_address() -> str:
+    """A name for the socket of a crew, the same on all hosts."""
+    return f"rallypoint-bench-{secrets.token_hex(8)}"
+
+
 class Crew:
-    """The processes of one contender, ready for orders.
+    """The processes of one contender on this host, who may connect from now on.
 
     Args:
-        command: starts all of them; the socket's name replaces the word ``SOCKET``.
+        ranks: how many they are.
+        address: the name of the socket to which they connect.
         directory: to be made, for what they leave.
-        begin: the first order, to all.
-
-    Raises:
-        CrewError: they did not come.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        ranks: int,
-        directory: Path,
-        begin: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, name: str, *, ranks: int, address: str, directory: Path) -> None:
         self.name = name
-        self.version = ""
+        self._ranks = ranks
         self._members: list[_Member] = []
+        self._directory = directory
         self._log = directory / "log"
+        self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir()
-        address = f"rallypoint-bench-{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX) as listener, self._log.open("wb") as log:
-            listener.bind("\0" + address)  # no file, so no limit on the length of its path
-            listener.listen(ranks)
-            listener.settimeout(_LOOK_S)
-            self._process = subprocess.Popen(
-                [address if word == "SOCKET" else word for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**environ, "TMPDIR": str(directory)},
-                process_group=0,
-            )
-            try:
-                self._gather(listener, ranks)
-                answers = self.ask(begin)
-            except BaseException:
-                self.end()
-                raise
+        self._log.touch()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("\0" + address)  # no file, so no limit on the length of its path
+        self._listener.listen(ranks)
+        self._listener.settimeout(_LOOK_S)
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], begin: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Start them, and give them their first order; their answers to it.
+
+        Args:
+            command: starts all of them; empty if another host does.
+
+        Raises:
+            CrewError: they did not come.
+        """
+        if command:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**environ, "TMPDIR": str(self._directory)},
+                    process_group=0,
+                )
+        self._gather()
+        answers = self.ask(begin)
         self._members.sort(key=lambda member: member.rank)
-        if [member.rank for member in self._members] != list(range(ranks)):
-            self.end()
-            raise CrewError(
-                f"{name}: its {ranks} processes do not find each other; each thinks it is rank "
-                f"{', '.join(str(answer['rank']) for answer in answers)}"
-            )
-        self.version = answers[0]["version"]
+        return answers
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Give all an order at once; their answers, by rank after the first.
@@ -101,7 +101,7 @@ class Crew:
             for member in self._members:
                 answers.append(member.read())
         except TimeoutError:
-            raise CrewError(f"{self.name}: no answer within {_ANSWER_S:g} s") from None
+            raise CrewError(f"{self.name}: no answer within {ANSWER_S:g} s") from None
         except (OSError, ValueError):
             raise CrewError(self._account("a process ended")) from None
         for answer in answers:
@@ -111,6 +111,7 @@ class Crew:
 
     def dismiss(self) -> None:
         """Tell all to go; whoever is busy does when it is done."""
+        self._listener.close()
         for member in self._members:
             with contextlib.suppress(OSError):
                 member.connection.sendall(b'{"order": "stop"}\n')
@@ -118,32 +119,38 @@ class Crew:
 
     def end(self) -> None:
         """See to it that all are gone."""
+        self.dismiss()
         if self._members:
-            self.dismiss()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LEAVE_S)
+            self._leaves()
         for hint in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
+            if self._process is not None and self._process.poll() is None:
                 os.killpg(self._process.pid, hint)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_LEAVE_S)
+                self._leaves()
         for member in self._members:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(member.descriptor, signal.SIGKILL)
-            os.close(member.descriptor)
+            member.end()
         self._members.clear()
 
-    def _gather(self, listener: socket.socket, ranks: int) -> None:
-        deadline = time.monotonic() + _START_S
-        while len(self._members) < ranks:
+    def _leaves(self) -> None:
+        """Wait a while for what started the others, or else for them."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_S)
+            return
+        until = time.monotonic() + _LEAVE_S
+        for member in self._members:
+            member.await_end(until)
+
+    def _gather(self) -> None:
+        deadline = time.monotonic() + START_S
+        while len(self._members) < self._ranks:
             try:
-                connection, _ = listener.accept()
+                connection, _ = self._listener.accept()
             except TimeoutError:
-                if self._process.poll() is not None:
+                if self._process is not None and self._process.poll() is not None:
                     raise CrewError(self._account("it did not start")) from None
                 if time.monotonic() > deadline:
                     raise CrewError(
-                        self._account(f"not all processes came within {_START_S:g} s")
+                        self._account(f"not all processes came within {START_S:g} s")
                     ) from None
                 continue
             pid, user = _who(connection)
@@ -151,11 +158,26 @@ class Crew:
                 self._members.append(_Member(connection, pid))
             else:
                 connection.close()
+        self._listener.close()
 
     def _account(self, what: str) -> str:
         """What happened, and the end of what the processes wrote."""
         said = self._log.read_text(errors="replace").strip().splitlines()[-12:]
         return f"{self.name}: {what}" + "".join(f"\n  | {line}" for line in said)
+
+
+def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
+    """See that the processes of a contender are one job.
+
+    Raises:
+        CrewError: they do not know of each other.
+    """
+    ranks = [answer["rank"] for answer in answers]
+    if sorted(ranks) != list(range(len(ranks))):
+        raise CrewError(
+            f"{name}: its {len(ranks)} processes do not find each other; each thinks it is rank "
+            f"{', '.join(map(str, ranks))}"
+        )
 
 
 class _Member:
@@ -165,13 +187,23 @@ class _Member:
         self.descriptor = os.pidfd_open(pid)
         self.connection = connection
         self.rank = -1
-        connection.settimeout(_ANSWER_S)
+        connection.settimeout(ANSWER_S)
         self._lines = connection.makefile("rb")
 
     def read(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self._lines.readline())
         self.rank = answer.get("rank", self.rank)
         return answer
+
+    def await_end(self, until: float) -> None:
+        """Wait for it, until then at most."""
+        left_s = max(0.0, until - time.monotonic())
+        select.select([self.descriptor], [], [], left_s)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+        os.close(self.descriptor)
 
 
 def _who(connection: socket.socket) -> tuple[int, int]:

@@ -32,6 +32,11 @@ class Environments:
         self._cache = cache
         self._make = make
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the MPIs."""
+        return tuple(PACKAGES)
+
     def find(self, name: str) -> Path:
         """The prefix below which ``bin/python`` has mpi4py and ``bin/mpiexec`` starts it.
 

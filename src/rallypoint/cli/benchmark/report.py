@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,12 +22,12 @@ _PEER_WIDTH = 11
 class Table:
     """Prints rows as they come."""
 
-    def __init__(self, request: Request, versions: Mapping[str, str]) -> None:
+    def __init__(self, request: Request, versions: Mapping[str, str], place: str) -> None:
         self._request = request
         self._peers = [name for name in versions if name != OURS]
         self._remarks: list[str] = []
         print(f"# {describe(request)}; {', '.join(f'{n} ({v})' for n, v in versions.items())}")
-        print(f"# {_cpu()}, {len(os.sched_getaffinity(0))} cores; {_load()}")
+        print(f"# {place}")
         columns = [*_OURS_COLUMNS, *((name, "us") for name in self._peers)]
         if self._peers:
             columns.append(("ahead", "times"))
@@ -55,13 +53,14 @@ class Table:
             cells.append(f"{min(times) / ours['time_us']:.2f}" if times else "-")
         self._print(cells)
 
-    def end(self) -> None:
-        """Print what belongs below."""
+    def end(self, load: str) -> None:
+        """Print what belongs below; `load` says how busy the place was."""
         for remark in self._remarks:
             print(remark)
         if self._peers:
             print("# ahead: the time of the fastest peer over ours")
-        print(f"# {_load()}: other work on the machine shows")
+        if load:
+            print(f"# {load}: other work on the machine shows")
 
     def _print(self, cells: Sequence[str]) -> None:
         widths = [*_WIDTHS, *[_PEER_WIDTH] * len(cells)]
@@ -84,13 +83,13 @@ def result_of(request: Request, row: Row, name: str) -> dict[str, Any]:
 
 
 def write_json(
-    path: str, request: Request, versions: Mapping[str, str], rows: Sequence[Row]
+    path: str, request: Request, versions: Mapping[str, str], place: str, rows: Sequence[Row]
 ) -> None:
     """Write everything that is known, each turn's time included."""
     data = {
         "request": asdict(request),
         "contenders": dict(versions),
-        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()},
+        "place": place,
         "rows": [
             {
                 "bytes": row.nbytes,
@@ -105,7 +104,8 @@ def write_json(
 
 def describe(request: Request) -> str:
     """What was measured, in a few words."""
-    words = [f"{request.operation}, {request.ranks} ranks"]
+    hosts = f" on {len(request.hosts)} hosts" if request.hosts else ""
+    words = [f"{request.operation}, {request.ranks} ranks{hosts}"]
     words += [request.algorithm] if request.algorithm else []
     words += [request.backend] if request.backend != OURS else []
     words.append("each rank pinned to a core" if request.pin else "default placement")
@@ -115,14 +115,3 @@ def describe(request: Request) -> str:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 1e5 else f"{value:.0f}"
-
-
-def _load() -> str:
-    return f"load average {os.getloadavg()[0]:.1f}"
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

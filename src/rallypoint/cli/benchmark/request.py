@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rallypoint.base.address import is_loopback
 from rallypoint.cli.benchmark.contenders import PEERS
 from rallypoint.cli.benchmark.environments import PACKAGES
 from rallypoint.cli.options import UsageError
@@ -28,6 +29,8 @@ class Request:
     """What was asked for.
 
     Attributes:
+        ranks: all there are.
+        hosts: on which; none for this machine alone.
         counts: how many items each rank gives, or gives each (or gets, where it gives none).
         calls, warmup: how many in a row are timed, and not timed before; None: by size.
     """
@@ -44,6 +47,12 @@ class Request:
     warmup: int | None
     peers: tuple[str, ...]
     pin: bool
+    hosts: tuple[str, ...]
+
+    @property
+    def ranks_per_host(self) -> int:
+        """On each host as many."""
+        return self.ranks // max(1, len(self.hosts))
 
     @property
     def collective(self) -> Collective:
@@ -70,7 +79,9 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
         raise UsageError(
             f"{PROGRAM}: there is no operation {operation!r}; name one of {', '.join(OPERATIONS)}."
         )
-    ranks = _whole("--nproc-per-node", values.get("--nproc-per-node", "2"))
+    hosts = _hosts(values)
+    ranks = _whole("--nproc-per-node", values.get("--nproc-per-node", "1" if hosts else "2"))
+    ranks *= max(1, len(hosts))
     if operation == "send" and ranks < 2:
         raise UsageError(f"{PROGRAM}: send takes two ranks; say --nproc-per-node 2.")
     dtype = _one_of("--dtype", values.get("--dtype", "float32"), tuple(ITEM_BYTES))
@@ -96,6 +107,7 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
         warmup=None if warmup is None else _whole("--warmup", warmup, least=0),
         peers=tuple(_one_of("--vs", peer, PEERS) for peer in peers),
         pin="--pin" in values,
+        hosts=hosts,
     )
 
 
@@ -110,6 +122,28 @@ def environments_named(text: str) -> dict[str, Path]:
             )
         named[name] = Path(prefix).absolute()
     return named
+
+
+def _hosts(values: Mapping[str, str]) -> tuple[str, ...]:
+    hosts = tuple(filter(None, values.get("--hosts", "").split(",")))
+    for host in hosts:
+        if ":" in host:
+            raise UsageError(
+                f"{PROGRAM}: --hosts {host} is no host's name; how many ranks each has, says"
+                " --nproc-per-node."
+            )
+        if is_loopback(host) and len(hosts) > 1:
+            raise UsageError(
+                f"{PROGRAM}: --hosts {host} is a name that other hosts do not know; say which one"
+                " they do."
+            )
+        if hosts.count(host) > 1:
+            raise UsageError(f"{PROGRAM}: --hosts names {host} twice; once is enough.")
+    if "--hosts" in values and not hosts:
+        raise UsageError(f"{PROGRAM}: --hosts names no host.")
+    if "--rsh" in values and not hosts:
+        raise UsageError(f"{PROGRAM}: --rsh says how to reach the hosts of --hosts; name some.")
+    return hosts
 
 
 def blocks_of(collective: Collective, ranks: int) -> int:

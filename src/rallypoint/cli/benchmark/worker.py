@@ -27,8 +27,8 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")  # an array, or how a library wraps it
 ROOT = 0
 SEED = 20_000
-# Who starts processes says so: rallypoint run, Hydra, Open MPI's.
-_RANK_VARIABLES = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+# Who starts processes says which of its host's each is: rallypoint run, Hydra, Open MPI's.
+_RANK_VARIABLES = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _COMBINE: dict[str, np.ufunc] = {
     "sum": np.add,
     "product": np.multiply,

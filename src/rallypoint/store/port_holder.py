@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 _LISTEN = "0A"
 
@@ -12,9 +12,9 @@ def holder_of(port: int) -> str:
     sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
     if not sockets:
         return "a connection that is still closing, or a process of another container"
-    for name in os.listdir("/proc"):
-        if name.isdigit() and _holds(name, sockets):
-            return f"process {name} ({_command(name)})"
+    for process in Path("/proc").glob("[0-9]*"):
+        if _holds(process, sockets):
+            return f"process {process.name} ({_command(process)})"
     return "a process of another user or container"
 
 
@@ -22,8 +22,7 @@ def _inodes(port: int) -> list[str]:
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(table, encoding="ascii") as file:
-                lines = file.readlines()[1:]
+            lines = Path(table).read_text("ascii").splitlines()[1:]
         except OSError:
             continue
         for line in lines:
@@ -33,25 +32,23 @@ def _inodes(port: int) -> list[str]:
     return found
 
 
-def _holds(pid: str, sockets: set[str]) -> bool:
-    directory = f"/proc/{pid}/fd"
+def _holds(process: Path, sockets: set[str]) -> bool:
     try:
-        descriptors = os.listdir(directory)
+        descriptors = list((process / "fd").iterdir())
     except OSError:  # another user's, or gone
         return False
     for descriptor in descriptors:
         try:
-            if os.readlink(f"{directory}/{descriptor}") in sockets:
+            if str(descriptor.readlink()) in sockets:
                 return True
         except OSError:
             continue
     return False
 
 
-def _command(pid: str) -> str:
+def _command(process: Path) -> str:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(400).rstrip(b"\0").split(b"\0")
+        words = (process / "cmdline").read_bytes()[:400].rstrip(b"\0").split(b"\0")
     except OSError:
         return "ended meanwhile"
     text = b" ".join(words).decode(errors="replace")

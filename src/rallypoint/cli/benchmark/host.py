@@ -1,0 +1,136 @@
+"""What runs on each host of `rallypoint bench --hosts`: starts its processes of each contender, and
+passes orders on to them.
+
+    python -m rallypoint.cli.benchmark.host       started by ssh, or by what --rsh names
+
+Orders come from standard input and answers go to standard output, JSON, one to a line; each order
+has one answer. When the input ends, whyever it does, all that was started here is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rallypoint.base.errors import HostError
+from rallypoint.cli.benchmark.contenders import Setting, check, contender
+from rallypoint.cli.benchmark.crew import Crew
+from rallypoint.cli.benchmark.environments import Environments, default_cache
+from rallypoint.cli.benchmark.here import cores, cpu, end_all
+
+GREETING = "rallypoint bench"  # what is written before it is a login shell's
+
+
+class Host:
+    """Performs orders."""
+
+    def __init__(self, directory: Path) -> None:
+        self.crews: dict[str, Crew] = {}
+        self._directory = directory
+        self._order: dict[str, Any] = {}
+        self._environments = Environments({}, default_cache(), make=False)
+
+    def begin(self, *, environ: dict[str, str], ranks: int, pin: bool, mpi: dict[str, str],
+              make: bool, contenders: list[str]) -> dict[str, Any]:  # fmt: skip
+        """What is the same for all contenders; whether they are there."""
+        os.environ.update(environ)
+        self._ranks, self._pin = ranks, pin
+        named = {name: Path(prefix) for name, prefix in mpi.items()}
+        self._environments = Environments(named, default_cache(), make=make)
+        for name in contenders:
+            check(name, self._environments)
+        return {"port": 0}
+
+    def open(self, *, crew: str, address: str) -> dict[str, Any]:
+        """Let the processes of a contender connect from now on; a free port."""
+        self.crews[crew] = Crew(
+            crew, ranks=self._ranks, address=address, directory=self._directory / crew
+        )
+        with socket.create_server(("", 0)) as server:
+            return {"port": server.getsockname()[1]}
+
+    def start(self, *, crew: str, address: str, hosts: list[str], node: int, port: int,
+              rsh: list[str], begin: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+        """Start them; what they answered."""
+        setting = Setting(
+            self._ranks, self._pin, address, tuple(hosts), node, port, self._remote_shell(rsh)
+        )
+        plan = contender(crew, setting, self._environments)
+        order = {**begin, "cores": cores(pin=self._pin)}
+        return {"answers": self.crews[crew].start(plan.command, plan.environ, order)}
+
+    def ask(self, *, crew: str, order: dict[str, Any]) -> dict[str, Any]:
+        """Pass on an order; what they answered."""
+        return {"answers": self.crews[crew].ask(order)}
+
+    def end(self, *, crew: str) -> dict[str, Any]:
+        """See to it that all of them are gone."""
+        self.crews.pop(crew).end()
+        return {}
+
+    def _remote_shell(self, words: list[str]) -> str:
+        """The same as a program of one word, for those who take no more."""
+        path = self._directory / "rsh"
+        text = shlex.join(words)
+        if "{host}" in text:
+            text = text.replace("{host}", """'"$host"'""")
+            path.write_text(f'#!/bin/sh\nhost=$1; shift\nexec {text} "$@"\n')
+        else:
+            path.write_text(f'#!/bin/sh\nexec {text} "$@"\n')
+        path.chmod(0o700)
+        return str(path)
+
+
+def main() -> None:
+    """Obey until there is nothing more to read."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _ended)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
+        host = Host(Path(directory))
+        try:
+            _obey(host, lines)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)  # we are going
+            end_all(list(host.crews.values()))
+
+
+def _obey(host: Host, lines: queue.SimpleQueue[str]) -> NoReturn:
+    import importlib.metadata
+
+    found = {"version": importlib.metadata.version("rallypoint"), "cpu": cpu()}
+    found["cores"] = str(len(os.sched_getaffinity(0)))
+    print(GREETING, json.dumps(found), flush=True)
+    while True:
+        order = json.loads(lines.get())
+        try:
+            answer: dict[str, Any] = getattr(host, order.pop("do"))(**order)
+        except HostError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be waiting for anything
+
+
+def _ended(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(0 if number == signal.SIGTERM else 128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Several hosts as the place where contenders run: one connection to each, which ssh makes.
+
+    rallypoint bench  --ssh-->  host.py on host 0   -> a crew for each contender
+                      --ssh-->  host.py on host 1   -> a crew for each contender
+
+Orders and answers go over standard input and output of what ssh started, so there is no port to
+open and nobody else to let in; and when this process ends, however it does, so do they.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rallypoint.base.errors import HostError
+from rallypoint.cli.benchmark.crew import ANSWER_S, START_S, CrewError, check_ranks, new_address
+from rallypoint.cli.benchmark.host import GREETING
+from rallypoint.cluster.network import is_here
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
+_CONNECT_S = 30.0
+_GET_S = 600.0  # for installing MPIs
+_LEAVE_S = 20.0
+_GRACE_S = 15.0  # for the others' answers, once one has failed
+# What users set here, and mean for all hosts.
+_FORWARDED = ("RALLYPOINT_", "GLOO_", "NCCL_", "OMP_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "MPICH_",
+              "I_MPI_", "FI_")  # fmt: skip
+_COMMAND = (sys.executable, "-m", "rallypoint.cli.benchmark.host")
+
+
+class FarCrew:
+    """The processes of one contender on all hosts."""
+
+    def __init__(self, hosts: Hosts, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self._hosts = hosts
+
+    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Give all an order at once; their answers.
+
+        Raises:
+            CrewError: one of them failed, ended or was silent for minutes.
+        """
+        found = self._hosts.order("ask", ANSWER_S + _GRACE_S, crew=self.name, order=order)
+        return [answer for each in found for answer in each["answers"]]
+
+    def end(self) -> None:
+        """See to it that all are gone."""
+        self._hosts.order("end", 2 * _LEAVE_S, crew=self.name)
+
+
+class Hosts:
+    """Starts contenders on several hosts.
+
+    Args:
+        names: as the hosts know each other; maybe with `user@` before them.
+        rsh: starts a command on a host, whose name is added to it, or replaces ``{host}``.
+        ranks: on each host.
+        begin: how contenders are to be found there.
+
+    Raises:
+        HostError: a host cannot be reached, or does not have what it takes.
+    """
+
+    def __init__(
+        self, names: Sequence[str], rsh: Sequence[str], *, ranks: int, begin: Mapping[str, Any]
+    ) -> None:
+        self._names = [name.rpartition("@")[2] for name in names]
+        self._rsh = list(rsh)
+        self._directory = tempfile.TemporaryDirectory(prefix="rallypoint-bench-")
+        self._links: list[_Link] = []
+        try:
+            for number, name in enumerate(names):
+                log = Path(self._directory.name, str(number))
+                at = [] if _is_here(name) else _at(rsh, name)
+                self._links.append(_Link(name, [*at, *_COMMAND], log))
+            for link in self._links:
+                link.greet()
+            self._check_versions()
+            self.order("begin", _GET_S, environ=_environ(), ranks=ranks, **begin)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, name: str, begin: Mapping[str, Any]) -> FarCrew:
+        """Start the processes of a contender."""
+        address = new_address()
+        port = self.order("open", ANSWER_S, crew=name, address=address)[0]["port"]
+        common = {"crew": name, "address": address, "hosts": self._names, "port": port}
+        common |= {"rsh": self._rsh, "begin": begin}
+        orders = [{**common, "node": node} for node in range(len(self._links))]
+        found = self._order("start", START_S + ANSWER_S, orders)
+        answers = [answer for each in found for answer in each["answers"]]
+        check_ranks(name, answers)
+        return FarCrew(self, name, answers[0]["version"])
+
+    def describe(self) -> str:
+        """What they are, in a few words."""
+        kinds = {f"{link.found['cpu']}, {link.found['cores']} cores" for link in self._links}
+        return f"{', '.join(self._names)}: {'; '.join(sorted(kinds))}"
+
+    def load(self) -> str:
+        """Nothing is asked of them between rows."""
+        return ""
+
+    def order(self, do: str, patience_s: float, **what: object) -> list[dict[str, Any]]:
+        """Give all hosts an order at once; their answers."""
+        return self._order(do, patience_s, [what] * len(self._links))
+
+    def close(self) -> None:
+        """Let nothing of them remain, there or here."""
+        for link in self._links:
+            link.close()
+        until = time.monotonic() + _LEAVE_S
+        for link in self._links:
+            link.end(until)
+        self._directory.cleanup()
+
+    def _order(
+        self, do: str, patience_s: float, orders: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        for link, order in zip(self._links, orders, strict=True):
+            link.tell({"do": do, **order})
+        return self._answers(patience_s)
+
+    def _answers(self, patience_s: float) -> list[dict[str, Any]]:
+        """What all say; or what went wrong first, once the others have answered too."""
+        until = time.monotonic() + patience_s
+        answers: dict[_Link, dict[str, Any]] = {}
+        failed = ""
+        while silent := [link for link in self._links if link not in answers]:
+            left_s = max(0.0, until - time.monotonic())
+            ready, _, _ = select.select(silent, [], [], left_s)
+            if not ready:
+                names = ", ".join(link.name for link in silent)
+                raise HostError(failed or f"{names}: no answer within {patience_s:g} s")
+            for link in ready:
+                answers[link] = link.read()
+                if "error" in answers[link] and not failed:
+                    failed = f"{link.name}: {answers[link]['error']}"
+                    until = min(until, time.monotonic() + _GRACE_S)
+        if failed:
+            raise CrewError(failed)
+        return [answers[link] for link in self._links]
+
+    def _check_versions(self) -> None:
+        import importlib.metadata
+
+        ours = importlib.metadata.version("rallypoint")
+        for link in self._links:
+            theirs = link.found["version"]
+            if theirs != ours:
+                raise HostError(
+                    f"{link.name} has Rallypoint {theirs}, and this machine {ours}; install the"
+                    " same on all"
+                )
+
+
+class _Link:
+    """The connection to one host."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.found: dict[str, str] = {}
+        self._log = log
+        self._command = command
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_CONNECT_S)
+        self._lines = self._socket.makefile("rb", buffering=0)
+        with theirs, log.open("wb") as errors:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=errors,
+                    process_group=0,
+                )
+            except OSError as error:
+                self._socket.close()
+                raise HostError(f"{name}: cannot run {command[0]} ({error.strerror})") from None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def greet(self) -> None:
+        """Wait until it has begun."""
+        line = b""
+        greeting = GREETING.encode()
+        while not line.startswith(greeting):
+            line = self._line()
+        self.found = json.loads(line[len(greeting) :])
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it is told when the answer is wanted
+            self._socket.sendall((json.dumps(order) + "\n").encode())
+
+    def read(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._line())
+        return answer
+
+    def close(self) -> None:
+        """Nothing more is said, so it ends."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self, until: float) -> None:
+        """See to it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.1, until - time.monotonic()))
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._lines.close()
+        self._socket.close()
+
+    def _line(self) -> bytes:
+        try:
+            line: bytes = self._lines.readline()
+        except TimeoutError:
+            raise HostError(self._account(f"no sign within {_CONNECT_S:g} s")) from None
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # its last words
+            raise HostError(self._account("the connection ended"))
+        return line
+
+    def _account(self, what: str) -> str:
+        """What happened, and what was said there."""
+        said = self._log.read_text(errors="replace").strip().splitlines()[-12:]
+        told = "".join(f"\n  | {line}" for line in said)
+        return f"{self.name}: {what}: {' '.join(self._command)}{told}"
+
+
+def _is_here(name: str) -> bool:
+    with contextlib.suppress(HostError):  # ssh may know it nevertheless
+        return is_here(name)
+    return False
+
+
+def _at(rsh: Sequence[str], name: str) -> list[str]:
+    if any("{host}" in word for word in rsh):
+        return [word.replace("{host}", name) for word in rsh]
+    return [*rsh, name]
+
+
+def _environ() -> dict[str, str]:
+    """What goes with the processes: what users set, and a token, so that no stranger takes part."""
+    forwarded = {name: text for name, text in os.environ.items() if name.startswith(_FORWARDED)}
+    return {"RALLYPOINT_TOKEN": secrets.token_hex(16), **forwarded}
