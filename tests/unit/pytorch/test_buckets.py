@@ -51,7 +51,7 @@ def test_all_views_follow(buckets: SharedBuckets) -> None:
     tensor.zero_()
     assert not view.any()
     where = tensor.data_ptr()
-    buckets.share(tensor, Neighbours)  # once more does nothing
+    assert share(buckets, tensor)  # once more does nothing
     assert tensor.data_ptr() == where
 
 
