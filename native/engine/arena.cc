@@ -72,7 +72,7 @@ Arena::Segments::iterator Arena::add_segment(std::size_t bytes) {
     return segments_.end();
   }
   madvise(base, bytes, MADV_HUGEPAGE);
-  Segment segment{fd, status.st_ino, bytes, {{0, bytes}}, {}};
+  Segment segment{fd, status.st_ino, status.st_dev, bytes, {{0, bytes}}, {}};
   return segments_.emplace(static_cast<std::byte*>(base), std::move(segment)).first;
 }
 
@@ -112,6 +112,30 @@ void Arena::give_back(Segment& segment, std::size_t offset, std::size_t bytes) {
   segment.free[offset] = bytes;
 }
 
+bool Arena::adopt(std::byte* base, std::size_t bytes, int fd) {
+  struct stat status{};
+  if (fstat(fd, &status) != 0 || status.st_nlink != 0 ||
+      static_cast<std::size_t>(status.st_size) < bytes) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  if (segments_.contains(base)) return false;
+  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) return false;
+  segments_.emplace(base, Segment{own, status.st_ino, status.st_dev, bytes, {}, {}, true});
+  return true;
+}
+
+void Arena::abandon(std::byte* base, bool is_used) {
+  const std::lock_guard lock(mutex_);
+  const auto found = segments_.find(base);
+  if (found == segments_.end() || !found->second.is_adopted) return;  // or its parent's
+  const auto bytes = static_cast<off_t>(found->second.bytes);
+  if (!is_used) fallocate(found->second.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes);
+  close(found->second.fd);
+  segments_.erase(found);
+}
+
 bool Arena::locate(const std::byte* at, std::size_t bytes, ArenaPlace& place) const {
   const std::lock_guard lock(mutex_);
   auto found = segments_.upper_bound(const_cast<std::byte*>(at));
@@ -119,7 +143,7 @@ bool Arena::locate(const std::byte* at, std::size_t bytes, ArenaPlace& place) co
   const auto& [base, segment] = *--found;
   const auto offset = static_cast<std::size_t>(at - base);
   if (offset > segment.bytes || bytes > segment.bytes - offset) return false;
-  place = {segment.inode, offset, segment.fd};
+  place = {segment.inode, segment.device, offset, segment.fd};
   return true;
 }
 

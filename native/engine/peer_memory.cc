@@ -115,9 +115,10 @@ const std::byte* PeerViews::find(std::uint32_t rank, const Place& place, std::ui
 }
 
 const PeerViews::View& PeerViews::view_of(std::uint32_t rank, const ArenaPlace& place) {
-  const auto known = views_.find({rank, place.segment});
+  const std::tuple file{rank, place.device, place.segment};
+  const auto known = views_.find(file);
   if (known != views_.end()) return known->second;
-  View& view = views_[{rank, place.segment}];
+  View& view = views_[file];
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(memory_.pid_of(rank)),
                 place.fd);
@@ -125,8 +126,9 @@ const PeerViews::View& PeerViews::view_of(std::uint32_t rank, const ArenaPlace& 
   if (fd < 0) return view;
   struct stat status{};
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &status) == 0 &&
-      status.st_ino == place.segment) {
+  const bool is_sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+  if (fstat(fd, &status) == 0 && status.st_ino == place.segment && status.st_dev == place.device &&
+      (is_sealed || status.st_nlink == 0)) {  // what is adopted cannot be sealed
     const auto bytes = static_cast<std::size_t>(status.st_size);
     void* const base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (base != MAP_FAILED) {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
+#include <tuple>
 
 #include "engine/arena.h"
 #include "engine/region.h"
@@ -87,7 +87,8 @@ class PeerViews {
   const View& view_of(std::uint32_t rank, const ArenaPlace& place);
 
   const PeerMemory& memory_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, View> views_;  // by rank and arena
+  // By rank, and the file of the arena.
+  std::map<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>, View> views_;
 };
 
 }  // namespace rallypoint

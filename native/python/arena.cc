@@ -38,6 +38,12 @@ nb::object allocate(std::size_t bytes) {
 
 void bind_arena(nb::module_& module) {
   module.def("allocate", &allocate);
+  module.def("adopt", [](std::uintptr_t base, std::size_t bytes, int fd) {
+    return Arena::instance().adopt(reinterpret_cast<std::byte*>(base), bytes, fd);
+  });
+  module.def("abandon", [](std::uintptr_t base, bool is_used) {
+    Arena::instance().abandon(reinterpret_cast<std::byte*>(base), is_used);
+  });
   module.def("reads_well", [] { return PeerMemory::reads_well(); });
 }
 

@@ -47,6 +47,15 @@ def close_work() -> None:
 def allocate(nbytes: int) -> NDArray[np.uint8] | None:
     """Zeroed memory that other processes of this host can map; None if there is none left."""
 
+def adopt(base: int, nbytes: int, fd: int) -> bool:
+    """Let peers read memory where it lies: an unlinked file, whole, mapped until `abandon`.
+
+    False if it is not such a file, or known already.
+    """
+
+def abandon(base: int, is_used: bool) -> None:
+    """Take back `adopt`; with `is_used` False nobody needs what is in the memory any more."""
+
 def reads_well() -> bool:
     """Whether the kernel copies from other processes fast enough for that to pay."""
 

@@ -313,6 +313,16 @@ def compiled() -> list[float]:
     values = torch.arange(6.0) + dist.get_rank()
     compiled_step = torch.compile(step, backend="aot_eager", fullgraph=True)
     results = [mean(step(values).sum()), mean(compiled_step(values).sum())]
+
+    def exchange(values: torch.Tensor) -> torch.Tensor:
+        peer, theirs = 1 - dist.get_rank(), torch.zeros_like(values)
+        ours = values * 2
+        calls = [dist.P2POp(dist.isend, ours, peer), dist.P2POp(dist.irecv, theirs, peer)]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        return theirs + 1
+
+    results.append(mean(torch.compile(exchange, backend="aot_eager")(values).sum()))
     wrapped = torch.compile(DistributedDataParallel(model()), backend="aot_eager")
     return results + train(wrapped)
 

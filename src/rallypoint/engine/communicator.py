@@ -147,6 +147,8 @@ class Communicator:
         keep_flight_record(names, DTYPES, [op.name for op in ReduceOp])
         self.rank = rank
         self.ranks = ranks
+        self.ranks_here = ranks - len(peers)  # on this host
+        self.reach = Reach.NOTHING
         self._names = names
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(
@@ -255,6 +257,7 @@ class Communicator:
             knows_itself: ranks of one process simply share it; False, for tests, has them read it
                 like another's.
         """
+        self.reach = reach
         self._native.set_reach(reach, knows_itself)
 
     def leave(self) -> None:

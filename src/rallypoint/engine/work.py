@@ -144,26 +144,31 @@ class _Callbacks:
             self._threads.append(thread)
 
     def _serve(self) -> None:
-        while True:
-            with self._turn:
-                native = _native.next_done()
-                if native is None:
-                    return
-                with self._lock:
-                    waiting = self._waiting.pop(native, [])
-                    self._running += 1
-                    if self._running == len(self._threads):
-                        self._start_thread()
-            for work, callback in waiting:
-                try:
-                    work._run(callback)
-                except BaseException as error:
-                    threading.excepthook(
-                        threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
-                    )
-            with self._told:
-                self._running -= 1
-                self._told.notify_all()
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """A function of its own, so that a thread that waits keeps nothing of what it has run."""
+        with self._turn:
+            native = _native.next_done()
+            if native is None:
+                return False
+            with self._lock:
+                waiting = self._waiting.pop(native, [])
+                self._running += 1
+                if self._running == len(self._threads):
+                    self._start_thread()
+        for work, callback in waiting:
+            try:
+                work._run(callback)
+            except BaseException as error:
+                threading.excepthook(
+                    threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
+                )
+        with self._told:
+            self._running -= 1
+            self._told.notify_all()
+        return True
 
 
 _callbacks = _Callbacks()

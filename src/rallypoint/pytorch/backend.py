@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rallypoint.process_group.collectives import monitored_barrier
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.point_to_point import post_message
+from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.calls import only
 from rallypoint.pytorch.collectives import Collectives
 from rallypoint.pytorch.devices import Devices, by_device
@@ -59,6 +60,8 @@ class RallypointGroup(Collectives, Base):
         self._description = "undefined"
         self._coalesced: list[Any] | None = None
         self._splits = 0
+        self._is_over = False
+        shared_buckets.enter()
 
     # Who it is.
 
@@ -221,9 +224,17 @@ class RallypointGroup(Collectives, Base):
         self.engine_group.abort()
         for group in self.devices.made():
             group.abort()
+        self._end()
 
     def shutdown(self) -> None:
         """Leave the group; peers that wait for this rank are told."""
         self.engine_group.destroy()
         for group in self.devices.made():
             group.shutdown()
+        self._end()
+
+    def _end(self) -> None:
+        """Once."""
+        if not self._is_over:
+            self._is_over = True
+            shared_buckets.leave()

@@ -20,6 +20,7 @@ from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.parts import part_sizes
 from rallypoint.process_group.work import Called, OneWork
+from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
@@ -47,6 +48,10 @@ class Calls:
     engine_group: ProcessGroup
     devices: Devices
     own_timeout: timedelta | None = None
+
+    def share_bucket(self, tensor: Tensor) -> None:
+        """Have the ranks of this host read a bucket of DDP's, from now on, where it lies."""
+        shared_buckets.share(tensor, self.engine_group.communicator)
 
     def _quick(
         self, kind: int, name: str, tensor: Tensor, opts: Options, *, op: int = 0, root: int = 0

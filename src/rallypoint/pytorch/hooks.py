@@ -10,7 +10,9 @@ def ddp_comm_hook(
     state: Any,  # noqa: ANN401
     bucket: dist.GradBucket,
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average gradients, in fewer bits if `state` says so.
+    """Average gradients, in fewer bits if `state` says so, and without DDP's own pass over them.
+
+    Otherwise, the ranks of a host read them where they lie (docs/decisions/061-buckets.md).
 
         model.register_comm_hook(torch.bfloat16, rallypoint.pytorch.ddp_comm_hook)
 
@@ -24,6 +26,9 @@ def ddp_comm_hook(
     group, dtype = state if isinstance(state, tuple) else (None, state)
     gradients = bucket.buffer()
     sent = gradients if dtype in (None, gradients.dtype) else gradients.to(dtype)
+    ours = dist.group.WORLD if group is None else group
+    if sent is gradients and hasattr(ours, "share_bucket"):
+        ours.share_bucket(gradients)
     work = dist.all_reduce(sent, dist.ReduceOp.AVG, group=group, async_op=True)
 
     def received(future: Any) -> Any:  # noqa: ANN401

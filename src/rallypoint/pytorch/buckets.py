@@ -1,0 +1,97 @@
+"""DDP's buckets of gradients, where the other ranks of the host read them without a copy.
+
+DDP allocates them by itself, in private memory. When `ddp_comm_hook` first sees one, its storage
+moves to a file in /dev/shm that has no name, as PyTorch's does for tensors that processes share:
+all views of it follow, and the engine learns where it is. A storage stays there, and is kept alive
+here, until nobody else uses it or the last group is gone. See docs/decisions/061.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+
+from rallypoint._native import abandon, adopt
+from rallypoint.engine.communicator import Communicator, Reach
+
+_DIRECTORY = "/dev/shm"
+_LEAST_BYTES = 1 << 20  # below, a copy costs little
+
+
+class SharedBuckets:
+    """The storages of this process that were moved."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._storages: dict[int, Any] = {}  # by address
+        self._groups = 0
+
+    def enter(self) -> None:
+        """A group has been formed."""
+        with self._lock:
+            self._groups += 1
+
+    def leave(self) -> None:
+        """It is gone."""
+        with self._lock:
+            self._groups -= 1
+            self._forget(all_of_them=self._groups == 0)
+
+    def share(self, tensor: Any, communicator: Communicator) -> None:  # noqa: ANN401 - of torch
+        """Have the storage of a bucket read where it lies, if that can be."""
+        if not _is_whole_storage(tensor) or Reach.ARENAS not in communicator.reach:
+            return
+        with self._lock:
+            self._forget(all_of_them=False)
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() in self._storages:
+                return
+            # What cannot be resized has users that know its address, as NumPy's arrays do.
+            if storage.is_shared() or not storage.resizable():
+                return
+            if not _has_room(storage.nbytes(), communicator.ranks_here):
+                return
+            try:
+                descriptor, _ = storage._share_fd_cpu_()
+            except RuntimeError:
+                return  # there is no such directory, or no descriptor left
+            if adopt(storage.data_ptr(), storage.nbytes(), descriptor):
+                self._storages[storage.data_ptr()] = storage
+
+    def _forget(self, *, all_of_them: bool) -> None:
+        """Let go of storages that nobody else uses, or of all."""
+        for address, storage in list(self._storages.items()):
+            is_used = torch._C._storage_Use_Count(storage._cdata) > 1
+            if all_of_them or not is_used:
+                abandon(address, is_used)
+                del self._storages[address]
+
+
+shared_buckets = SharedBuckets()
+
+
+def _is_whole_storage(tensor: Any) -> bool:  # noqa: ANN401 - of torch
+    nbytes = tensor.nbytes
+    return (
+        nbytes >= _LEAST_BYTES
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() == nbytes
+    )
+
+
+def _has_room(nbytes: int, ranks: int) -> bool:
+    """Whether half of the directory stays free if all ranks of the host do this now.
+
+    Who writes to a page for which there is no room is killed; and others need it, DataLoader first
+    of all.
+    """
+    try:
+        space = os.statvfs(_DIRECTORY)
+    except OSError:
+        return False
+    free = space.f_bavail * space.f_frsize
+    return free - nbytes * ranks >= space.f_blocks * space.f_frsize // 2
