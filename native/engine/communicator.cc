@@ -115,7 +115,7 @@ Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, Wait
       rings_(make_rings(region_)),
       collective_(region_, memory_, Channel::collective(region_, rings_, wire_.get()), policy),
       queue_(collective_, record_),
-      mailbox_(region_, make_far<tcp::Courier>(region_, peers)) {
+      mailbox_(region_, memory_, make_far<tcp::Courier>(region_, peers), policy.spins) {
   region_.set_messenger(control_.get());
   for (const tcp::PeerAddress& peer : peers) region_.state(peer.rank).pid.store(peer.pid);
 }
@@ -217,12 +217,12 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_
   return true;
 }
 
-void Communicator::record(const Transfer& transfer, Work& work) {
-  if (!record_.is_kept()) return;
+RecordedCall* Communicator::record(const Transfer& transfer) {
+  if (!record_.is_kept()) return nullptr;
   const Operator what{transfer.sends ? kSend : kReceive, transfer.dtype, ReduceOp::sum,
                       transfer.tag};
   const std::uint64_t items = transfer.bytes / item_bytes(transfer.dtype);
-  work.set_record(record_.post(what.bits(), items, transfer.peer));
+  return record_.post(what.bits(), items, transfer.peer);
 }
 
 void Communicator::serve() {
@@ -243,20 +243,29 @@ bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& ho
       if (host.is_interrupted()) return false;
     }
   }
-  record(transfer, *work);
+  transfer.asked = transfer.peer;
+  work->set_record(record(transfer));
   const Work& posted = *work;
   serve();
-  mailbox_.post(transfer, std::move(work));
+  mailbox_.post({&transfer, std::move(work)});
   if (!posted.is_done()) ProgressThread::instance().notify(transfer.bytes > kMailBytes);
   return true;
 }
 
 Trouble Communicator::transfer(Transfer& transfer, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
+  transfer.asked = transfer.peer;
+  RecordedCall* const recorded = record(transfer);
+  Mailbox::Item item{&transfer};
+  if (carry_out(item, host)) {
+    if (recorded != nullptr) GroupRecord::finish(*recorded, item.trouble);
+    return item.trouble;
+  }
   const auto work = std::make_shared<Work>();
-  record(transfer, *work);
+  work->set_record(recorded);
+  item.work = work;
   mail_waiters_.fetch_add(1);
-  mailbox_.post(transfer, work);
+  mailbox_.post(std::move(item));
   mail_waiters_.fetch_sub(1);
   if (mailbox_.has_backlog()) {
     serve();
@@ -267,6 +276,26 @@ Trouble Communicator::transfer(Transfer& transfer, Host& host) {
   NoHost patient;
   wait(transfer, *work, kForeverS, patient);
   return Trouble::interrupted;
+}
+
+// As long as there is no other transfer, and this one need not sleep: it then needs no list to be
+// in, and no work that outlives the call. Returns whether it is over.
+bool Communicator::carry_out(Mailbox::Item& item, Host& host) {
+  Mailbox::Step step = mailbox_.step(item);
+  if (step == Mailbox::Step::done || step == Mailbox::Step::others) {
+    return step == Mailbox::Step::done;
+  }
+  Waiter waiter(region_, policy_, host, nullptr);
+  for (;;) {
+    if (step == Mailbox::Step::moved) {
+      waiter.reset();
+    } else if (waiter.pause(item.transfer->asked)) {
+      return false;
+    }
+    step = mailbox_.step(item);
+    if (step == Mailbox::Step::done) return true;
+    if (step == Mailbox::Step::others) return false;
+  }
 }
 
 bool Communicator::wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host) {

@@ -72,7 +72,8 @@ class Communicator final : public Progressable {
 
  private:
   void serve();
-  void record(const Transfer& transfer, Work& work);
+  RecordedCall* record(const Transfer& transfer);
+  bool carry_out(Mailbox::Item& item, Host& host);
 
   Region region_;
   PeerMemory memory_;

@@ -255,7 +255,7 @@ inline void Executor::start(const Call& call) {
     prepare();
   }
   if (may_expose_) {
-    memory_.trim();
+    views_.trim();
     exposes_private_ = (memory_.reach & kPrivate) != 0 && are_buffers_readable();
   }
 }

@@ -72,6 +72,7 @@ class Executor {
   Executor(Region& region, PeerMemory& memory, Channel channel, WaitPolicy policy)
       : region_(region),
         memory_(memory),
+        views_(memory),
         channel_(std::move(channel)),
         policy_(policy),
         wire_(channel_.wire()) {}
@@ -174,6 +175,7 @@ class Executor {
 
   Region& region_;
   PeerMemory& memory_;
+  PeerViews views_;
   Channel channel_;
   WaitPolicy policy_;
   tcp::Wire* wire_;  // null: all ranks are on this host

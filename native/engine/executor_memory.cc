@@ -79,7 +79,7 @@ void Executor::reach(const Operation& reduce, std::uint64_t bytes) {
     Place place;
     std::memcpy(&place, sources_[i], sizeof place);  // from its line
     const std::uint32_t member = reduce.operands[i].peer;
-    sources_[i] = memory_.find(channel_.rank_of(member), place, bytes);
+    sources_[i] = views_.find(channel_.rank_of(member), place, bytes);
     if (sources_[i] == nullptr) reads_.push_back({i, member, place.address});
   }
 }

@@ -7,9 +7,9 @@
 //   calls      what it called last, for peers that wait for something else
 //   progress   per lane: which messages it has taken
 //   lines      per lane: its last 64 messages; small ones travel in the line itself
-//   outbox     envelopes of messages to single ranks (mailbox.h)
+//   outbox     envelopes of messages to single ranks (mailbox.h), and which it has taken of others'
 //   rings      per lane: the payload of larger messages
-//   blocks     per envelope: the same
+//   blocks     per envelope: the same; and a wide one, for one large message to a single rank
 //
 // Counters only grow and are never reset. The pages of unused lanes and envelopes are never
 // touched, so that they take no memory. This file decides layout only.
@@ -24,7 +24,7 @@
 namespace rallypoint {
 
 inline constexpr std::uint32_t kMagic = 0x52504C31;
-inline constexpr std::uint32_t kLayoutVersion = 3;
+inline constexpr std::uint32_t kLayoutVersion = 4;
 inline constexpr std::size_t kLineBytes =
     128;  // two cache lines: adjacent-line prefetch couples them
 inline constexpr std::size_t kInlineBytes = kLineBytes - 32;
@@ -35,6 +35,7 @@ inline constexpr unsigned kCalls = 16;
 inline constexpr std::size_t kRingBytes = 1 << 20;
 inline constexpr std::size_t kBlockBytes = 256 << 10;  // the largest message; a ring holds four
 inline constexpr std::size_t kMailBytes = 32 << 10;    // a block of an envelope
+inline constexpr std::size_t kWideBytes = 1 << 20;     // for one large message at a time
 inline constexpr std::uint64_t kInline = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExposed = kInline - 1;
 inline constexpr unsigned kOperationBits = 16;  // of a sequence or progress number
@@ -80,30 +81,41 @@ struct alignas(64) CallRecord {
   Relaxed<std::int32_t> root;  // of a send or recv: the tag
 };
 
-// A message to one rank. The sender writes it while its bit is not set, `to` after the sequence and
-// the tag, as other ranks may be looking; while it is, the receiver writes `request` and `taken`,
-// and the sender `written`.
+// A message to one rank. The sender clears `sequence` first and writes it last, so that who reads
+// meanwhile finds it changed. The message is gone once the receiver acknowledges its ordinal and
+// all before, in its own area; or, if it is taken out of turn or waited for, once the receiver
+// clears `sequence`. Tiny payloads come with the line.
 enum class Request : std::uint32_t { none, matched, parts };
 
 struct alignas(kLineBytes) Envelope {
   std::atomic<std::uint64_t> sequence;  // of the sender's messages
-  std::atomic<std::int32_t> tag;
   std::atomic<std::uint32_t> to;
-  std::uint64_t number;  // of the sender's transfers
+  std::atomic<std::int32_t> tag;
   std::uint64_t bytes;
-  std::uint64_t address;  // of a large message: in the sender's memory
-  DType dtype;
-  bool is_synchronous;  // its sender waits until it is received
-  std::atomic<Request> request;
-  std::atomic<std::uint32_t> written;  // parts
-  std::atomic<std::uint32_t> taken;
-  std::byte payload[kLineBytes - 64];  // of a tiny message
+  std::uint64_t number : 48;           // of the sender's transfers
+  std::uint64_t dtype : 8;             // a DType
+  std::uint64_t is_synchronous : 1;    // its sender waits until it is received
+  std::uint64_t is_exposed : 1;        // the payload is a Place: the receiver reads it there
+  std::uint64_t is_wide : 1;           // its parts go through the wide block
+  std::atomic<std::uint32_t> ordinal;  // of the sender's messages to this receiver
+  std::atomic<Request> request;        // by the receiver
+  std::uint32_t before;                // of a message that goes in parts: its block's count
+  std::byte payload[kLineBytes - 48];
+
+  DType type() const { return static_cast<DType>(dtype); }
 };
 static_assert(sizeof(Envelope) == kLineBytes);
 
+// How many parts have gone through a block, of all messages together. What fits into the block is
+// not counted as taken, and a message's first part is there when its envelope is, which says how
+// many there were before.
+struct alignas(kLineBytes) Parts {
+  std::atomic<std::uint32_t> written;
+  alignas(64) std::atomic<std::uint32_t> taken;
+};
+
 struct alignas(kLineBytes) Outbox {
-  std::atomic<std::uint64_t> full;       // a bit for each envelope
-  std::atomic<std::uint64_t> published;  // the last sequence, set after its bit
+  std::atomic<std::uint64_t> published;  // the last sequence, set after its envelope's
 };
 
 // What a rank waits for that will do nothing else: `epoch` is odd while it does.
@@ -192,10 +204,20 @@ class Layout {
     return lines(rank) + kLanes * kLines * sizeof(Line);
   }
   constexpr std::size_t envelopes(std::size_t rank) const { return outbox(rank) + sizeof(Outbox); }
+  constexpr std::size_t parts(std::size_t rank) const {
+    return envelopes(rank) + kEnvelopes * sizeof(Envelope);
+  }
+  // By sender: the ordinal before which all its messages have been taken.
+  constexpr std::size_t taken(std::size_t rank) const {
+    return parts(rank) + (kEnvelopes + 1) * sizeof(Parts);
+  }
   constexpr std::size_t rings(std::size_t rank) const {
-    return up(envelopes(rank) + kEnvelopes * sizeof(Envelope), kPage);
+    return up(taken(rank) + ranks_ * sizeof(std::atomic<std::uint32_t>), kPage);
   }
   constexpr std::size_t blocks(std::size_t rank) const { return rings(rank) + kLanes * kRingBytes; }
+  constexpr std::size_t wide(std::size_t rank) const {
+    return blocks(rank) + kEnvelopes * kMailBytes;
+  }
 
  private:
   static constexpr std::size_t kPage = 4096;
@@ -205,9 +227,10 @@ class Layout {
   constexpr std::size_t area(std::size_t rank) const {
     const std::size_t fixed = sizeof(RankState) + kCalls * sizeof(CallRecord) + kLineBytes +
                               kLanes * (sizeof(Progress) + kLines * sizeof(Line)) + sizeof(Outbox) +
-                              kEnvelopes * sizeof(Envelope);
+                              kEnvelopes * sizeof(Envelope) + (kEnvelopes + 1) * sizeof(Parts) +
+                              ranks_ * sizeof(std::atomic<std::uint32_t>);
     const std::size_t stride =
-        up(fixed, kPage) + kPage + kLanes * kRingBytes + kEnvelopes * kMailBytes;
+        up(fixed, kPage) + kPage + kLanes * kRingBytes + kEnvelopes * kMailBytes + kWideBytes;
     return up(sizeof(Header), kPage) + rank * stride;
   }
 

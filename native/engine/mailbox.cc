@@ -1,12 +1,9 @@
 #include "engine/mailbox.h"
 
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "engine/waiting.h"
@@ -14,19 +11,27 @@
 namespace rallypoint {
 namespace {
 
-constexpr unsigned kParts = 2;  // of a block, for large messages
-constexpr std::size_t kPartBytes = kMailBytes / kParts;
-constexpr std::uint64_t kReadBytes = 4 << 20;  // at a time, so that others get on too
-constexpr std::uint64_t kFarPartBytes = 256 << 10;
 constexpr unsigned kFinishLookUs = 200;
-
-std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
+constexpr unsigned kLookClosely = 8;            // every so many looks
+constexpr std::uint64_t kPartBytes = 16 << 10;  // the smallest
+constexpr std::uint64_t kLongPartBytes = 64 << 10;
+constexpr std::uint64_t kHugePartBytes = kWideBytes / 4;
+constexpr std::uint64_t kHugeBytes = 16 << 20;     // about what caches hold
+constexpr std::uint64_t kWindowBytes = 128 << 10;  // of parts under way, if they are so small
+constexpr std::uint64_t kFewestParts = 4;
 
 }  // namespace
 
-Mailbox::Mailbox(Region& region, std::unique_ptr<tcp::Courier> courier)
+Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<tcp::Courier> courier,
+                 unsigned spins)
     : region_(region),
+      memory_(memory),
+      spins_(spins),
+      views_(memory),
       courier_(std::move(courier)),
+      ordinals_(region.ranks()),
+      taken_(region.ranks()),
+      expected_(region.ranks()),
       limits_(region.ranks()),
       is_blocked_(region.ranks()) {}
 
@@ -39,14 +44,56 @@ std::byte* Mailbox::block(std::uint32_t rank, int slot) const {
          static_cast<std::size_t>(slot) * kMailBytes;
 }
 
-void Mailbox::post(Transfer& transfer, std::shared_ptr<Work> work) {
-  transfer.asked = transfer.peer;
+// Small parts, so that both copy at the same time; of longer messages longer ones, which cost less.
+Mailbox::Room Mailbox::room_of(std::uint32_t rank, int slot, std::uint64_t bytes,
+                               bool is_wide) const {
+  auto* const progress = region_.at<Parts>(rank, region_.layout().parts(rank));
+  if (!is_wide) return {block(rank, slot), kPartBytes, kMailBytes / kPartBytes, progress[slot]};
+  const std::uint64_t part =
+      bytes >= kHugeBytes ? kHugePartBytes
+                          : std::clamp(std::bit_floor(bytes / 8), kPartBytes, kLongPartBytes);
+  const std::uint64_t parts = std::max(kWindowBytes / part, kFewestParts);
+  return {region_.at<std::byte>(rank, region_.layout().wide(rank)), part,
+          static_cast<std::uint32_t>(parts), progress[kEnvelopes]};
+}
+
+Mailbox::Step Mailbox::step(Item& item) {
+  const std::uint32_t peer = item.transfer->peer;
+  const bool is_new = item.slot < 0;
+  if (is_new) {
+    if (peer == kAnyRank || region_.is_far(peer)) return Step::others;
+    if (!item.transfer->sends && !has_news(peer, item.looks++ % kLookClosely == 0)) {
+      return Step::blocked;
+    }
+  }
+  bool done = false;
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_new && (pending_.load(std::memory_order_relaxed) != 0 || !stash_.empty())) {
+      return Step::others;
+    }
+    if (item.number == kUnnumbered) item.number = numbers_++;
+    is_blocked_[peer] = false;
+    limits_[peer] = kNoLimit;
+    if (region_.poisoned()) {
+      item.trouble = Trouble::aborted;
+    } else {
+      moved = item.transfer->sends ? send(item, done) : receive(item, done);
+    }
+  }
+  if (done || item.trouble != Trouble::none) return Step::done;
+  return moved ? Step::moved : Step::blocked;
+}
+
+void Mailbox::post(Item item) {
   Items finished;
   {
     const std::lock_guard lock(mutex_);
     pending_.fetch_add(1, std::memory_order_release);
-    Items& items = transfer.sends ? sends_ : receives_;
-    items.push_back({&transfer, std::move(work), numbers_++});
+    if (item.number == kUnnumbered) item.number = numbers_++;
+    Items& items = item.transfer->sends ? sends_ : receives_;
+    items.push_back(std::move(item));
     advance(items, false, finished);
   }
   finish(finished);
@@ -104,280 +151,6 @@ void Mailbox::finish(Items& finished) {
     pending_.fetch_sub(1, std::memory_order_release);
     item.work->finish(item.trouble);
   }
-}
-
-// Sending: an envelope, and then, if it must be received first, the wait for that.
-bool Mailbox::send(Item& item, bool& done) {
-  if (region_.is_far(item.transfer->peer)) return send_far(item, done);
-  if (item.slot >= 0) return go_on_sending(item, done);
-  const Transfer& transfer = *item.transfer;
-  if (is_blocked_[transfer.peer]) return false;
-  const std::uint64_t used = full(region_.rank()).load(std::memory_order_acquire) | held_;
-  const auto free = std::countr_one(static_cast<std::uint32_t>(used));
-  if (free >= static_cast<int>(kEnvelopes) ||
-      waiting_for(region_.rank(), transfer.peer, used) >= room_for_one(transfer.peer)) {
-    is_blocked_[transfer.peer] = true;
-    return false;
-  }
-  Envelope& to = envelope(region_.rank(), free);
-  to.sequence.store(++sequence_, std::memory_order_relaxed);
-  to.tag.store(transfer.tag, std::memory_order_relaxed);
-  to.to.store(transfer.peer, std::memory_order_release);
-  to.number = item.number;
-  to.bytes = transfer.bytes;
-  to.address = reinterpret_cast<std::uint64_t>(transfer.data);
-  to.dtype = transfer.dtype;
-  to.is_synchronous = transfer.is_synchronous;
-  to.request.store(Request::none, std::memory_order_relaxed);
-  to.written.store(0, std::memory_order_relaxed);
-  to.taken.store(0, std::memory_order_relaxed);
-  if (!is_large(transfer.bytes) && transfer.bytes > 0) {
-    std::byte* const at =
-        transfer.bytes <= sizeof to.payload ? to.payload : block(region_.rank(), free);
-    std::memcpy(at, transfer.data, transfer.bytes);
-  }
-  item.slot = free;
-  say_slot(item);
-  done = !is_large(transfer.bytes) && !transfer.is_synchronous;
-  if (!done) held_ |= bit(free);
-  full(region_.rank()).fetch_or(bit(free), std::memory_order_acq_rel);
-  outbox(region_.rank()).published.store(sequence_, std::memory_order_release);
-  Region::fence();
-  region_.wake(transfer.peer);
-  return true;
-}
-
-// How many of a rank's envelopes may be there for one receiver: the others need room too, however
-// much that one leaves lying. Between hosts each pair has room of its own.
-unsigned Mailbox::room_for_one(std::uint32_t peer) const {
-  return region_.ranks() > 2 && !region_.is_far(peer) ? kEnvelopes / 2 : kEnvelopes;
-}
-
-unsigned Mailbox::waiting_for(std::uint32_t from, std::uint32_t to, std::uint64_t used) const {
-  unsigned count = 0;
-  for (; used != 0; used &= used - 1) {
-    const int slot = std::countr_zero(used);
-    if (slot >= static_cast<int>(kEnvelopes)) break;
-    count += envelope(from, slot).to.load(std::memory_order_acquire) == to;
-  }
-  return count;
-}
-
-bool Mailbox::go_on_sending(Item& item, bool& done) {
-  const Transfer& transfer = *item.transfer;
-  if ((full(region_.rank()).load(std::memory_order_acquire) & bit(item.slot)) == 0) {
-    held_ &= ~bit(item.slot);
-    done = true;
-    return true;
-  }
-  Envelope& to = envelope(region_.rank(), item.slot);
-  if (to.request.load(std::memory_order_acquire) != Request::parts) return false;
-  bool moved = false;
-  std::uint32_t written = to.written.load(std::memory_order_relaxed);
-  while (item.moved < transfer.bytes &&
-         written - to.taken.load(std::memory_order_acquire) < kParts) {
-    const std::uint64_t length = std::min<std::uint64_t>(kPartBytes, transfer.bytes - item.moved);
-    std::memcpy(block(region_.rank(), item.slot) + written % kParts * kPartBytes,
-                transfer.data + item.moved, length);
-    item.moved += length;
-    to.written.store(++written, std::memory_order_release);
-    moved = true;
-  }
-  if (!moved) return false;
-  Region::fence();
-  region_.wake(transfer.peer);
-  return true;
-}
-
-bool Mailbox::send_far(Item& item, bool& done) {
-  if (item.slot >= 0) return go_on_sending_far(item, done);
-  const Transfer& transfer = *item.transfer;
-  if (is_blocked_[transfer.peer]) return false;
-  tcp::MailHeader envelope{};
-  envelope.is_synchronous = transfer.is_synchronous;
-  envelope.dtype = transfer.dtype;
-  envelope.sequence = ++sequence_;
-  envelope.number = item.number;
-  envelope.bytes = transfer.bytes;
-  envelope.tag = transfer.tag;
-  item.sequence = envelope.sequence;
-  item.slot = courier_->send(transfer.peer, envelope, transfer.data);
-  if (item.slot < 0) {
-    is_blocked_[transfer.peer] = true;
-    return false;
-  }
-  done = !is_large(transfer.bytes) && !transfer.is_synchronous;
-  return true;
-}
-
-// One part after the other, so that other messages get between them. The last has gone when the
-// stream has nothing left to do.
-bool Mailbox::go_on_sending_far(Item& item, bool& done) {
-  const Transfer& transfer = *item.transfer;
-  if (courier_->is_taken(transfer.peer, item.slot)) {
-    done = true;
-    return true;
-  }
-  if (!is_large(transfer.bytes) || !courier_->is_requested(transfer.peer, item.slot)) return false;
-  bool moved = false;
-  while (courier_->is_idle(transfer.peer)) {
-    if (item.moved == transfer.bytes) {
-      done = !transfer.is_synchronous;
-      return moved || done;
-    }
-    const std::uint64_t length =
-        std::min<std::uint64_t>(kFarPartBytes, transfer.bytes - item.moved);
-    courier_->send_part(transfer.peer, item.slot, transfer.data + item.moved, length);
-    item.moved += length;
-    moved = true;
-  }
-  return moved;
-}
-
-// Receiving: the oldest envelope that matches, and then its payload.
-bool Mailbox::receive(Item& item, bool& done) {
-  Transfer& transfer = *item.transfer;
-  if (item.stashed == nullptr && item.slot < 0 && !match(item)) return false;
-  if (item.stashed != nullptr) return take_stashed(item, done);
-  Envelope& from = envelope(transfer.peer, item.slot);
-  if (from.bytes != transfer.bytes || from.dtype != transfer.dtype) {
-    item.trouble = fail_against(item, from.number, from.bytes, from.dtype);
-    return true;
-  }
-  const bool large = is_large(from.bytes);
-  bool moved = true;
-  if (!large) {
-    const std::byte* const at =
-        from.bytes <= sizeof from.payload ? from.payload : block(transfer.peer, item.slot);
-    if (from.bytes > 0) std::memcpy(transfer.data, at, from.bytes);
-    done = true;
-  } else if (region_.is_far(transfer.peer)) {
-    moved = take_far(item, done);
-  } else if (item.takes_parts || !read(item, from, done)) {
-    moved = take_parts(item, from, done);
-  }
-  if (done) {
-    full(transfer.peer).fetch_and(~bit(item.slot), std::memory_order_acq_rel);
-    if (region_.is_far(transfer.peer)) courier_->take(transfer.peer, item.slot);
-    Region::fence();
-    region_.wake(transfer.peer);
-    // The sender's memory may have been given up in the meantime.
-    if (large && region_.poisoned()) item.trouble = Trouble::aborted;
-  }
-  return moved;
-}
-
-bool Mailbox::match(Item& item) {
-  Transfer& transfer = *item.transfer;
-  const bool any = transfer.peer == kAnyRank;
-  const std::uint32_t ranks = region_.ranks();
-  for (std::uint32_t i = 0; i < (any ? ranks : 1); ++i) {
-    const std::uint32_t source = any ? (last_source_ + 1 + i) % ranks : transfer.peer;
-    if (limits_[source] == 0) {
-      limits_[source] = outbox(source).published.load(std::memory_order_acquire) + 1;
-    }
-    Stashed* const stashed = find_stashed(source, transfer.tag);
-    const std::uint64_t limit = stashed != nullptr ? stashed->sequence : limits_[source];
-    const int slot = find(source, region_.rank(), &transfer.tag, limit);
-    if (slot < 0 && stashed == nullptr) continue;
-    if (any) last_source_ = source;
-    end_waiting(transfer);  // before others can see that what it waited for is gone
-    transfer.peer = source;
-    if (slot < 0) {
-      stashed->is_wanted = true;
-      item.stashed = stashed;
-    } else {
-      item.slot = slot;
-      envelope(source, slot).request.store(Request::matched, std::memory_order_release);
-    }
-    return true;
-  }
-  return false;
-}
-
-// The oldest that nobody has taken, with a sequence below the limit; -1 if there is none.
-int Mailbox::find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
-                  std::uint64_t limit) const {
-  int found = -1;
-  for (std::uint64_t bits = full(source).load(std::memory_order_acquire); bits != 0;
-       bits &= bits - 1) {
-    const int slot = std::countr_zero(bits);
-    if (slot >= static_cast<int>(kEnvelopes)) break;
-    const Envelope& candidate = envelope(source, slot);
-    if (candidate.to.load(std::memory_order_acquire) != to ||
-        (tag != nullptr && candidate.tag != *tag) || candidate.sequence >= limit ||
-        candidate.request.load(std::memory_order_relaxed) != Request::none) {
-      continue;
-    }
-    if (found < 0 || candidate.sequence < envelope(source, found).sequence) found = slot;
-  }
-  return found;
-}
-
-// Straight from the sender's memory; returns false if that is not possible.
-bool Mailbox::read(Item& item, const Envelope& from, bool& done) {
-  const Transfer& transfer = *item.transfer;
-  const pid_t pid = region_.state(transfer.peer).pid.load(std::memory_order_relaxed);
-  const std::uint64_t length = std::min(kReadBytes, transfer.bytes - item.moved);
-  if (pid == getpid()) {  // ranks may be threads of one process
-    std::memcpy(transfer.data + item.moved, reinterpret_cast<std::byte*>(from.address) + item.moved,
-                length);
-  } else {
-    if (!reads_directly_) return false;
-    const iovec local{transfer.data + item.moved, length};
-    const iovec remote{reinterpret_cast<void*>(from.address + item.moved), length};
-    const ssize_t count = process_vm_readv(pid, &local, 1, &remote, 1, 0);
-    if (count < 0) {
-      if (errno == ESRCH) return true;  // it died, as will be noticed
-      reads_directly_ = false;
-      return false;
-    }
-    item.moved += static_cast<std::uint64_t>(count);
-    done = item.moved == transfer.bytes;
-    return true;
-  }
-  item.moved += length;
-  done = item.moved == transfer.bytes;
-  return true;
-}
-
-bool Mailbox::take_far(Item& item, bool& done) {
-  const Transfer& transfer = *item.transfer;
-  if (!item.takes_parts) {
-    item.takes_parts = true;
-    courier_->request(transfer.peer, item.slot, transfer.data, transfer.bytes);
-    return true;
-  }
-  const std::uint64_t landed = courier_->landed(transfer.peer, item.slot);
-  done = landed == transfer.bytes;
-  return std::exchange(item.moved, landed) != landed;
-}
-
-bool Mailbox::take_parts(Item& item, Envelope& from, bool& done) {
-  const Transfer& transfer = *item.transfer;
-  if (!item.takes_parts) {
-    item.takes_parts = true;
-    item.moved = 0;
-    from.request.store(Request::parts, std::memory_order_release);
-    Region::fence();
-    region_.wake(transfer.peer);
-    return true;
-  }
-  std::uint32_t taken = from.taken.load(std::memory_order_relaxed);
-  bool moved = false;
-  while (item.moved < transfer.bytes && from.written.load(std::memory_order_acquire) != taken) {
-    const std::uint64_t length = std::min<std::uint64_t>(kPartBytes, transfer.bytes - item.moved);
-    std::memcpy(transfer.data + item.moved,
-                block(transfer.peer, item.slot) + taken % kParts * kPartBytes, length);
-    item.moved += length;
-    from.taken.store(++taken, std::memory_order_release);
-    moved = true;
-  }
-  if (!moved) return false;
-  done = item.moved == transfer.bytes;
-  Region::fence();
-  region_.wake(transfer.peer);
-  return true;
 }
 
 void Mailbox::arm() {

@@ -1,17 +1,18 @@
 // Messages from one rank to another: send and receive, matched by source and tag.
 //
-//   sender's outbox      | full bits | 32 envelopes | 32 blocks |
-//   receiver             reads the sender's bits, takes the oldest envelope that matches, clears
-//                        its bit
+//   sender's outbox      | 32 envelopes | 32 blocks |
+//   receiver             takes the oldest of the sender's envelopes that matches, and clears it
 //
-// Who sends writes its own outbox only, so that there is nothing for each pair of ranks; a receiver
-// clears bits and writes `request`. Small messages wait in their block, and the sender goes on. A
-// large one waits in the sender's memory, and its receiver reads it from there, or, where the
-// kernel forbids that, asks for it in parts through the block. Messages between hosts go by
-// courier, and appear in a copy of their sender's outbox. A rank that waits in vain takes in what
-// fills a sender's outbox: what it waits for may be behind.
+// Who sends writes its own outbox, so that a pair of ranks needs no more than a word: how many of
+// the one's messages the other has taken. Envelopes are used in turn, so a receiver knows where the
+// next message will be, and a tiny one is all in that line. Others go in parts through the
+// envelope's block, copied in by the sender while the receiver copies out; if they fit into it, the
+// sender goes on. Large ones in memory that is in reach (peer_memory.h) stay there until they are
+// received. Messages between hosts go by courier, and appear in a copy of their sender's outbox. A
+// rank that waits in vain takes in what fills a sender's outbox: what it waits for may be behind.
 //
-// It never waits: `advance` gets on as far as that goes.
+// It never waits: `advance` gets on as far as that goes, and so does `step` with a transfer that
+// is the only one, without any of what it takes to have several.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "engine/layout.h"
+#include "engine/peer_memory.h"
 #include "engine/reduce.h"
 #include "engine/region.h"
 #include "engine/tcp/courier.h"
@@ -31,8 +33,14 @@
 namespace rallypoint {
 
 inline constexpr std::uint32_t kAnyRank = ~std::uint32_t{0};
+inline constexpr std::uint64_t kTurnBytes = 4 << 20;  // of a message at a time: others get on too
 
-// Whether a message stays in its sender's memory until it is received.
+// Of numbers that may have passed the largest one.
+inline bool is_before(std::uint32_t one, std::uint32_t other) {
+  return static_cast<std::int32_t>(one - other) < 0;
+}
+
+// Whether its sender must stay until it is received, or nearly.
 inline bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
 
 // One send or receive.
@@ -49,12 +57,40 @@ struct Transfer {
 };
 
 class Mailbox final : public Alarm {
- public:
-  // `courier` is null if all ranks are on this host.
-  Mailbox(Region& region, std::unique_ptr<tcp::Courier> courier);
+  struct Stashed;
+  static constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};
 
-  // Both must stay where they are until the work is done. Begins at once, if that is possible.
-  void post(Transfer& transfer, std::shared_ptr<Work> work);
+ public:
+  // A transfer on its way.
+  struct Item {
+    Transfer* transfer = nullptr;
+    std::shared_ptr<Work> work = nullptr;
+    std::uint64_t number = kUnnumbered;  // of this rank's transfers
+    int slot = -1;                       // its envelope, once there is one
+    std::uint64_t sequence = 0;          // of its message, if it sends
+    std::uint64_t moved = 0;             // bytes of a message that goes in parts
+    std::uint32_t before = 0;            // parts of messages before it
+    bool takes_parts = false;
+    unsigned looks = 0;     // in vain, of `step`
+    double began_s = 0;     // when it was first looked at in vain
+    double cut_off_s = 0;   // when its peer was first seen without a connection
+    bool was_gone = false;  // its peer, at the last look
+    Trouble trouble = Trouble::none;
+    Stashed* stashed = nullptr;  // the message that it takes, if that was taken in
+  };
+  enum class Step { done, moved, blocked, others };
+
+  // `courier` is null if all ranks are on this host. `spins`: how often to look for a part that is
+  // being copied, before getting on with something else.
+  Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<tcp::Courier> courier,
+          unsigned spins);
+
+  // Gets on with a transfer that nobody else knows of. It is done, perhaps with trouble; or, if
+  // `others` come first, or it takes long, it must be posted.
+  Step step(Item& item);
+  // Takes care of it from now on; transfer and work must stay where they are until it is done.
+  // Begins at once, if that is possible.
+  void post(Item item);
   // Gets on with all; returns whether anything moved. Who has slept looks for trouble.
   bool advance(bool has_slept);
   bool is_empty() const { return pending_.load(std::memory_order_acquire) == 0 && !has_backlog(); }
@@ -70,21 +106,7 @@ class Mailbox final : public Alarm {
   void set_waiting(const Transfer* transfer);
 
  private:
-  struct Stashed;
-  struct Item {
-    Transfer* transfer = nullptr;
-    std::shared_ptr<Work> work;
-    std::uint64_t number = 0;    // of this rank's transfers
-    int slot = -1;               // its envelope, once there is one
-    std::uint64_t sequence = 0;  // of its envelope, if that went to another host
-    std::uint64_t moved = 0;     // bytes of a large message
-    bool takes_parts = false;
-    double began_s = 0;     // when it was first looked at in vain
-    double cut_off_s = 0;   // when its peer was first seen without a connection
-    bool was_gone = false;  // its peer, at the last look
-    Trouble trouble = Trouble::none;
-    Stashed* stashed = nullptr;  // the message that it takes, if that was taken in
-  };
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
   using Items = std::list<Item>;
   // A message that was taken in before anyone wanted it.
   struct Stashed {
@@ -95,31 +117,65 @@ class Mailbox final : public Alarm {
     bool is_whole = false;
     bool is_wanted = false;  // by a receive
   };
+  // Where the next message of a sender is expected. Read also by who only looks for news.
+  struct Expected {
+    Relaxed<std::uint32_t> slot;
+    Relaxed<std::uint64_t> seen;  // the last sequence for which all envelopes were looked at
+    std::uint32_t ordinal = 0;    // all before it have been taken
+  };
+
+  // Where the parts of a message go, one after the other and then again from the start.
+  struct Room {
+    std::byte* at;
+    std::uint64_t part;  // bytes
+    std::uint32_t parts;
+    Parts& progress;
+
+    bool holds(std::uint64_t bytes) const { return bytes <= part * parts; }
+  };
 
   Envelope& envelope(std::uint32_t rank, int slot) const;
   std::byte* block(std::uint32_t rank, int slot) const;
+  Room room_of(std::uint32_t rank, int slot, std::uint64_t bytes, bool is_wide) const;
+  Room room_of(std::uint32_t rank, int slot) const {
+    return room_of(rank, slot, envelope(rank, slot).bytes, envelope(rank, slot).is_wide);
+  }
   Outbox& outbox(std::uint32_t rank) const {
     return *region_.at<Outbox>(rank, region_.layout().outbox(rank));
   }
-  std::atomic<std::uint64_t>& full(std::uint32_t rank) const { return outbox(rank).full; }
+  std::atomic<std::uint32_t>& taken(std::uint32_t by, std::uint32_t from) const {
+    return region_.at<std::atomic<std::uint32_t>>(by, region_.layout().taken(by))[from];
+  }
+  std::uint64_t sequence_for(std::uint32_t to, std::uint32_t from, int slot) const;
 
   bool advance(Items& items, bool has_slept, Items& finished);
   void finish(Items& finished);
   // Each returns whether anything moved.
   bool send(Item& item, bool& done);
+  void put(Item& item, int slot);
+  bool take_wide(const Item& item);
   bool go_on_sending(Item& item, bool& done);
+  bool write_parts(Item& item);
+  bool find_place(const Transfer& transfer, Place& place) const;
   bool send_far(Item& item, bool& done);
   bool go_on_sending_far(Item& item, bool& done);
-  bool take_far(Item& item, bool& done);
+  bool take_far(Item& item, const Envelope& from, bool& done);
   unsigned room_for_one(std::uint32_t peer) const;
-  unsigned waiting_for(std::uint32_t from, std::uint32_t to, std::uint64_t used) const;
+  unsigned waiting_for(std::uint32_t from, std::uint32_t to) const;
+  int room_for(std::uint32_t peer);
+  bool is_full_for(std::uint32_t peer) const;
+  void look_at(int slot);
   bool receive(Item& item, bool& done);
+  bool has_news(std::uint32_t source, bool looks_closely) const;
   bool match(Item& item);
+  int find_expected(std::uint32_t source, std::int32_t tag) const;
   // A tag of null is any tag.
   int find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
            std::uint64_t limit) const;
-  bool read(Item& item, const Envelope& from, bool& done);
-  bool take_parts(Item& item, Envelope& from, bool& done);
+  bool take(Item& item, Envelope& from, bool& done);
+  bool take_exposed(Item& item, Envelope& from, bool& done);
+  bool take_parts(Item& item, const Envelope& from, bool& done);
+  void release(Item& item, Envelope& from);
 
   bool advance_stash(bool has_slept);
   bool is_crowded(std::uint32_t source) const;
@@ -147,22 +203,31 @@ class Mailbox final : public Alarm {
   bool add_member(Probe& probe, std::uint32_t rank) const;
 
   Region& region_;
+  const PeerMemory& memory_;
+  unsigned spins_;
   std::mutex mutex_;  // of all below
+  PeerViews views_;
   std::unique_ptr<tcp::Courier> courier_;
   Items sends_;
   Items receives_;
   std::list<Stashed> stash_;
   std::atomic<std::size_t> pending_{0};
   std::uint64_t numbers_ = 0;
-  std::uint64_t held_ = 0;             // envelopes whose senders wait for their end
-  std::uint64_t sequence_ = 0;         // of the last message sent
-  std::vector<std::uint64_t> limits_;  // by sender: the last message seen in this pass, plus one
-  std::vector<bool> is_blocked_;       // by receiver, during a pass over the sends
-  std::uint32_t last_source_ = 0;      // of a message from any rank
-  bool reads_directly_ = true;         // until the kernel says no
-  const Transfer* waiting_ = nullptr;  // see set_waiting
-  std::vector<std::uint64_t> circle_;  // seen at the last look
-  double probed_s_ = 0;                // when other hosts were last asked
+  std::uint64_t sequence_ = 0;           // of the last message sent
+  std::vector<std::uint32_t> ordinals_;  // by receiver: how many messages,
+  std::vector<std::uint32_t> taken_;     // and how many were taken when last looked up
+  std::uint64_t used_ = 0;               // envelopes that have not been seen to be free again
+  std::uint32_t receivers_[kEnvelopes];  // whose they were
+  int next_ = 0;                         // the envelope in turn
+  int wide_slot_ = 0;                    // the envelope that has the wide block,
+  std::uint64_t wide_sequence_ = 0;      // as long as its message is this one
+  std::vector<Expected> expected_;       // by sender
+  std::vector<std::uint64_t> limits_;    // by sender: the last message seen in this pass, plus one
+  std::vector<bool> is_blocked_;         // by receiver, during a pass over the sends
+  std::uint32_t last_source_ = 0;        // of a message from any rank
+  const Transfer* waiting_ = nullptr;    // see set_waiting
+  std::vector<std::uint64_t> circle_;    // seen at the last look
+  double probed_s_ = 0;                  // when other hosts were last asked
 };
 
 }  // namespace rallypoint

@@ -12,8 +12,6 @@ namespace {
 
 constexpr double kProbeS = 0.1;  // between questions
 
-std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
-
 }  // namespace
 
 // Circles: each rank says what it waits for, if it will do nothing else. What has been matched, or
@@ -73,7 +71,7 @@ bool Mailbox::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
     stuck = sender.unsent.load(std::memory_order_acquire) == 0 &&
             find(peer, rank, &tag, ~std::uint64_t{0}) < 0;
   } else if (const int slot = theirs.slot.load(std::memory_order_relaxed); slot >= 0) {
-    stuck = (full(rank).load(std::memory_order_acquire) & bit(slot)) != 0 &&
+    stuck = envelope(rank, slot).sequence.load(std::memory_order_acquire) != 0 &&
             envelope(rank, slot).request.load(std::memory_order_acquire) == Request::none;
   }
   return stuck && theirs.epoch.load(std::memory_order_acquire) == epoch;
@@ -165,8 +163,7 @@ bool Mailbox::keeps_waiting(const Probe& probe) const {
   }
   if (probe.slot < 0 || probe.slot >= static_cast<int>(kEnvelopes)) return false;
   const Envelope& theirs = envelope(last.rank, probe.slot);
-  return (full(last.rank).load(std::memory_order_acquire) & bit(probe.slot)) != 0 &&
-         theirs.sequence == probe.sequence && theirs.request == Request::none;
+  return theirs.sequence == probe.sequence && theirs.request == Request::none;
 }
 
 // Passes it on, to whom this rank waits for; or, on this host, to the first who may go on with it.

@@ -1,7 +1,6 @@
 // Messages that a rank takes in although it does not want them yet, so that their sender has room
 // for the one that it waits for.
 
-#include <bit>
 #include <cstring>
 #include <new>
 
@@ -34,20 +33,20 @@ bool Mailbox::advance_stash(bool has_slept) {
 
 // Whether a rank has no room for a further message to this one.
 bool Mailbox::is_crowded(std::uint32_t source) const {
-  const std::uint64_t used = full(source).load(std::memory_order_acquire);
-  const unsigned ours = waiting_for(source, region_.rank(), used);
-  return ours > 0 && (ours >= room_for_one(source) ||
-                      std::countr_one(static_cast<std::uint32_t>(used)) == kEnvelopes);
+  const unsigned ours = waiting_for(source, region_.rank());
+  if (ours == 0 || ours >= room_for_one(source)) return ours > 0;
+  for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
+    const std::uint32_t to = envelope(source, slot).to.load(std::memory_order_relaxed);
+    if (sequence_for(to, source, slot) == 0) return false;
+  }
+  return true;
 }
 
 bool Mailbox::take_in(std::uint32_t source, bool costly) {
   bool moved = false;
-  std::uint64_t bits = full(source).load(std::memory_order_acquire);
-  for (; bits != 0; bits &= bits - 1) {
-    const int slot = std::countr_zero(bits);
-    if (slot >= static_cast<int>(kEnvelopes)) break;
+  for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
     Envelope& from = envelope(source, slot);
-    if (from.to.load(std::memory_order_acquire) != region_.rank() ||
+    if (sequence_for(region_.rank(), source, slot) == 0 ||
         from.request.load(std::memory_order_relaxed) != Request::none ||
         (is_large(from.bytes) || from.is_synchronous) != costly) {
       continue;
@@ -59,7 +58,7 @@ bool Mailbox::take_in(std::uint32_t source, bool costly) {
     stashed.sequence = from.sequence;
     stashed.transfer = {.peer = source,
                         .tag = from.tag,
-                        .dtype = from.dtype,
+                        .dtype = from.type(),
                         .data = stashed.data.get(),
                         .bytes = from.bytes};
     stashed.item.transfer = &stashed.transfer;

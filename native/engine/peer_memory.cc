@@ -103,8 +103,8 @@ Place PeerMemory::place_of(const std::byte* at, std::uint64_t bytes) const {
   return place;
 }
 
-const std::byte* PeerMemory::find(std::uint32_t rank, const Place& place, std::uint64_t bytes) {
-  if (is_own(rank)) return reinterpret_cast<const std::byte*>(place.address);
+const std::byte* PeerViews::find(std::uint32_t rank, const Place& place, std::uint64_t bytes) {
+  if (memory_.is_own(rank)) return reinterpret_cast<const std::byte*>(place.address);
   if (place.arena.segment == 0) return nullptr;
   const View& view = view_of(rank, place.arena);
   if (view.base == nullptr || place.arena.offset > view.bytes ||
@@ -114,13 +114,14 @@ const std::byte* PeerMemory::find(std::uint32_t rank, const Place& place, std::u
   return view.base.get() + place.arena.offset;
 }
 
-const PeerMemory::View& PeerMemory::view_of(std::uint32_t rank, const ArenaPlace& place) {
+const PeerViews::View& PeerViews::view_of(std::uint32_t rank, const ArenaPlace& place) {
   const std::tuple file{rank, place.device, place.segment};
   const auto known = views_.find(file);
   if (known != views_.end()) return known->second;
   View& view = views_[file];
   char path[64];
-  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(pid_of(rank)), place.fd);
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(memory_.pid_of(rank)),
+                place.fd);
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return view;
   struct stat status{};
@@ -140,7 +141,7 @@ const PeerMemory::View& PeerMemory::view_of(std::uint32_t rank, const ArenaPlace
   return view;
 }
 
-void PeerMemory::trim() {
+void PeerViews::trim() {
   if (views_.size() > kMostViews) views_.clear();
 }
 

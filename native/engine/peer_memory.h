@@ -52,16 +52,32 @@ class PeerMemory {
   bool can_expose(const std::byte* at) const;
   Place place_of(const std::byte* at, std::uint64_t bytes) const;
 
-  // Receiver: where the bytes are for this process, until `trim`, or null: `read` must copy them.
-  const std::byte* find(std::uint32_t rank, const Place& place, std::uint64_t bytes);
-  // Returns none, peer_lost or unreadable.
+  // Receiver: returns none, peer_lost or unreadable.
   Trouble read(std::uint32_t rank, std::uint64_t address, std::byte* target,
                std::uint64_t bytes) const;
 
-  void trim();
-
   // For tests: treat other ranks of this process as if they were of another.
   bool knows_itself = true;
+
+  bool is_own(std::uint32_t rank) const { return pid_of(rank) == pid_ && knows_itself; }
+  pid_t pid_of(std::uint32_t rank) const {
+    return region_.state(rank).pid.load(std::memory_order_relaxed);
+  }
+
+ private:
+  const Region& region_;
+  pid_t pid_;
+  std::uint64_t word_;  // that peers try to read
+};
+
+// Other ranks' arenas as one receiver has mapped them; not for several threads at once.
+class PeerViews {
+ public:
+  explicit PeerViews(const PeerMemory& memory) : memory_(memory) {}
+
+  // Where the bytes are for this process, until `trim`, or null: PeerMemory must read them.
+  const std::byte* find(std::uint32_t rank, const Place& place, std::uint64_t bytes);
+  void trim();
 
  private:
   struct View {
@@ -69,14 +85,8 @@ class PeerMemory {
     std::uint64_t bytes = 0;
   };
   const View& view_of(std::uint32_t rank, const ArenaPlace& place);
-  pid_t pid_of(std::uint32_t rank) const {
-    return region_.state(rank).pid.load(std::memory_order_relaxed);
-  }
-  bool is_own(std::uint32_t rank) const { return pid_of(rank) == pid_ && knows_itself; }
 
-  const Region& region_;
-  pid_t pid_;
-  std::uint64_t word_;  // that peers try to read
+  const PeerMemory& memory_;
   // By rank, and the file of the arena.
   std::map<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>, View> views_;
 };

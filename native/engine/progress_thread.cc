@@ -53,14 +53,17 @@ void futex_wake(const std::atomic<std::uint32_t>& word) {
 
 }  // namespace
 
-void Work::sleep(long most_us) const { futex_wait(done_, 0, most_us); }
+void Work::sleep(long most_us) const {
+  std::uint32_t seen = running;
+  if (!state_.compare_exchange_strong(seen, awaited) && seen == done) return;
+  futex_wait(state_, awaited, most_us);
+}
 
 void Work::finish(Trouble trouble) {
   trouble_ = trouble;
   if (record_ != nullptr) GroupRecord::finish(*record_, trouble);
   on_done();
-  done_.store(1, std::memory_order_release);
-  futex_wake(done_);
+  if (state_.exchange(done, std::memory_order_acq_rel) == awaited) futex_wake(state_);
 }
 
 // Never destroyed: the thread may outlive whatever else ends with the process.

@@ -13,7 +13,7 @@ class Work {
  public:
   virtual ~Work() = default;
 
-  bool is_done() const { return done_.load(std::memory_order_acquire) != 0; }
+  bool is_done() const { return state_.load(std::memory_order_acquire) == done; }
   // Once it is done: `none` or what went wrong.
   Trouble trouble() const { return trouble_; }
   // Sleeps until it is done, at most for so long.
@@ -31,7 +31,8 @@ class Work {
  private:
   Trouble trouble_ = Trouble::none;
   RecordedCall* record_ = nullptr;
-  std::atomic<std::uint32_t> done_{0};
+  enum State : std::uint32_t { running, done, awaited };
+  mutable std::atomic<std::uint32_t> state_{running};
 };
 
 }  // namespace rallypoint

@@ -27,8 +27,9 @@ constexpr int kBadBuffer = -1;
 constexpr int kBadOperator = -2;
 constexpr int kFailed = -10;
 constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
-constexpr std::uint32_t kAllReduce = 0;         // schedule/collective.py
-constexpr std::uint32_t kVariant = 1 << 8;      // process_group/planning.py: above, which algorithm
+constexpr std::uint64_t kLongTransferBytes = 512 << 10;  // one copy, some 10 us
+constexpr std::uint32_t kAllReduce = 0;                  // schedule/collective.py
+constexpr std::uint32_t kVariant = 1 << 8;  // process_group/planning.py: above, which algorithm
 
 // rank, pid, and descriptors: for control, for mail, for data
 using FarPeer = std::tuple<std::uint32_t, std::int32_t, int, int, std::vector<int>>;
@@ -190,7 +191,7 @@ class PythonCommunicator {
 
   Trouble carry_out(Transfer& transfer) {
     PythonHost host(&site_, &is_alone_);
-    if (transfer.bytes >= kLongBytes) host.before_wait();
+    if (transfer.bytes >= kLongTransferBytes) host.before_wait();
     const Trouble trouble = communicator_->transfer(transfer, host);
     host.resume();
     if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();

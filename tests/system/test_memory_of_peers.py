@@ -50,6 +50,11 @@ def test_random_calls(launch: Launch, way: str, ranks: int) -> None:
         "    dist.reduce_scatter_tensor(part, wide)\n"
         "    wides = sum(filled(n * ranks, number, r) for r in range(ranks))\n"
         "    np.testing.assert_array_equal(part, wides[rank * n:(rank + 1) * n])\n"
+        "    to = (root + 1) % ranks\n"
+        "    if rank == root: dist.send(filled(n, number, root), to)\n"
+        "    if rank == to:\n"
+        "        assert dist.recv(part) == root\n"
+        "        np.testing.assert_array_equal(part, all_of[root])\n"
         "dist.destroy_process_group()\n"
         "open(f'done.{rank}', 'w').close()\n"
     )
@@ -85,8 +90,9 @@ def test_death_in_the_middle(launch: Launch, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("delay_s", [0.01, 0.023, 0.037])
+@pytest.mark.parametrize("call", ["broadcast", "send"])
 def test_who_was_stopped_uses_nothing_that_was_given_up(
-    launch: Launch, way: str, delay_s: float
+    launch: Launch, way: str, delay_s: float, call: str
 ) -> None:
     """Rank 1 is stopped while it reads; rank 0 gives up and fills its array with something else.
 
@@ -104,7 +110,10 @@ def test_who_was_stopped_uses_nothing_that_was_given_up(
         "try:\n"
         "    for number in range(100_000):\n"
         "        values[...] = number if rank == 0 else -1\n"
-        "        dist.broadcast(values, 0, timeout=timedelta(seconds=0.5))\n"
+        "        timeout = timedelta(seconds=0.5)\n"
+        f"        if '{call}' == 'broadcast': dist.broadcast(values, 0, timeout=timeout)\n"
+        "        elif rank == 0: dist.send(values, 1, timeout=timeout)\n"
+        "        else: dist.recv(values, 0, timeout=timeout)\n"
         "        assert (values == number).all(), 'spoilt'\n"
         "except dist.PeerError as error:\n"
         "    values[...] = -7\n"

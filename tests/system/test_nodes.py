@@ -15,7 +15,7 @@ from rallypoint.testing.hosts import Hosts
 pytestmark = pytest.mark.system
 
 QUICK = ("--rdzv-conf", "last_call_timeout=0.5")
-# 1.5 s of silence are a death: only where silence is what is tested, as a busy machine is silent too.
+# 1.5 s of silence are a death: only where that is what is tested, as a busy machine is silent too.
 WATCHFUL = (
     "--rdzv-conf", "last_call_timeout=0.5,keep_alive_interval=0.3,keep_alive_max_attempt=5",
 )  # fmt: skip

@@ -47,9 +47,10 @@ class Courier::Reader {
     if (header.kind == MailKind::part) {
       peer_.landings[header.slot].landed += header.bytes;
     } else if (header.kind == MailKind::envelope) {
-      const Layout& layout = courier_.region_.layout();
-      auto& outbox = *courier_.region_.at<Outbox>(peer_.rank, layout.outbox(peer_.rank));
-      outbox.full.fetch_or(bit(header.slot), std::memory_order_acq_rel);
+      const Region& region = courier_.region_;
+      const std::uint32_t rank = peer_.rank;
+      auto& outbox = *region.at<Outbox>(rank, region.layout().outbox(rank));
+      envelope_of(header).sequence.store(header.sequence, std::memory_order_release);
       outbox.published.store(header.sequence, std::memory_order_release);
     }
   }
@@ -63,25 +64,29 @@ class Courier::Reader {
   // Into the copy of the sender's outbox, as the sender on this host would do.
   std::byte* begin_envelope(const MailHeader& header) {
     const Region& region = courier_.region_;
-    const Layout& layout = region.layout();
     const std::uint32_t rank = peer_.rank;
-    auto& outbox = *region.at<Outbox>(rank, layout.outbox(rank));
-    const bool is_in_use = (outbox.full.load(std::memory_order_acquire) & bit(header.slot)) != 0;
-    if (is_in_use || static_cast<unsigned>(header.dtype) >= kDTypes ||
+    Envelope& to = envelope_of(header);
+    if (to.sequence.load(std::memory_order_acquire) != 0 ||
+        static_cast<unsigned>(header.dtype) >= kDTypes ||
         header.bytes % item_bytes(header.dtype) != 0 || header.sequence == 0) {
       return nullptr;
     }
-    Envelope& to = region.at<Envelope>(rank, layout.envelopes(rank))[header.slot];
-    to.sequence.store(header.sequence, std::memory_order_relaxed);
+    to.to.store(region.rank(), std::memory_order_relaxed);
     to.tag.store(header.tag, std::memory_order_relaxed);
-    to.to.store(region.rank(), std::memory_order_release);
-    to.number = header.number;
     to.bytes = header.bytes;
-    to.dtype = header.dtype;
+    to.number = header.number;
+    to.dtype = static_cast<std::uint8_t>(header.dtype);
     to.is_synchronous = header.is_synchronous != 0;
+    to.is_exposed = false;
     to.request.store(Request::none, std::memory_order_relaxed);
     if (header.bytes <= sizeof to.payload) return to.payload;
-    return region.at<std::byte>(rank, layout.blocks(rank)) + header.slot * kMailBytes;
+    return region.at<std::byte>(rank, region.layout().blocks(rank)) + header.slot * kMailBytes;
+  }
+
+  Envelope& envelope_of(const MailHeader& header) const {
+    const Region& region = courier_.region_;
+    const std::size_t at = region.layout().envelopes(peer_.rank);
+    return region.at<Envelope>(peer_.rank, at)[header.slot];
   }
 
   Courier& courier_;

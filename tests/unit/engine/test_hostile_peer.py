@@ -117,7 +117,7 @@ BAD_MAIL = {
 }
 BAD_CONTROL = {
     "another magic": b"XXXX" + bytes(12),
-    "too long": CONTROL + struct.pack("<HHQ", 2, 2000, 0),
+    "too long": CONTROL + struct.pack("<HHQ", 2, 60_000, 0),
     "a kind that is none": CONTROL + struct.pack("<HHQ", 77, 0, 0),
     "trouble that is none": CONTROL + struct.pack("<HHQ", 2, 10, 0) + bytes(10),
     "a probe of nobody": CONTROL + struct.pack("<HHQQiI", 5, 16, 1, 0, 0, 0),

@@ -1,0 +1,243 @@
+// How a mailbox receives: the oldest envelope that matches, and then its payload.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/mailbox.h"
+#include "engine/waiting.h"
+
+namespace rallypoint {
+
+bool Mailbox::receive(Item& item, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  if (item.stashed == nullptr && item.slot < 0 && !match(item)) return false;
+  if (item.stashed != nullptr) return take_stashed(item, done);
+  Envelope& from = envelope(transfer.peer, item.slot);
+  if (from.bytes != transfer.bytes || from.type() != transfer.dtype) {
+    item.trouble = fail_against(item, from.number, from.bytes, from.type());
+    return true;
+  }
+  const bool moved = take(item, from, done);
+  if (done) {
+    release(item, from);
+  } else if (from.request.load(std::memory_order_relaxed) == Request::none) {
+    from.request.store(Request::matched, std::memory_order_release);
+  }
+  return moved;
+}
+
+// Whether a message of the source may be there that nobody has looked at: asked without the lock,
+// and all the time by who waits for one.
+bool Mailbox::has_news(std::uint32_t source, bool looks_closely) const {
+  const Expected& next = expected_[source];
+  const std::uint64_t seen = next.seen;
+  const int slot = static_cast<int>(next.slot);
+  return envelope(source, slot).sequence.load(std::memory_order_relaxed) > seen ||
+         (looks_closely && outbox(source).published.load(std::memory_order_relaxed) > seen);
+}
+
+bool Mailbox::match(Item& item) {
+  Transfer& transfer = *item.transfer;
+  const bool any = transfer.peer == kAnyRank;
+  const std::uint32_t ranks = region_.ranks();
+  for (std::uint32_t i = 0; i < (any ? ranks : 1); ++i) {
+    const std::uint32_t source = any ? (last_source_ + 1 + i) % ranks : transfer.peer;
+    int slot = -1;
+    if (limits_[source] == kNoLimit) {
+      slot = find_expected(source, transfer.tag);
+      limits_[source] = 0;
+      if (slot >= 0) expected_[source].seen = envelope(source, slot).sequence.load();
+    }
+    Stashed* stashed = nullptr;
+    if (slot < 0) {
+      if (limits_[source] == 0) {
+        limits_[source] = outbox(source).published.load(std::memory_order_acquire) + 1;
+      }
+      stashed = find_stashed(source, transfer.tag);
+      const std::uint64_t limit = stashed != nullptr ? stashed->sequence : limits_[source];
+      slot = find(source, region_.rank(), &transfer.tag, limit);
+      expected_[source].seen = limits_[source] - 1;
+      if (slot < 0 && stashed == nullptr) continue;
+    }
+    if (any) last_source_ = source;
+    end_waiting(transfer);  // before others can see that what it waited for is gone
+    transfer.peer = source;
+    if (slot < 0) {
+      stashed->is_wanted = true;
+      item.stashed = stashed;
+    } else {
+      item.slot = slot;
+      expected_[source].slot = static_cast<std::uint32_t>(slot + 1) % kEnvelopes;
+    }
+    return true;
+  }
+  return false;
+}
+
+// The message that must be the oldest of its source, if it is there.
+int Mailbox::find_expected(std::uint32_t source, std::int32_t tag) const {
+  const Expected& next = expected_[source];
+  const int slot = static_cast<int>(next.slot);
+  if (sequence_for(region_.rank(), source, slot) == 0) return -1;
+  const Envelope& candidate = envelope(source, slot);
+  return candidate.ordinal.load(std::memory_order_relaxed) == next.ordinal &&
+                 candidate.tag.load(std::memory_order_relaxed) == tag
+             ? slot
+             : -1;
+}
+
+// The sequence of the message that is there for a rank, or 0. Who is not that rank sees it perhaps
+// while it goes, and another one comes.
+std::uint64_t Mailbox::sequence_for(std::uint32_t to, std::uint32_t from, int slot) const {
+  const Envelope& candidate = envelope(from, slot);
+  const std::uint64_t sequence = candidate.sequence.load(std::memory_order_acquire);
+  if (sequence == 0 || candidate.to.load(std::memory_order_relaxed) != to) return 0;
+  const std::uint32_t ordinal = candidate.ordinal.load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (candidate.sequence.load(std::memory_order_relaxed) != sequence) return 0;
+  const bool is_gone =
+      !region_.is_far(from) && is_before(ordinal, taken(to, from).load(std::memory_order_acquire));
+  return is_gone ? 0 : sequence;
+}
+
+unsigned Mailbox::waiting_for(std::uint32_t from, std::uint32_t to) const {
+  unsigned count = 0;
+  for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
+    count += sequence_for(to, from, slot) != 0;
+  }
+  return count;
+}
+
+// The oldest that nobody has taken, with a sequence below the limit; -1 if there is none.
+int Mailbox::find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
+                  std::uint64_t limit) const {
+  int found = -1;
+  std::uint64_t oldest = limit;
+  for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
+    const std::uint64_t sequence = sequence_for(to, source, slot);
+    if (sequence == 0 || sequence >= oldest) continue;
+    const Envelope& candidate = envelope(source, slot);
+    if ((tag != nullptr && candidate.tag.load(std::memory_order_relaxed) != *tag) ||
+        candidate.request.load(std::memory_order_relaxed) != Request::none) {
+      continue;
+    }
+    found = slot;
+    oldest = sequence;
+  }
+  return found;
+}
+
+bool Mailbox::take(Item& item, Envelope& from, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  const bool is_far = region_.is_far(transfer.peer);
+  if (from.bytes <= sizeof from.payload) {
+    if (from.bytes > 0) std::memcpy(transfer.data, from.payload, from.bytes);
+    done = true;
+    return true;
+  }
+  if (is_far) return take_far(item, from, done);
+  if (from.is_exposed && !item.takes_parts) return take_exposed(item, from, done);
+  return take_parts(item, from, done);
+}
+
+// The sender may use the envelope again. A message in its turn is only counted, as clearing its
+// line would make the next store, which may be the answer, wait for that. Nobody is woken for sure
+// by small ones: who waits for room looks for itself within a millisecond.
+void Mailbox::release(Item& item, Envelope& from) {
+  const std::uint32_t source = item.transfer->peer;
+  const bool may_be_awaited = from.is_synchronous || is_large(from.bytes);
+  const bool was_exposed = from.is_exposed && !item.takes_parts;
+  const bool is_far = region_.is_far(source);
+  if (is_far) courier_->take(source, item.slot);
+  const std::uint32_t ordinal = from.ordinal.load(std::memory_order_relaxed);
+  const bool in_turn =
+      !is_far && (ordinal == expected_[source].ordinal || waiting_for(source, region_.rank()) == 1);
+  if (!in_turn || may_be_awaited) from.sequence.store(0, std::memory_order_release);
+  if (in_turn) {
+    expected_[source].ordinal = ordinal + 1;
+    taken(region_.rank(), source).store(ordinal + 1, std::memory_order_release);
+  }
+  if (may_be_awaited) Region::fence();
+  region_.wake(source);
+  // The sender's memory may have been given up in the meantime.
+  if (was_exposed) {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (region_.poisoned()) item.trouble = Trouble::aborted;
+  }
+}
+
+// From the sender's memory; in parts, if that turns out not to be possible.
+bool Mailbox::take_exposed(Item& item, Envelope& from, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  Place place;
+  std::memcpy(&place, from.payload, sizeof place);
+  const std::uint64_t length = std::min<std::uint64_t>(kTurnBytes, transfer.bytes - item.moved);
+  if (item.moved == 0) views_.trim();
+  if (const std::byte* const at = views_.find(transfer.peer, place, transfer.bytes)) {
+    std::memcpy(transfer.data + item.moved, at + item.moved, length);
+  } else {
+    const Trouble trouble =
+        memory_.read(transfer.peer, place.address + item.moved, transfer.data + item.moved, length);
+    if (trouble == Trouble::peer_lost) return false;  // as will be noticed
+    if (trouble != Trouble::none) {
+      item.takes_parts = true;
+      item.moved = 0;
+      from.request.store(Request::parts, std::memory_order_release);
+      Region::fence();
+      region_.wake(transfer.peer);
+      return true;
+    }
+  }
+  item.moved += length;
+  done = item.moved == transfer.bytes;
+  return true;
+}
+
+bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  const Room room = room_of(transfer.peer, item.slot);
+  const bool holds_all = room.holds(transfer.bytes);
+  const std::uint64_t begin = item.moved;
+  const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
+  std::uint32_t taken = from.before + static_cast<std::uint32_t>(begin / room.part);
+  std::uint32_t written = from.before + !from.is_exposed;
+  while (item.moved < end) {
+    for (unsigned spin = 0; !is_before(taken, written) && spin <= spins_; ++spin) {
+      if (spin > 0) relax();
+      written = room.progress.written.load(std::memory_order_acquire);
+    }
+    if (!is_before(taken, written)) break;
+    const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
+    std::memcpy(transfer.data + item.moved, room.at + taken % room.parts * room.part, length);
+    item.moved += length;
+    ++taken;
+    if (!holds_all) room.progress.taken.store(taken, std::memory_order_release);
+  }
+  done = item.moved == transfer.bytes;
+  if (item.moved == begin) return false;
+  if (!done) {
+    Region::fence();
+    region_.wake(transfer.peer);
+  }
+  return true;
+}
+
+bool Mailbox::take_far(Item& item, const Envelope& from, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  if (!is_large(from.bytes)) {
+    std::memcpy(transfer.data, block(transfer.peer, item.slot), from.bytes);
+    done = true;
+    return true;
+  }
+  if (!item.takes_parts) {
+    item.takes_parts = true;
+    courier_->request(transfer.peer, item.slot, transfer.data, transfer.bytes);
+    return true;
+  }
+  const std::uint64_t landed = courier_->landed(transfer.peer, item.slot);
+  done = landed == transfer.bytes;
+  return std::exchange(item.moved, landed) != landed;
+}
+
+}  // namespace rallypoint

@@ -1,0 +1,234 @@
+// How a mailbox sends: an envelope, and then, of what does not fit into it, part after part.
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "engine/mailbox.h"
+#include "engine/waiting.h"
+
+namespace rallypoint {
+namespace {
+
+constexpr std::uint64_t kFarPartBytes = 256 << 10;
+
+std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
+
+}  // namespace
+
+bool Mailbox::send(Item& item, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  if (region_.is_far(transfer.peer)) return send_far(item, done);
+  if (item.slot >= 0) return go_on_sending(item, done);
+  if (is_blocked_[transfer.peer]) return false;
+  const int slot = room_for(transfer.peer);
+  if (slot < 0) {
+    is_blocked_[transfer.peer] = true;
+    return false;
+  }
+  put(item, slot);
+  say_slot(item);
+  Region::fence();
+  region_.wake(transfer.peer);
+  if (item.moved < transfer.bytes) {
+    go_on_sending(item, done);
+  } else {
+    done = !transfer.is_synchronous;
+  }
+  return true;
+}
+
+// The receiver may be looking at the line all the time: all stores to it come at once, or it would
+// travel back and forth between them. The first part is there when the envelope is.
+void Mailbox::put(Item& item, int slot) {
+  const Transfer& transfer = *item.transfer;
+  const std::uint32_t self = region_.rank();
+  const bool is_tiny = transfer.bytes <= sizeof(Envelope::payload);
+  Place place;
+  const bool exposes = find_place(transfer, place);
+  item.slot = slot;
+  item.sequence = ++sequence_;
+  const bool is_wide = !exposes && is_large(transfer.bytes) && take_wide(item);
+  if (!is_tiny) {
+    const Room room = room_of(self, slot, transfer.bytes, is_wide);
+    item.before = room.progress.written.load(std::memory_order_relaxed);
+    if (!room.holds(transfer.bytes) &&  // what fitted was not counted
+        room.progress.taken.load(std::memory_order_relaxed) != item.before) {
+      room.progress.taken.store(item.before, std::memory_order_relaxed);
+    }
+    if (!exposes) item.moved = std::min(room.part, transfer.bytes);
+    std::memcpy(room.at + item.before % room.parts * room.part, transfer.data, item.moved);
+  }
+  Envelope& to = envelope(self, slot);
+  to.sequence.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  to.to.store(transfer.peer, std::memory_order_relaxed);
+  to.tag.store(transfer.tag, std::memory_order_relaxed);
+  to.bytes = transfer.bytes;
+  to.number = item.number;
+  to.dtype = static_cast<std::uint8_t>(transfer.dtype);
+  to.is_synchronous = transfer.is_synchronous;
+  to.is_exposed = exposes;
+  to.is_wide = is_wide;
+  to.ordinal.store(ordinals_[transfer.peer]++, std::memory_order_relaxed);
+  to.request.store(Request::none, std::memory_order_relaxed);
+  if (is_tiny) {
+    if (transfer.bytes > 0) std::memcpy(to.payload, transfer.data, transfer.bytes);
+    item.moved = transfer.bytes;
+  } else {
+    to.before = item.before;
+    if (exposes) std::memcpy(to.payload, &place, sizeof place);
+  }
+  to.sequence.store(sequence_, std::memory_order_release);
+  outbox(self).published.store(sequence_, std::memory_order_release);
+  used_ |= bit(slot);
+  receivers_[slot] = transfer.peer;
+  next_ = (slot + 1) % static_cast<int>(kEnvelopes);
+}
+
+bool Mailbox::take_wide(const Item& item) {
+  const Envelope& user = envelope(region_.rank(), wide_slot_);
+  if (wide_sequence_ != 0 && user.sequence.load(std::memory_order_acquire) == wide_sequence_) {
+    return false;
+  }
+  wide_slot_ = item.slot;
+  wide_sequence_ = item.sequence;
+  return true;
+}
+
+// Where a message is for others, if its receiver is to read it there.
+bool Mailbox::find_place(const Transfer& transfer, Place& place) const {
+  static_assert(sizeof place <= sizeof(Envelope::payload));
+  if (memory_.reach == 0 || !is_large(transfer.bytes)) return false;
+  place = memory_.place_of(transfer.data, transfer.bytes);
+  return place.arena.segment != 0 ||
+         ((memory_.reach & kPrivate) != 0 && memory_.can_expose(transfer.data));
+}
+
+// How many of a rank's envelopes may be there for one receiver: the others need room too, however
+// much that one leaves lying. Between hosts each pair has room of its own.
+unsigned Mailbox::room_for_one(std::uint32_t peer) const {
+  return region_.ranks() > 2 && !region_.is_far(peer) ? kEnvelopes / 2 : kEnvelopes;
+}
+
+// An envelope for a message to the peer, or -1. Whether others are free again is not looked up
+// before that is needed, as their lines lie in the receivers' caches.
+int Mailbox::room_for(std::uint32_t peer) {
+  look_at(next_);
+  if ((used_ & bit(next_)) != 0 || is_full_for(peer)) {
+    for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) look_at(slot);
+    if (is_full_for(peer)) return -1;
+  }
+  if ((used_ & bit(next_)) == 0) return next_;
+  const int slot = std::countr_one(used_);
+  return slot < static_cast<int>(kEnvelopes) ? slot : -1;
+}
+
+bool Mailbox::is_full_for(std::uint32_t peer) const {
+  const unsigned most = room_for_one(peer);
+  if (static_cast<unsigned>(std::popcount(used_)) < most) return false;
+  unsigned count = 0;
+  for (std::uint64_t left = used_; left != 0; left &= left - 1) {
+    count += receivers_[std::countr_zero(left)] == peer;
+  }
+  return count >= most;
+}
+
+// What a receiver says lies in its cache: look it up only when the last look does not suffice.
+void Mailbox::look_at(int slot) {
+  if ((used_ & bit(slot)) == 0) return;
+  const Envelope& last = envelope(region_.rank(), slot);
+  const std::uint32_t peer = receivers_[slot];
+  const std::uint32_t ordinal = last.ordinal.load(std::memory_order_relaxed);
+  if (!is_before(ordinal, taken_[peer])) {
+    taken_[peer] = taken(peer, region_.rank()).load(std::memory_order_acquire);
+  }
+  if (is_before(ordinal, taken_[peer]) || last.sequence.load(std::memory_order_acquire) == 0) {
+    used_ &= ~bit(slot);
+  }
+}
+
+bool Mailbox::go_on_sending(Item& item, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  const Envelope& to = envelope(region_.rank(), item.slot);
+  if (to.sequence.load(std::memory_order_acquire) != item.sequence) {  // it has been received
+    done = true;
+    return true;
+  }
+  if (item.moved == transfer.bytes) return false;
+  if (to.is_exposed && to.request.load(std::memory_order_acquire) != Request::parts) return false;
+  if (!write_parts(item)) return false;
+  done = item.moved == transfer.bytes && !transfer.is_synchronous;
+  Region::fence();
+  region_.wake(transfer.peer);
+  return true;
+}
+
+bool Mailbox::write_parts(Item& item) {
+  const Transfer& transfer = *item.transfer;
+  const Room room = room_of(region_.rank(), item.slot);
+  const bool holds_all = room.holds(transfer.bytes);
+  const std::uint64_t begin = item.moved;
+  const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
+  auto written = item.before + static_cast<std::uint32_t>(begin / room.part);
+  std::uint32_t taken = room.progress.taken.load(std::memory_order_acquire);
+  while (item.moved < end) {
+    for (unsigned spin = 0; !holds_all && written - taken >= room.parts; ++spin) {
+      if (spin > spins_) return item.moved != begin;
+      relax();
+      taken = room.progress.taken.load(std::memory_order_acquire);
+    }
+    const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
+    std::memcpy(room.at + written % room.parts * room.part, transfer.data + item.moved, length);
+    item.moved += length;
+    room.progress.written.store(++written, std::memory_order_release);
+  }
+  return item.moved != begin;
+}
+
+bool Mailbox::send_far(Item& item, bool& done) {
+  if (item.slot >= 0) return go_on_sending_far(item, done);
+  const Transfer& transfer = *item.transfer;
+  if (is_blocked_[transfer.peer]) return false;
+  tcp::MailHeader envelope{};
+  envelope.is_synchronous = transfer.is_synchronous;
+  envelope.dtype = transfer.dtype;
+  envelope.sequence = ++sequence_;
+  envelope.number = item.number;
+  envelope.bytes = transfer.bytes;
+  envelope.tag = transfer.tag;
+  item.sequence = envelope.sequence;
+  item.slot = courier_->send(transfer.peer, envelope, transfer.data);
+  if (item.slot < 0) {
+    is_blocked_[transfer.peer] = true;
+    return false;
+  }
+  done = !is_large(transfer.bytes) && !transfer.is_synchronous;
+  return true;
+}
+
+// One part after the other, so that other messages get between them. The last has gone when the
+// stream has nothing left to do.
+bool Mailbox::go_on_sending_far(Item& item, bool& done) {
+  const Transfer& transfer = *item.transfer;
+  if (courier_->is_taken(transfer.peer, item.slot)) {
+    done = true;
+    return true;
+  }
+  if (!is_large(transfer.bytes) || !courier_->is_requested(transfer.peer, item.slot)) return false;
+  bool moved = false;
+  while (courier_->is_idle(transfer.peer)) {
+    if (item.moved == transfer.bytes) {
+      done = !transfer.is_synchronous;
+      return moved || done;
+    }
+    const std::uint64_t length =
+        std::min<std::uint64_t>(kFarPartBytes, transfer.bytes - item.moved);
+    courier_->send_part(transfer.peer, item.slot, transfer.data + item.moved, length);
+    item.moved += length;
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace rallypoint
