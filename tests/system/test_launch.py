@@ -154,7 +154,10 @@ def test_a_program_that_cannot_be_run_is_named(launch: Launch) -> None:
 
 
 def test_a_huge_environment_and_command_line(launch: Launch) -> None:
-    script = launch.script("import os, sys; print(len(os.environ['BIG_9']), len(sys.argv[-1]))")
+    # Each line is one write: the workers share a standard output.
+    script = launch.script(
+        "import os, sys\nsys.stdout.write(f\"{len(os.environ['BIG_9'])} {len(sys.argv[-1])}\\n\")\n"
+    )
     big = {f"BIG_{i}": "x" * 100_000 for i in range(10)}
     arguments = ["y" * 100_000] * 5
     assert launch.run("--nproc-per-node", "2", script, *arguments, environ=big) == 0

@@ -20,8 +20,10 @@ SCRIPT = """
 import os, pathlib, sys, time
 e = os.environ
 rank, number = e["RANK"], e["TORCHELASTIC_RESTART_COUNT"]
-print("up", number, rank, e["WORLD_SIZE"], e["LOCAL_RANK"], e["GROUP_RANK"], e["GROUP_WORLD_SIZE"],
-      e["MASTER_PORT"], e["TORCHELASTIC_RUN_ID"], flush=True)
+names = ("WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT",
+         "TORCHELASTIC_RUN_ID")
+sys.stdout.write(" ".join(["up", number, rank, *(e[name] for name in names)]) + "\\n")
+sys.stdout.flush()
 from rallypoint.store.client import TCPStore
 store = TCPStore(e["MASTER_ADDR"], int(e["MASTER_PORT"]))
 assert all(key.startswith(number + "/") for key in store.list_keys())

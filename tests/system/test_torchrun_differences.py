@@ -149,7 +149,8 @@ from rallypoint.store.client import TCPStore
 address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 store = TCPStore(address, port, is_master=False)
 count = store.add("visits", 1)
-print(os.environ["TORCHELASTIC_RESTART_COUNT"], port, count, flush=True)
+sys.stdout.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {port} {count}\\n")
+sys.stdout.flush()
 sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
 """
 
@@ -162,7 +163,9 @@ def test_empty_store(launch: Launch) -> None:
 
 
 def test_sessions(launch: Launch) -> None:
-    script = launch.script("import os; print(os.getsid(0), os.getpgid(0) == os.getpid())")
+    script = launch.script(
+        "import os, sys\nsys.stdout.write(f'{os.getsid(0)} {os.getpgid(0) == os.getpid()}\\n')\n"
+    )
     assert launch.run("--nproc-per-node", "2", script) == 0
     one, other = launch.out.splitlines()
     assert one == other == f"{one.split()[0]} True"

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 WORKER = """
 import os, sys
 rank, attempt = os.environ["LOCAL_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("apple", rank, attempt)
+sys.stdout.write(f"apple {rank} {attempt}\\n")
 sys.stderr.write(f"pear, or {rank} {attempt}\\n")
 sys.stdout.write("10%\\r50%\\rdone\\n")
 sys.stdout.flush()
@@ -66,7 +66,7 @@ def test_files_and_terminal(launcher: tuple[str, ...], launch: Launch) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_filter_of_ranks_hides_but_keeps_files(launcher: tuple[str, ...], launch: Launch) -> None:
-    script = launch.script("import os; print('line of', os.environ['RANK'])")
+    script = launch.script("import os, sys; sys.stdout.write(f\"line of {os.environ['RANK']}\\n\")")
     flags = ["--nproc-per-node", "2", "--local-ranks-filter", "1", "--tee", "3", "--log-dir", "l"]
     assert launch.run(*flags, script, launcher=launcher) == 0, launch.err
     assert launch.out.splitlines() == ["[default1]:line of 1"]
