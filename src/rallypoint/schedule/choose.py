@@ -1,8 +1,8 @@
 """Picks the algorithm for a call, and says why.
 
-With a link model, by predicted time; without one, by rules that were measured on shared memory
-(`rallypoint bench all_reduce --algorithm NAME`). Both depend on what all ranks know alike, so that
-all choose the same.
+With a link model, by predicted time; without one, by rules that were measured on shared memory and
+between hosts (`rallypoint bench all_reduce --algorithm NAME`, `--hosts A,B`). Both depend on what
+all ranks know alike, so that all choose the same.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def rule_of_thumb(ranks: int) -> str:
 def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
     """By rules."""
     if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
-        return algorithm, "between nodes each byte goes once there and once back"
+        return algorithm, "each byte crosses between two nodes no more often than it must"
     if per_node == 1 < ranks and collective is Collective.ALL_REDUCE:
         if nbytes <= FEW_STEPS_BYTES:
             algorithm = "recursive_doubling" if ranks > 3 else "direct_one_shot"

@@ -13,7 +13,8 @@ node_ring    a ring of nodes, a chain through each: chunk c starts at node c, go
 
 Nodes hold `per_node` consecutive ranks. two_level needs all nodes full; node_ring takes a last node
 with fewer. Both directions of the links are used, and one message at a time crosses between two
-nodes: 2 (N - 1) steps across for N nodes. Trees with chains inside nodes are in tree.py.
+nodes: 2 (N - 1) steps across for N nodes. Trees with chains inside nodes are in tree.py,
+other collectives on levels in two_level.py.
 """
 
 from __future__ import annotations
@@ -37,17 +38,32 @@ from rallypoint.schedule.program import (
 )
 
 
+def full_nodes(ranks: int, per_node: int) -> int:
+    """How many nodes there are.
+
+    Raises:
+        ProgramError: one is not full.
+    """
+    if ranks % per_node:
+        raise ProgramError(f"two_level: {ranks} ranks do not fill nodes of {per_node}")
+    return ranks // per_node
+
+
+def others_here(rank: int, per_node: int) -> tuple[int, ...]:
+    """The other ranks of its node, which is full."""
+    start = rank // per_node * per_node
+    return tuple(start + other for other in direct.others(rank - start, per_node))
+
+
 def two_level(ranks: int, per_node: int = 1) -> Program:
     """Parts inside the nodes, a ring for each part across, parts inside the nodes.
 
     Raises:
         ProgramError: a node is not full.
     """
-    if ranks % per_node:
-        raise ProgramError(f"two_level: {ranks} ranks do not fill nodes of {per_node}")
+    nodes = full_nodes(ranks, per_node)
     if ranks == 1:
         return direct.all_reduce_one_shot(1)
-    nodes = ranks // per_node
 
     def part(buffer: Buffer, local: int) -> Chunks:
         return Chunks(buffer, local * nodes, nodes)
@@ -55,7 +71,7 @@ def two_level(ranks: int, per_node: int = 1) -> Program:
     def lanes(rank: int) -> tuple[Lane, ...]:
         node, local = divmod(rank, per_node)
         start = node * per_node
-        peers = tuple(start + other for other in direct.others(local, per_node))
+        peers = others_here(rank, per_node)
         own = part(Buffer.INPUT, local)
         given = tuple(Send(part(Buffer.INPUT, peer - start), (peer,)) for peer in sorted(peers))
         operands = tuple(

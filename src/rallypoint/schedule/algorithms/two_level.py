@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rallypoint.schedule.algorithms import direct, tree
+from rallypoint.schedule.algorithms import tree
+from rallypoint.schedule.algorithms.hierarchical import full_nodes, others_here
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,
@@ -30,7 +31,6 @@ from rallypoint.schedule.program import (
     Lane,
     Operation,
     Program,
-    ProgramError,
     Reduce,
     Send,
     copy,
@@ -77,11 +77,11 @@ def _tree(ranks: int, root: int, per_node: int) -> tree.Tree:
 
 def all_gather(ranks: int, per_node: int = 1) -> Program:
     """Own blocks to all places of the node and one of each other; what comes, to the node."""
-    nodes = _full_nodes(ranks, per_node)
+    nodes = full_nodes(ranks, per_node)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         node, place = divmod(rank, per_node)
-        here = _others(rank, per_node)
+        here = others_here(rank, per_node)
         away = tuple((rank + step * per_node) % ranks for step in range(1, nodes))
         own = Chunks(Buffer.INPUT, 0)
         give: list[Operation] = [Send(own, away + here)] if ranks > 1 else []
@@ -105,12 +105,12 @@ def all_gather(ranks: int, per_node: int = 1) -> Program:
 
 def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
     """The nodes' sums of what is for others to these, each along with what came from its node."""
-    nodes = _full_nodes(ranks, per_node)
+    nodes = full_nodes(ranks, per_node)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         node, place = divmod(rank, per_node)
         start = node * per_node
-        here = _others(rank, per_node)
+        here = others_here(rank, per_node)
         result = Chunks(Buffer.OUTPUT, 0)
         targets = [(node + step) % nodes * per_node for step in range(nodes)]
         given: Lane = tuple(
@@ -167,18 +167,6 @@ def barrier(ranks: int, per_node: int = 1) -> Program:
         return (tuple(operations),)
 
     return _program(Collective.BARRIER, ranks, lanes, sends=2)
-
-
-def _full_nodes(ranks: int, per_node: int) -> int:
-    if ranks % per_node:
-        raise ProgramError(f"two_level: {ranks} ranks do not fill nodes of {per_node}")
-    return ranks // per_node
-
-
-def _others(rank: int, per_node: int) -> tuple[int, ...]:
-    """The other ranks of its node."""
-    start = rank // per_node * per_node
-    return tuple(start + other for other in direct.others(rank - start, per_node))
 
 
 def _program(
