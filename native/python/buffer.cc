@@ -188,6 +188,8 @@ bool View::take_tensor(nb::handle object, bool) {
   for (std::int32_t i = 0; i < tensor.dimensions; ++i) {
     items *= static_cast<std::uint64_t>(tensor.shape[i]);
   }
+  // A tensor may know its shape and have no memory: a fake one, or one whose storage was freed.
+  if (tensor.data == nullptr && items > 0) return true;
   dtype_ = dtype_of(tensor.dtype);
   if (!dtype_) return true;
   data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;

@@ -160,6 +160,11 @@ def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
         raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}")
     if tensor.numel() == 0:  # its memory may be none
         return np.empty(tuple(tensor.shape), dtype)
+    if tensor.data_ptr() == 0:
+        raise InvalidTypeError(
+            f"{operation} cannot take {describe(tensor)}, which has no memory: it is fake, or its "
+            "storage was freed"
+        )
     array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
     return array.view(dtype) if name == "bfloat16" else array
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy import may_share_memory, ndarray
 
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.arrays import Array, address, describe, dtype_name
@@ -112,6 +112,8 @@ def run(
     variant = group.algorithms.variant(algorithm)
     called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root, variant)
     is_even = not uneven and len({array.size for array in whole}) == 1
+    if not is_even and given_in and given_out:
+        _check_own(_of(given_in, group), _of(given_out, group), operation)
     if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):
         source, target = _joined(given_in), _room_for(given_out)
         pair = ([source], [target]) if source is not None and target is not None else ([], [])
@@ -147,13 +149,8 @@ def run(
         timeout_s=-1.0 if timeout is None else seconds_of(timeout),
         finish=finish if copied else None,
     )
-    if submitted == BAD_OPERATOR:
-        name = op.name if isinstance(op, ReduceOp) else op
-        raise InvalidTypeError(f"{operation}: {name} does not apply to {describe(called.what)}")
     if isinstance(submitted, int):
-        raise InvalidArgumentError(
-            f"{operation} cannot take {describe(called.what)}: the sizes do not fit"
-        )
+        raise _refusal(submitted, called, op)
     if async_op or deferred is not None:
         called = replace(called, site=Site.of_caller())
     work = OneWork(submitted, group, called, given_out)
@@ -164,6 +161,29 @@ def run(
     else:
         deferred.append(work)
     return None
+
+
+def _refusal(code: int, called: Called, op: Operator | None) -> CallerError:
+    """The error for a call that the engine did not begin."""
+    operation, what = called.operation, describe(called.what)
+    if code == BAD_OPERATOR:
+        name = op.name if isinstance(op, ReduceOp) else op
+        return InvalidTypeError(f"{operation}: {name} does not apply to {what}")
+    return InvalidArgumentError(f"{operation} cannot take {what}: the sizes do not fit")
+
+
+def _of(arrays: Sequence[Array], group: ProcessGroup) -> Array:
+    """What a rank has for itself: one of a list for all ranks, or the only one."""
+    return arrays[group.own_rank if len(arrays) == group.size() else 0]
+
+
+def _check_own(source: Array, target: Array, operation: str) -> None:
+    """Peers find out what does not fit theirs; for what stays here there is nobody but us."""
+    if source.size != target.size:
+        raise InvalidArgumentError(
+            f"{operation}: {describe(source)} goes to this rank itself, but {describe(target)} is "
+            "to take it; they must be of one size"
+        )
 
 
 def _is_simple(arrays: Sequence[Array]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.collectives import monitored_barrier
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.point_to_point import post_message
@@ -122,7 +123,7 @@ class RallypointGroup(Collectives, Base):
     @by_device
     def send(self, tensors: list[Any], dst: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Begin to send a tensor; it must not be changed before the work is over."""
-        tensor = only(tensors, "send")
+        tensor, dst = only(tensors, "send"), self._peer(dst, "send")
         memory = Memory("send", moves=True)
         message = post_message(
             self.engine_group, "isend", dst, tag, memory.reads(tensor), timeout=self.own_timeout
@@ -133,6 +134,7 @@ class RallypointGroup(Collectives, Base):
     def recv(self, tensors: list[Any], src: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Begin to receive a tensor."""
         tensor = only(tensors, "recv")
+        src = src if src == _ANY else self._peer(src, "recv")
         memory = Memory("recv", moves=True)
         message = post_message(
             self.engine_group, "irecv", src, tag, memory.writes(tensor), timeout=self.own_timeout
@@ -163,6 +165,11 @@ class RallypointGroup(Collectives, Base):
         """That which takes calls on tensors of a device; None if it is this one."""
         kind = torch.device(device).type
         return None if kind == "cpu" else self.devices.group_for(kind)
+
+    def _peer(self, rank: int, operation: str) -> int:
+        if rank == self.engine_group.own_rank:
+            raise InvalidArgumentError(f"{operation}: {rank} is this rank itself; name another one")
+        return self._rank(rank, operation)
 
     def _kept(self, work: RunningWork) -> RunningWork:
         if self._coalesced is not None:

@@ -82,7 +82,7 @@ class Calls:
         source: Blocks = None
         target: Blocks = None
         if collective is not Collective.REDUCE or is_root:
-            target = memory.writes(tensor)
+            target = memory.writes(tensor, in_place=collective.reduces or is_root)
         if collective is not Collective.BROADCAST or is_root:
             source = memory.reads(tensor) if target is None else target
         return self._run(
@@ -137,7 +137,7 @@ class Calls:
         self, lists: Sequence[Sequence[Tensor]], opts: Options, operation: str, side: str
     ) -> Sequence[Tensor] | None:
         """The root's tensors, one for each rank; None on the others, which must not give any."""
-        if opts.rootRank == self.engine_group.own_rank:
+        if self._rank(opts.rootRank, operation) == self.engine_group.own_rank:
             given: Sequence[Tensor] = only(lists, operation)
             self._check_count(given, operation, side)
             return given
@@ -146,6 +146,15 @@ class Calls:
                 f"{operation}: {side}s are for the root only, rank {opts.rootRank}; pass none here"
             )
         return None
+
+    def _rank(self, rank: int, operation: str) -> int:
+        """A root or peer, checked to be a rank of the group."""
+        if not 0 <= rank < self.engine_group.size():
+            raise InvalidArgumentError(
+                f"{operation}: {rank} is not a rank of this group, which has "
+                f"{self.engine_group.size()} ranks"
+            )
+        return rank
 
     def _check_count(self, tensors: Sequence[Any], operation: str, side: str) -> None:
         if len(tensors) != self.engine_group.size():
@@ -180,6 +189,15 @@ def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
     works.whole = joined(works, outputs)
     if not is_async:
         works.whole.wait()
+
+
+def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: str) -> None:
+    """Refuse lists of different lengths."""
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(
+            f"{operation}: {len(outputs)} output tensors for {len(inputs)} input tensors; pass one "
+            "for each"
+        )
 
 
 def operator_of(op: Any) -> Operator:  # noqa: ANN401 - torch's ReduceOp

@@ -19,6 +19,7 @@ from rallypoint.pytorch.calls import (
     Options,
     Tensor,
     Work,
+    check_pairs,
     only,
     operator_of,
     side_by_side,
@@ -64,7 +65,7 @@ class Collectives(Calls):
     def broadcast(self, tensors: list[Tensor], opts: Options) -> Work:
         """Copy the root's tensor to all ranks."""
         tensor = only(tensors, "broadcast")
-        root = opts.rootRank
+        root = self._rank(opts.rootRank, "broadcast")
         work = None
         if not tensor.is_neg():
             work = self._quick(_BROADCAST, "broadcast", tensor, opts, root=root)
@@ -74,7 +75,8 @@ class Collectives(Calls):
     def reduce(self, tensors: list[Tensor], opts: Options) -> Work:
         """Combine a tensor of each rank into the root's."""
         tensor = only(tensors, "reduce")
-        return self._in_place(Collective.REDUCE, "reduce", tensor, opts, root=opts.rootRank)
+        root = self._rank(opts.rootRank, "reduce")
+        return self._in_place(Collective.REDUCE, "reduce", tensor, opts, root=root)
 
     @by_device
     def allgather(
@@ -114,6 +116,8 @@ class Collectives(Calls):
         """Collect several tensors; ``outputs[rank][i]`` is `inputs[i]` of that rank."""
         opts = opts or c10d.AllgatherOptions()
         self._check_count(outputs, "all_gather_coalesced", "output")
+        for of_rank in outputs:
+            check_pairs(of_rank, inputs, "all_gather_coalesced")
         with side_by_side(opts, outputs) as begun:
             for index, tensor in enumerate(inputs):
                 targets = [of_rank[index] for of_rank in outputs]
@@ -126,6 +130,7 @@ class Collectives(Calls):
     ) -> Work:
         """`all_gather_single` of several tensors, side by side."""
         opts = opts or c10d.AllgatherOptions()
+        check_pairs(outputs, inputs, "all_gather_into_tensor_coalesced")
         with side_by_side(opts, outputs) as begun:
             for output, tensor in zip(outputs, inputs, strict=True):
                 begun.append(self.all_gather_single(output, tensor, opts))
@@ -210,6 +215,7 @@ class Collectives(Calls):
     ) -> Work:
         """`reduce_scatter_single` of several tensors, side by side."""
         opts = opts or c10d.ReduceScatterOptions()
+        check_pairs(outputs, inputs, "reduce_scatter_tensor_coalesced")
         with side_by_side(opts, outputs) as begun:
             for output, tensor in zip(outputs, inputs, strict=True):
                 begun.append(self.reduce_scatter_single(output, tensor, opts))

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from rallypoint.base.errors import InvalidTypeError
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
-from rallypoint.process_group.arrays import Array, as_array
+from rallypoint.process_group.arrays import Array, as_array, describe
 
 _ENGINES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 
 
 class Memory:
-    """The arrays of one call.
+    """The arrays of one call, whose tensors are of one dtype.
 
     Args:
         operation: for messages.
@@ -29,6 +29,7 @@ class Memory:
     def __init__(self, operation: str, *, moves: bool = False) -> None:
         self._operation = operation
         self._moves = moves
+        self._first: Any = None  # of the call's tensors
         self._back: list[tuple[Any, Any]] = []
 
     @property
@@ -41,14 +42,23 @@ class Memory:
 
         Raises:
             InvalidTypeError: not dense, or of a dtype that the operation does not take.
+            InvalidArgumentError: of another dtype than the call's first.
         """
         return self._array(self._on_host(tensor))
 
-    def writes(self, tensor: Any) -> Array:  # noqa: ANN401 - of torch
+    def writes(self, tensor: Any, *, in_place: bool = False) -> Array:  # noqa: ANN401 - of torch
         """An array whose items are those of the tensor after `finish`, and before it too.
 
-        Raises as `reads`.
+        Args:
+            in_place: what each item becomes depends on what it was; those that are one stay equal.
+
+        Raises as `reads`; InvalidArgumentError also if several items are one in memory.
         """
+        if not in_place and _is_expanded(tensor):
+            raise InvalidArgumentError(
+                f"{self._operation} cannot write into {describe(tensor)}, which is expanded: many "
+                "items share a place in memory; pass a clone"
+            )
         here = self._on_host(tensor)
         if self._is_bytes(here) and not here.is_contiguous():
             here = here.contiguous()
@@ -64,6 +74,12 @@ class Memory:
             tensor.copy_(copy)
 
     def _on_host(self, tensor: Any) -> Any:  # noqa: ANN401 - of torch
+        self._first = tensor if self._first is None else self._first
+        if tensor.dtype is not self._first.dtype:
+            raise InvalidArgumentError(
+                f"{self._operation}: {describe(tensor)} and {describe(self._first)} are in one "
+                "call; they must have one dtype"
+            )
         if tensor.layout is not torch.strided:
             raise InvalidTypeError(
                 f"{self._operation} takes dense tensors, not {tensor.layout}; convert it with "
@@ -84,3 +100,9 @@ class Memory:
         if self._is_bytes(tensor):
             tensor = tensor.contiguous().reshape(-1).view(torch.uint8)
         return as_array(tensor, self._operation, writes=writes)
+
+
+def _is_expanded(tensor: Any) -> bool:  # noqa: ANN401 - of torch
+    return tensor.layout is torch.strided and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rallypoint.base.errors import InvalidTypeError
+from rallypoint.base.errors import InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls import run
 from rallypoint.process_group.groups import ProcessGroup
@@ -23,13 +23,23 @@ def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  
 
     Raises:
         InvalidTypeError: another operator than SUM or AVG.
+        MismatchError: they have not.
     """
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise InvalidTypeError(f"all_reduce of sparse tensors takes SUM or AVG, not {op}")
     own = tensor.detach().coalesce()
     places, values = own.indices().t().contiguous(), own.values().contiguous()
-    counts = torch.empty(group.size(), dtype=torch.int64)
-    _all_gather(group, torch.tensor([places.shape[0]]), list(counts.split(1)))
+    told = torch.empty(group.size(), 1 + tensor.dim(), dtype=torch.int64)
+    _all_gather(group, torch.tensor([places.shape[0], *tensor.shape]), list(told))
+    counts, shapes = told[:, 0], told[:, 1:].tolist()
+    for rank, shape in zip(group.ranks, shapes, strict=True):
+        if shape != shapes[0]:
+            raise MismatchError(
+                f"all_reduce of sparse tensors: that of rank {rank} has the shape {shape}, that of "
+                f"rank {group.ranks[0]} {shapes[0]}; they must have one shape",
+                rank=rank,
+                operation="all_reduce",
+            )
     all_places = [places.new_empty((int(count), places.shape[1])) for count in counts]
     all_values = [values.new_empty((int(count), *values.shape[1:])) for count in counts]
     _all_gather(group, places, all_places)

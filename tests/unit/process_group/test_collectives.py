@@ -215,6 +215,12 @@ def test_read_only_sources() -> None:
     run_ranks(2, main)
 
 
+def too_long_for_itself(group: ProcessGroup) -> None:
+    taken = [np.ones(2), np.ones(2)]
+    taken[group.own_rank] = np.ones(50)  # else what lies behind the two that are given
+    dist.all_to_all(taken, [np.ones(2), np.ones(2)], group=group)
+
+
 def test_wrong_arguments() -> None:
     def main(group: ProcessGroup) -> None:
         x, y = np.ones(4), np.ones(4, np.float32)
@@ -229,6 +235,7 @@ def test_wrong_arguments() -> None:
             (ValueError, "group_src=5 is not", lambda: dist.broadcast(x, None, group, group_src=5)),
             (ValueError, "divide", lambda: dist.all_to_all_single(x[:3], x[:3], group=group)),
             (ValueError, "2 sizes", lambda: dist.all_to_all_single(x, x, [1, 2], [2, 2], group)),
+            (ValueError, "goes to this rank itself", lambda: too_long_for_itself(group)),
             (TypeError, "not builtins.list", lambda: dist.all_reduce([1], group=group)),  # type: ignore[arg-type]
             (TypeError, "what new_group returned", lambda: dist.barrier(3)),
             (ValueError, "has not been initialized", dist.barrier),

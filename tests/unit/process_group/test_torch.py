@@ -79,12 +79,16 @@ def test_every_collective(layout: str) -> None:
 
 
 def test_refused_tensors_say_what_to_do() -> None:
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+
     def main(group: ProcessGroup) -> None:
         for tensor, words in (
             (torch.ones(3, device="meta"), r"\.cpu\(\)"),
             (torch.ones(3).to_sparse(), r"\.to_dense\(\)"),
             (torch.ones(3, dtype=torch.complex64).conj(), "clone"),
             (torch.ones(3).to(torch.float8_e4m3fn), "float8"),
+            (freed, "storage was freed"),
         ):
             with pytest.raises(TypeError, match=words):
                 dist.all_reduce(tensor, group=group)
