@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -47,6 +48,12 @@ class PythonCommunicator {
         site_(std::move(site)),
         timeout_s_(timeout_s),
         synchronous_send_(synchronous_send) {}
+  // What a forked child has is its parent's: peers are told nothing, and no thread of it is here.
+  ~PythonCommunicator() {
+    if (is_parents()) new std::shared_ptr<Communicator>(std::move(communicator_));
+  }
+  PythonCommunicator(const PythonCommunicator&) = delete;
+  PythonCommunicator& operator=(const PythonCommunicator&) = delete;
 
   int watch_peers() { return communicator_->region().watch_peers(); }
   Reach probe_memory() { return communicator_->memory().probe(); }
@@ -167,7 +174,9 @@ class PythonCommunicator {
                           circle(poison), poison.timeout_s);
   }
 
-  void leave() { communicator_->leave(); }
+  void leave() {
+    if (!is_parents()) communicator_->leave();
+  }
   void abort() {
     Region& region = communicator_->region();
     region.spread(Trouble::aborted, static_cast<std::int32_t>(region.rank()), nullptr, nullptr);
@@ -175,6 +184,8 @@ class PythonCommunicator {
   std::int32_t pid(std::uint32_t rank) { return communicator_->region().state(rank).pid.load(); }
 
  private:
+  bool is_parents() const { return getpid() != process_; }
+
   bool fill(Transfer& transfer, bool sends, int peer, std::int32_t tag, const View& view,
             double timeout_s) const {
     if (!view.dtype()) return false;
@@ -359,6 +370,7 @@ class PythonCommunicator {
                           std::uint64_t{record.count});
   }
 
+  const pid_t process_ = getpid();
   std::shared_ptr<Communicator> communicator_;
   nb::callable plan_;
   nb::callable is_alone_;

@@ -165,3 +165,32 @@ for group in (None, pairs[rank == 2]):
 dist.destroy_process_group()
 """)
     assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+
+
+def test_a_forked_child_leaves_its_parents_groups_alone(launch: Launch) -> None:
+    """However it ends, and although none of the parent's threads are there."""
+    script = launch.script("""
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("rallypoint")
+other = 1 - dist.get_rank()
+values = [torch.zeros(2), torch.zeros(2)]
+received = dist.irecv(values[0], other)  # a thread sees to it
+told = received.get_future()  # and another one to what follows
+for use in (False, True):
+    child = os.fork()
+    if child == 0:
+        if use:
+            try:
+                dist.all_reduce(torch.ones(1))
+            except ValueError as error:
+                assert "belongs to the process that forked this one" in str(error), error
+                dist.destroy_process_group()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+dist.all_reduce(values[1])
+dist.send(values[1] + other, other)
+told.wait()
+assert values[0].tolist() == [1.0 - other] * 2
+dist.destroy_process_group()
+""")
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err

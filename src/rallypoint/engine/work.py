@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -172,4 +173,12 @@ class _Callbacks:
 
 
 _callbacks = _Callbacks()
-atexit.register(_callbacks.close)
+
+
+def _renew_in_child() -> None:
+    global _callbacks  # noqa: PLW0603 - the threads of the parent's are not there
+    _callbacks = _Callbacks()
+
+
+atexit.register(lambda: _callbacks.close())
+os.register_at_fork(after_in_child=_renew_in_child)

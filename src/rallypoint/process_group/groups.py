@@ -70,6 +70,7 @@ class ProcessGroup:
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self._communicator: Communicator | None = communicator
+        self._why_not = "was destroyed"  # what else it may be, if there is no communicator
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
         self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
 
@@ -127,10 +128,7 @@ class ProcessGroup:
         if self._communicator is None:
             return
         self._communicator.leave()
-        self._communicator = None
-        self.run = self._refuse
-        self.send = self._refuse
-        self.receive = self._refuse
+        self._forget()
 
     def abort(self) -> None:
         """End the waits of all members with an error, and leave; without one, do nothing."""
@@ -138,10 +136,20 @@ class ProcessGroup:
             self._communicator.abort()
             self.destroy()
 
+    def abandon(self) -> None:
+        """In a forked child: the group is its parent's, which goes on with it undisturbed."""
+        self._why_not = "belongs to the process that forked this one"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._communicator = None
+        self.run = self._refuse
+        self.send = self._refuse
+        self.receive = self._refuse
+
     def _refuse(self, *_: object) -> Never:
-        raise NotInitializedError(
-            f"the process group {self.group_name or 'of all ranks'} was destroyed; make a new one"
-        )
+        name = self.group_name or "of all ranks"
+        raise NotInitializedError(f"the process group {name} {self._why_not}; make a new one")
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self.own_rank} of ranks {self.members()}>"

@@ -166,6 +166,14 @@ def _leave_all() -> None:
         group.destroy()
 
 
+def _abandon_all() -> None:
+    for group in list(_leaving_at_exit):
+        group.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
 def destroy_process_group(group: Group = None) -> None:
     """Leave a group, or the default one and all others, and give the memory back.
 
