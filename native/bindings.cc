@@ -12,6 +12,7 @@
 
 #include "python/arena.h"
 #include "python/engine.h"
+#include "python/gil.h"
 #include "sha256.h"
 #include "store/machine.h"
 #include "store/server.h"
@@ -85,7 +86,7 @@ nb::bytes exchange(int fd, nb::bytes request) {
   for (;;) {
     ssize_t size = 0;
     {
-      const nb::gil_scoped_release released;
+      const rallypoint::python::WithoutGil released;
       while (left > 0 && (size = send(fd, next, left, MSG_NOSIGNAL)) >= 0) {
         next += size;
         left -= static_cast<size_t>(size);
@@ -108,7 +109,7 @@ void bind_store(nb::module_& module) {
           nb::arg("listener"), nb::arg("log"), nb::arg("token"))
       .def("allow", &allow, nb::arg("hosts"))
       .def("abandon", &store::Server::abandon)
-      .def("close", &store::Server::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &store::Server::close, nb::call_guard<rallypoint::python::WithoutGil>())
       .def("counters", [](const store::Server& server) {
         const store::Counters counters = server.counters();
         return nb::make_tuple(counters.connections, counters.keys, counters.requests);

@@ -386,7 +386,7 @@ void bind_engine(nb::module_& module) {
   module.def("open_flight_record", [](int fd, std::uint64_t offset, const std::string& names) {
     return open_flight_record(fd, offset, names);
   });
-  module.def("next_done", &next_done, nb::call_guard<nb::gil_scoped_release>());
+  module.def("next_done", &next_done, nb::call_guard<WithoutGil>());
   module.def("close_work", &close_work);
   nb::class_<PythonWork>(module, "Work")
       .def("wait", &PythonWork::wait)
@@ -418,7 +418,7 @@ void bind_engine(nb::module_& module) {
       .def("post", &PythonCommunicator::post, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),
            nb::arg("buffer"), nb::arg("dtype"), nb::arg("timeout_s"))
       .def("trouble", &PythonCommunicator::trouble)
-      .def("leave", &PythonCommunicator::leave, nb::call_guard<nb::gil_scoped_release>())
+      .def("leave", &PythonCommunicator::leave, nb::call_guard<WithoutGil>())
       .def("abort", &PythonCommunicator::abort)
       .def("pid", &PythonCommunicator::pid);
 }

@@ -12,6 +12,7 @@
 
 #include "engine/communicator.h"
 #include "python/buffer.h"
+#include "python/gil.h"
 
 namespace rallypoint::python {
 
@@ -30,7 +31,7 @@ class PythonHost final : public Host {
   bool is_alone() override;
   std::string site() override;
   void resume() {
-    if (thread_ != nullptr) PyEval_RestoreThread(thread_);
+    if (thread_ != nullptr) take_gil(thread_);
     thread_ = nullptr;
   }
 

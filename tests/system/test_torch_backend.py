@@ -194,3 +194,20 @@ assert values[0].tolist() == [1.0 - other] * 2
 dist.destroy_process_group()
 """)
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+
+
+def test_a_thread_that_waits_does_not_spoil_the_end(launch: Launch) -> None:
+    """It has the GIL back only when the interpreter is no more."""
+    script = launch.script("""
+import threading, time, torch, torch.distributed as dist
+dist.init_process_group("rallypoint")
+if dist.get_rank() == 0:
+    for _ in range(4):
+        group = dist.new_group([0, 1])
+        wait = lambda group=group: dist.all_reduce(torch.ones(1), group=group)
+        threading.Thread(target=wait, daemon=True).start()
+else:
+    [dist.new_group([0, 1]) for _ in range(4)]
+time.sleep(0.3)
+""")
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err

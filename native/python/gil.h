@@ -1,0 +1,32 @@
+// Letting go of the GIL and taking it again, also when the interpreter ends meanwhile.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+namespace rallypoint::python {
+
+// Takes the GIL after PyEval_SaveThread. Before Python 3.14 a thread that comes when the
+// interpreter ends is unwound there, which no destructor and no binding survives: instead it stays
+// here until the process is gone.
+inline void take_gil(PyThreadState* thread) {
+  try {
+    PyEval_RestoreThread(thread);
+  } catch (...) {  // the unwinding, from which there is no way back
+    for (;;) pause();
+  }
+}
+
+// Without the GIL while this lives.
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  ~WithoutGil() { take_gil(thread_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
+
+}  // namespace rallypoint::python
