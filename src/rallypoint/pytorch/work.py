@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.futures import Future
 
-from rallypoint.base.errors import RallypointError
 from rallypoint.process_group.point_to_point import Message
 from rallypoint.process_group.work import ManyWorks, Work
 from rallypoint.pytorch.untraced import untraced
@@ -66,6 +65,8 @@ class DoneWork(dist.Work):
     def synchronize(self) -> None:
         """There is no stream to synchronize with."""
 
+    block_current_stream = synchronize
+
     def get_future(self) -> Any:  # noqa: ANN401 - of torch
         """A future that holds `result()`."""
         if _is_for_typed_hook(self._outputs):
@@ -82,7 +83,8 @@ class RunningWork(dist.Work):
     Args:
         work: the engine's.
         outputs: the tensors that it fills in.
-        finish: called once, before anyone is told that it went well.
+        finish: called once, before anyone is told that it went well; what it raises is raised by
+            `wait`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class RunningWork(dist.Work):
         self.engine_work = work
         self._outputs = list(outputs)
         self._finish = finish
+        self._unfinished: Exception | None = None  # what `finish` raised
         self._lock = threading.Lock()
         self._signal: Any = None
         self._future: Any = None
@@ -109,6 +112,8 @@ class RunningWork(dist.Work):
             self.engine_work.wait(timeout or None)
         finally:
             self._tell_if_over()
+        if self._unfinished is not None:
+            raise self._unfinished
         return True
 
     def is_completed(self) -> bool:
@@ -120,11 +125,11 @@ class RunningWork(dist.Work):
 
     def is_success(self) -> bool:
         """Whether it is over and went well."""
-        return self.is_completed() and self.engine_work.is_success()
+        return self.is_completed() and self.exception() is None
 
-    def exception(self) -> RallypointError | None:
+    def exception(self) -> Exception | None:
         """Once it is over: what went wrong, or None."""
-        return self.engine_work.exception() if self.engine_work.is_completed() else None
+        return (self.engine_work.exception() or self._unfinished) if self.is_completed() else None
 
     def result(self) -> list[Any]:
         """The tensors that it fills in."""
@@ -133,6 +138,9 @@ class RunningWork(dist.Work):
     def synchronize(self) -> None:
         """Wait."""
         self.wait()
+
+    # torch's own would have the stream wait for what may need the stream itself: see Memory.finish.
+    block_current_stream = synchronize
 
     def source_rank(self) -> int:
         """Of a receive that is over: the sender's rank in the group."""
@@ -150,9 +158,12 @@ class RunningWork(dist.Work):
         if _is_for_typed_hook(self._outputs):
             self.wait()
             return _typed(self._outputs)
-        if self._future is None:
-            self._signal = Future()
-            self._future = self._signal.then(self._value)
+        with self._lock:
+            is_first = self._future is None
+            if is_first:
+                self._signal = Future()
+                self._future = self._signal.then(self._value)
+        if is_first:
             self.engine_work.get_future().add_done_callback(lambda _: self._tell_if_over())
             if torch._C._current_graph_task_id() != _NO_GRAPH:
                 Variable._execution_engine.queue_callback(self._end_backward)
@@ -171,7 +182,7 @@ class RunningWork(dist.Work):
             follower._is_told.wait()
 
     def _value(self, _: object) -> list[Any]:
-        error = self.engine_work.exception()
+        error = self.exception()
         if error is not None:
             raise error
         return self._outputs
@@ -184,7 +195,10 @@ class RunningWork(dist.Work):
             finish, self._finish = self._finish, None
             signal, self._signal = self._signal, None
             if finish is not None and self.engine_work.exception() is None:
-                finish()
+                try:
+                    finish()
+                except Exception as error:
+                    self._unfinished = error
         if signal is None:
             return
         outer, _telling.followers = _telling.followers, self._followers
@@ -203,7 +217,7 @@ def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
 
     def finish() -> None:
         for work in running:
-            work.is_completed()
+            work.wait()
 
     return RunningWork(ManyWorks([work.engine_work for work in running]), outputs, finish)
 

@@ -89,6 +89,42 @@ def test_without_another_group_they_are_copied_to_the_host_and_back(is_async: bo
     run_ranks(2, main)
 
 
+class LostTensor(FarTensor):
+    """One on a device that fails when results are copied to it."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        if function is torch.ops.aten.copy_.default:
+            raise RuntimeError("the device is gone")
+        return super().__torch_dispatch__(function, types, arguments, named)
+
+
+def test_what_fails_on_the_way_back_is_told_to_all_who_wait() -> None:
+    def main(group: Any) -> None:
+        options = c10d.AllreduceOptions()
+        options.asyncOp = True
+        tensors = [LostTensor(torch.ones(2)), LostTensor(torch.ones(2))]
+        together = c10d.AllreduceCoalescedOptions()
+        together.asyncOp = True
+        for work in (
+            group.allreduce(tensors[:1], options),
+            group.allreduce_coalesced(tensors, together),
+        ):
+            future = work.get_future()
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="gone"):
+                    work.wait()
+            with pytest.raises(RuntimeError, match="gone"):
+                future.wait()
+            assert work.is_completed() and not work.is_success()
+            assert "gone" in str(work.exception())
+        group.barrier().wait()
+
+    run_ranks(2, main)
+
+
 class Recorder:
     """A group that takes every call, and keeps what it was called with."""
 

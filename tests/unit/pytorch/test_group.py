@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -136,5 +138,44 @@ def test_works_wait_only_as_long_as_asked() -> None:
         gate.set()
         assert work.wait() and work.result()[0] is value and float(value) == 1
         assert work.source_rank() == 1
+
+    run_ranks(2, main)
+
+
+def test_a_work_asked_by_many_threads_at_once() -> None:
+    """All get the one future, and are told."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def main(group: Any) -> None:
+        value = torch.zeros(1)
+        for turn in range(200):
+            if group.rank() == 1:
+                group.barrier().wait()
+                group.send([value], 0, turn).wait()
+                continue
+            work = group.recv([value], 1, turn)
+            asked = [pool.submit(work.get_future) for _ in range(4)]
+            futures = [each.result() for each in asked]
+            group.barrier().wait()
+            assert len(set(map(id, futures))) == 1, turn
+            futures[0].wait()
+
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            run_ranks(2, main)
+        finally:
+            sys.setswitchinterval(interval)
+
+
+def test_streams_need_not_wait_for_what_was_waited_for() -> None:
+    def main(group: Any) -> None:
+        for is_async in (False, True):
+            options = c10d.AllreduceOptions()
+            options.asyncOp = is_async
+            tensor = torch.ones(2)
+            work = group.allreduce([tensor], options)
+            work.block_current_stream()
+            assert work.is_success() and tensor.tolist() == [2, 2]
 
     run_ranks(2, main)
