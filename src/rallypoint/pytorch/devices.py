@@ -148,6 +148,6 @@ def _elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: ANN4
     first = tensors
     while type(first) is list:
         if not first:  # on all but the root, scatter and gather have one list of two
-            return _elsewhere(others[0], ()) if others else None
+            return _elsewhere(others[0], ()) if others and type(others[0]) is list else None
         first = first[0]
     return None if first.is_cpu else str(first.device.type)

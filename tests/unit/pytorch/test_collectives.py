@@ -227,6 +227,7 @@ def test_coalesced_forms() -> None:
         rank = group.rank()
         tensors = [torch.full((n,), float(rank + n)) for n in (1, 5, 1000)]
         group.allreduce_coalesced(tensors).wait()
+        group.allreduce_coalesced([], c10d.AllreduceCoalescedOptions()).wait()
         assert [float(tensor[0]) for tensor in tensors] == [3, 11, 2001]
         outputs = [[torch.empty(2), torch.empty(3)] for _ in range(2)]
         inputs = [torch.full((2,), float(rank)), torch.full((3,), 10.0 + rank)]

@@ -44,6 +44,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
             ("needed", lambda: group.all_gather_single(torch.ones(5), torch.ones(2))),
             ("split_sizes", lambda: group.all_to_all_single(whole, whole, [1, 1], [2, 2])),
             ("one tensor", lambda: group.allreduce([one, one])),
+            ("one tensor", lambda: group.allreduce([], c10d.AllreduceOptions())),
             ("float8", lambda: group.allreduce([small])),
             ("dense", lambda: group.allgather([[sparse, sparse]], [sparse])),
             ("has no memory", lambda: group.allreduce([freed])),
