@@ -139,6 +139,23 @@ else:
     assert "all_reduce(float32[3], SUM) at worker.py:7" in launch.err
 
 
+def test_mismatch_names_the_users_lines_behind_torchs_own(launch: Launch) -> None:
+    script = launch.script("""
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("rallypoint")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+loss = model(torch.ones(2, 4)).sum()
+if dist.get_rank() == 0:
+    loss.backward()
+else:
+    dist._functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD).tolist()
+""")
+    assert launch.run("--nproc-per-node", "2", script) != 0
+    assert "all_reduce(float32[20], SUM) at worker.py:8" in launch.err, launch.err
+    assert "all_reduce(float32[3], SUM) at worker.py:10" in launch.err
+
+
 def test_own_hook_averages_in_any_dtype_and_group(launch: Launch) -> None:
     script = launch.script("""
 import torch, torch.distributed as dist

@@ -19,7 +19,7 @@ from rallypoint.process_group.groups import ProcessGroup
 
 _PATIENCE = timedelta(seconds=0.5)  # every rank shall have its error within a second
 _ASKED = 64  # beyond, only the rank at fault is asked
-_NOT_THE_USERS = ("rallypoint.", "torch.distributed.")
+_NOT_THE_USERS = ("rallypoint.", "torch.")
 _WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 _WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 
