@@ -8,7 +8,7 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::size_t kMostCalls = 1024;  // outstanding
+constexpr std::size_t kMostCalls = 1024;  // outstanding collectives
 constexpr long kLookUs = 1000;
 constexpr double kForeverS = 1e9;
 constexpr double kLeaveS = 2;
@@ -232,24 +232,13 @@ void Communicator::serve() {
   });
 }
 
-bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work, Host& host) {
-  NoHost patient;
-  Waiter waiter(region_, policy_, host, &mailbox_);
-  while (mailbox_.size() >= kMostCalls) {
-    if (mailbox_.advance(false)) {
-      waiter.reset();
-    } else if (waiter.pause(kAnyRank)) {
-      mailbox_.advance(true);
-      if (host.is_interrupted()) return false;
-    }
-  }
+void Communicator::post(Transfer& transfer, std::shared_ptr<Work> work) {
   transfer.asked = transfer.peer;
   work->set_record(record(transfer));
   const Work& posted = *work;
   serve();
   mailbox_.post({&transfer, std::move(work)});
   if (!posted.is_done()) ProgressThread::instance().notify(transfer.bytes > kMailBytes);
-  return true;
 }
 
 Trouble Communicator::transfer(Transfer& transfer, Host& host) {

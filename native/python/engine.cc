@@ -156,10 +156,7 @@ class PythonCommunicator {
     work->communicator = communicator_;
     work->is_alone = is_alone_;
     work->site = site_;
-    PythonHost host(&site_);
-    const bool taken = communicator_->post(work->transfer, work, host);
-    host.resume();
-    if (!taken) throw nb::python_error();
+    communicator_->post(work->transfer, work);
     return nb::cast(work);
   }
 

@@ -35,6 +35,18 @@ def test_tags_are_received_in_any_order_and_each_in_its_own(count: int) -> None:
     run_ranks(2, main)
 
 
+def test_any_number_of_receives_before_the_sends_that_they_wait_for() -> None:
+    def main(group: ProcessGroup) -> None:
+        other, count = 1 - group.rank(), 1100
+        got = np.zeros((count, 1))
+        works = [dist.irecv(row, other, group, tag) for tag, row in enumerate(got)]
+        works += [dist.isend(np.full(1, float(tag)), other, group, tag) for tag in range(count)]
+        assert all(work is not None and work.wait() for work in works)
+        assert got[:, 0].tolist() == list(range(count))
+
+    run_ranks(2, main, timeout_s=10)
+
+
 def test_any_sender_is_named_by_its_global_rank() -> None:
     def main(world: ProcessGroup) -> None:
         group = form_group(world.world, [0, 1, 3])
