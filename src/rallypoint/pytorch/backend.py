@@ -102,7 +102,8 @@ class RallypointGroup(Collectives, Base):
         return [torch.device("cpu")]
 
     def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
-        group = self._group_for(device)
+        # torch asks also where no GPU is used, and when peers may be gone: make nothing for that.
+        group = self.devices.group_made(torch.device(device).type)
         return self if group is None else group._get_backend(device)
 
     def get_group_store(self) -> Any:  # noqa: ANN401 - of torch

@@ -78,6 +78,10 @@ class Devices:
             self._groups[kind] = self._make(kind) if kind in MAKERS else None
         return self._groups[kind]
 
+    def group_made(self, kind: str) -> Any:  # noqa: ANN401 - of torch
+        """The group for tensors of a kind of device, if there is one yet."""
+        return self._groups.get(kind)
+
     def made(self) -> list[Any]:
         """The groups that have been made."""
         return [group for group in self._groups.values() if group is not None]

@@ -211,6 +211,9 @@ class RunningWork(dist.Work):
 
 def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - a Work
     """Several works as one."""
+    for work in works:
+        if not isinstance(work, DoneWork | RunningWork):
+            work.wait()  # NCCL's, which has the stream wait, and not this thread
     running = [work for work in works if isinstance(work, RunningWork)]
     if not running:
         return DoneWork(outputs)

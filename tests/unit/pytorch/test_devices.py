@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from typing import Any
 
@@ -169,6 +170,7 @@ def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
 
     def main(group: Any) -> None:
+        assert group._get_backend(torch.device("meta")) is group  # asking alone makes none
         calls = every_call(far(1.0))
         for name, arguments in calls.items():
             getattr(group, name)(*arguments)
@@ -185,6 +187,26 @@ def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPa
         assert group._get_backend(torch.device("cpu")) is group
 
     run_ranks(2, main)
+
+
+def test_lists_of_tensors_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes where it belongs; who waits for the whole waits for the other group's too."""
+    waited = []
+
+    class Inner(Recorder):
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: types.SimpleNamespace(wait=lambda: waited.append(name))
+
+    monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: Inner())
+    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
+
+    def main(group: Any) -> None:
+        near = torch.ones(1)
+        group.allreduce_coalesced([near, far(1.0)]).wait()
+        assert float(near) == 2
+
+    run_ranks(2, main)
+    assert waited == ["allreduce", "allreduce"]
 
 
 def test_ranks_that_share_a_gpu_are_told_once_why_it_is_slow(
