@@ -162,8 +162,8 @@ def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
         return np.empty(tuple(tensor.shape), dtype)
     if tensor.data_ptr() == 0:
         raise InvalidTypeError(
-            f"{operation} cannot take {describe(tensor)}, which has no memory: it is fake, or its "
-            "storage was freed"
+            f"{operation} cannot take {describe(tensor)}, which has no memory of its own: it was "
+            "freed, is fake, or holds another tensor, as DTensor does (pass to_local())"
         )
     array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
     return array.view(dtype) if name == "bfloat16" else array

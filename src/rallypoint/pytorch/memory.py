@@ -44,7 +44,7 @@ class Memory:
             InvalidTypeError: not dense, or of a dtype that the operation does not take.
             InvalidArgumentError: of another dtype than the call's first.
         """
-        return self._array(self._on_host(tensor))
+        return self._array(self._on_host(_arrived(tensor)))
 
     def writes(self, tensor: Any, *, in_place: bool = False) -> Array:  # noqa: ANN401 - of torch
         """An array whose items are those of the tensor after `finish`, and before it too.
@@ -59,6 +59,7 @@ class Memory:
                 f"{self._operation} cannot write into {describe(tensor)}, which is expanded: many "
                 "items share a place in memory; pass a clone"
             )
+        tensor = _arrived(tensor)
         here = self._on_host(tensor)
         if self._is_bytes(here) and not here.is_contiguous():
             here = here.contiguous()
@@ -100,6 +101,12 @@ class Memory:
         if self._is_bytes(tensor):
             tensor = tensor.contiguous().reshape(-1).view(torch.uint8)
         return as_array(tensor, self._operation, writes=writes)
+
+
+def _arrived(tensor: Any) -> Any:  # noqa: ANN401 - of torch
+    """The tensor; if it is a functional collective's result, what that has brought."""
+    wait = getattr(tensor, "trigger_wait", None)
+    return tensor if wait is None else wait()
 
 
 def _is_expanded(tensor: Any) -> bool:  # noqa: ANN401 - of torch

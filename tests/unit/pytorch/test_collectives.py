@@ -10,6 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from torch.distributed._functional_collectives import AsyncCollectiveTensor  # noqa: E402
 
 from rallypoint.base.errors import InvalidTypeError  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
@@ -267,6 +268,31 @@ def test_messages_in_any_order() -> None:
             assert (work._source_rank(), float(value)) == (1, 5.0)
         else:
             group.send([torch.tensor([5.0])], 0, 7).wait()
+
+    run_ranks(2, main)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_results_of_functional_collectives(is_async: bool) -> None:
+    """They are tensors without memory, which hold what they wait for."""
+
+    def main(group: Any) -> None:
+        def result() -> Any:
+            options = asynchronous(c10d.AllreduceOptions, True)
+            tensor = torch.ones(3)
+            works.append(group.allreduce([tensor], options))
+            late = AsyncCollectiveTensor(tensor)
+            late.trigger_wait = lambda: works[-1].wait() and tensor  # torch knows it in C++
+            return late
+
+        works: list[Any] = []
+        total = result()
+        group.allreduce([total], asynchronous(c10d.AllreduceOptions, is_async)).wait()
+        assert total.elem.tolist() == [4, 4, 4]
+        outputs = [torch.empty(3), torch.empty(3)]
+        options = asynchronous(c10d.AllgatherOptions, is_async)
+        group.allgather([outputs], [result()], options).wait()
+        assert [each.tolist() for each in outputs] == [[2, 2, 2], [2, 2, 2]]
 
     run_ranks(2, main)
 
