@@ -25,6 +25,7 @@ from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import RunningWork, joined
+from rallypoint.store.store import seconds_of
 
 Base: Any = dist.ProcessGroup
 _ANY = -1
@@ -190,6 +191,7 @@ class RallypointGroup(Collectives, Base):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""
+        seconds_of(timeout)  # or it is refused
         self.own_timeout = timeout
         for group in self.devices.made():
             group.set_timeout(timeout)
@@ -207,7 +209,14 @@ class RallypointGroup(Collectives, Base):
 
         Returns:
             The group, or None if this rank is not in it.
+
+        Raises:
+            InvalidArgumentError: they are no ranks of this group, or one is there twice.
         """
+        for rank in new_ranks:
+            self._rank(rank, "split_group")
+        if not new_ranks or len(set(new_ranks)) < len(new_ranks):
+            raise InvalidArgumentError(f"split_group: {new_ranks=} must be ranks, each once")
         self._splits += 1
         own = self.engine_group
         if own.own_rank not in new_ranks:

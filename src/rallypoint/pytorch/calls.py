@@ -26,6 +26,7 @@ from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import DoneWork, RunningWork, joined
 from rallypoint.schedule.collective import Collective
+from rallypoint.store.store import seconds_of
 
 Tensor = Any  # torch.Tensor, which type checkers do not see
 Options = Any  # of torch, a class for each collective
@@ -61,7 +62,7 @@ class Calls:
         timeout = self._timeout(opts)
         if opts.asyncOp:
             held = tensor.detach()  # its memory stays, even if the tensor is given other memory
-            timeout_s = -1.0 if timeout is None else timeout.total_seconds()
+            timeout_s = -1.0 if timeout is None else seconds_of(timeout)
             submitted = group.communicator.submit(kind, op, root, held, held, timeout_s=timeout_s)
             if isinstance(submitted, int):
                 return None

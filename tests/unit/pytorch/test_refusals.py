@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
     expanded = torch.ones(1).expand(2)
     in_background = c10d.AllreduceOptions()
     in_background.asyncOp = True
+    no_time = c10d.AllreduceOptions()
+    no_time.asyncOp, no_time.timeout = True, timedelta(0)
 
     def main(group: Any) -> None:
         own = group.rank()
@@ -60,6 +63,10 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
             ("-1 is not a rank", lambda: group.reduce([one], nowhere)),
             ("2 is not a rank", lambda: group.send([one], 2, 0)),
             ("this rank itself", lambda: group.recv([one], own, 0)),
+            ("must be positive", lambda: group.allreduce([one], no_time)),
+            ("must be positive", lambda: group.set_timeout(timedelta(seconds=-1))),
+            ("2 is not a rank", lambda: group.split_group([0, 1, 2])),
+            ("each once", lambda: group.split_group([0, 1, 0])),
             ("1 output .* for 2", lambda: group.allgather_coalesced([[one]] * 2, lists)),
             ("1 output .* for 2", lambda: group.all_gather_single_coalesced([whole], lists)),
             ("1 output .* for 2", lambda: group.reduce_scatter_single_coalesced([one], lists)),
