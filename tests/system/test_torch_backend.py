@@ -228,3 +228,24 @@ else:
 time.sleep(0.3)
 """)
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+
+
+def test_a_callback_that_runs_at_the_end_is_let_finish(launch: Launch) -> None:
+    script = launch.script("""
+import time, torch, torch.distributed as dist
+dist.init_process_group("rallypoint")
+if dist.get_rank() == 0:
+    def follow(future):
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            time.sleep(0.001)
+        print("finished")
+    dist.irecv(torch.zeros(1), 1).get_future().then(follow)
+    dist.recv(torch.zeros(1), 1, tag=1)
+else:
+    dist.send(torch.ones(1), 0)
+    time.sleep(0.2)
+    dist.send(torch.ones(1), 0, tag=1)
+""")
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+    assert launch.out == "finished\n"

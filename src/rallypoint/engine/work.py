@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rallypoint.engine.communicator import Communicator
 
 _MOST_AT_EXIT_S = 1.0
+_MOST_RUNNING_S = 10.0  # a thread that runs in PyTorch when Python ends would abort the process
 
 
 class Work:
@@ -130,6 +131,7 @@ class _Callbacks:
             return
         with self._told:
             self._told.wait_for(self._is_idle, _MOST_AT_EXIT_S)
+            self._told.wait_for(lambda: self._running == 0, _MOST_RUNNING_S)
         _native.close_work()
         for thread in self._threads:
             if thread is not threading.current_thread():
