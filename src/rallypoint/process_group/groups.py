@@ -64,6 +64,7 @@ class ProcessGroup:
         self.algorithms = algorithms
         self.variants = algorithms.variants
         self.run = communicator.run
+        self.run_apart = communicator.run_apart
         self.send = communicator.send
         self.receive = communicator.receive
         self.deferred: list[Any] | None = None
@@ -129,6 +130,7 @@ class ProcessGroup:
         self._communicator.leave()
         self._communicator = None
         self.run = self._refuse
+        self.run_apart = self._refuse
         self.send = self._refuse
         self.receive = self._refuse
 
