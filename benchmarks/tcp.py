@@ -9,6 +9,9 @@ least. iperf3, before and after, in Gbit/s in each direction:
 
     one link   --bidir between the first two hosts, while the others rest
     all        --bidir between all pairs at once: the sum of a host's links, on average
+
+iperf3 uses Reno where the machine uses BBR, as ours does, for BBR is slow on such links;
+--congestion sets what all hosts use.
 """
 
 from __future__ import annotations
@@ -50,11 +53,19 @@ def shape(hosts: Hosts, mbit: int) -> None:
         hosts.switch.run("tc", "qdisc", "add", "dev", f"port{host.number}", *queue)
 
 
+def use(hosts: Hosts, congestion: str) -> None:
+    """Have all programs that do not choose for themselves use this congestion control."""
+    for host in hosts.hosts:
+        host.run("sh", "-c", f"echo {congestion} >/proc/sys/net/ipv4/tcp_congestion_control")
+
+
 class Iperf:
     """iperf3's servers, one for each pair of hosts; they end with the hosts."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
+        usual = hosts[1].run("cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+        self._choice = ["--congestion", "reno"] if usual.startswith("bbr") else []
         numbers = range(1, len(hosts.hosts) + 1)
         self._pairs = {pair: FIRST_PORT + i for i, pair in enumerate(combinations(numbers, 2))}
         for (server, _), port in self._pairs.items():
@@ -78,7 +89,7 @@ class Iperf:
 
     def _client(self, server: int, client: int, port: int) -> subprocess.Popen[bytes]:
         command = ["iperf3", "-c", self._hosts[server].address, "-p", str(port)]
-        command += ["--bidir", "-t", "3", "-J"]
+        command += ["--bidir", "-t", "3", "-J", *self._choice]
         return self._hosts[client].popen(command, stdout=subprocess.PIPE)
 
 
@@ -135,6 +146,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--mbit", type=int, default=0)
+    parser.add_argument("--congestion", default="", help="as reno; default: the machine's")
     parser.add_argument("--vs", default="gloo,openmpi")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", default=SIZES)
@@ -147,6 +159,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, Hosts(options.hosts) as hosts:
         if options.mbit:
             shape(hosts, options.mbit)
+        if options.congestion:
+            use(hosts, options.congestion)
         rates: list[dict[str, float]] = [{}]
         iperf = None
         if shutil.which("iperf3") and not options.no_iperf:

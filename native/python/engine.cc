@@ -64,30 +64,22 @@ class PythonCommunicator {
 
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
           nb::handle output) {
+    const View target(output, true);
+    if (input.is(output)) return run(collective, op, root, target, target);
+    return run(collective, op, root, View(input, false), target);
+  }
+
+  // The same for arrays that nobody has looked at yet, which must not overlap. One side may be a
+  // list, of an array for each rank, all like the one on the other side.
+  int run_apart(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
+                nb::handle output) {
+    if (PyList_CheckExact(input.ptr())) return run_list(collective, op, root, input, output, true);
+    if (PyList_CheckExact(output.ptr()))
+      return run_list(collective, op, root, output, input, false);
     const View source(input, false);
     const View target(output, true);
-    const std::optional<DType> dtype = common_dtype(source, target);
-    if (!dtype || op >= kReduceOps) return kBadBuffer;
-    if (!applies(op, *dtype)) return kBadOperator;
-    const std::uint64_t bytes = common_bytes(source.bytes(), target.bytes());
-    const Program& program = planned(collective, root, bytes, false);
-    const std::uint64_t block = block_bytes(program, source.bytes(), target.bytes());
-    if (!holds(source, program.input_blocks, block) ||
-        !holds(target, program.output_blocks, block) || block % item_bytes(*dtype) != 0) {
-      return kBadBuffer;
-    }
-    const Call call{&program,
-                    operator_of(collective, op, root, *dtype),
-                    block / item_bytes(*dtype),
-                    source.data(),
-                    target.data(),
-                    timeout_s_};
-    PythonHost host(&site_);
-    if (bytes >= kLongBytes) host.before_wait();
-    const Trouble trouble = communicator_->run(call, host);
-    host.resume();
-    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
-    return static_cast<int>(trouble);
+    if (overlap(source, target)) return kBadBuffer;
+    return run(collective, op, root, source, target);
   }
 
   // The general form: arrays or lists of arrays, one for each block, of any lengths.
@@ -182,6 +174,66 @@ class PythonCommunicator {
 
  private:
   bool is_parents() const { return getpid() != process_; }
+
+  int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, const View& source,
+          const View& target) {
+    const std::optional<DType> dtype = common_dtype(source, target);
+    if (!dtype || op >= kReduceOps) return kBadBuffer;
+    if (!applies(op, *dtype)) return kBadOperator;
+    const std::uint64_t bytes = common_bytes(source.bytes(), target.bytes());
+    const Program& program = planned(collective, root, bytes, false);
+    const std::uint64_t block = block_bytes(program, source.bytes(), target.bytes());
+    if (!holds(source, program.input_blocks, block) ||
+        !holds(target, program.output_blocks, block) || block % item_bytes(*dtype) != 0) {
+      return kBadBuffer;
+    }
+    return carry_out({&program, operator_of(collective, op, root, *dtype),
+                      block / item_bytes(*dtype), source.data(), target.data(), timeout_s_},
+                     bytes);
+  }
+
+  int run_list(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle arrays,
+               nb::handle single, bool is_input) {
+    const View view(single, is_input);
+    if (!view.dtype() || op >= kReduceOps) return kBadBuffer;
+    if (!applies(op, *view.dtype())) return kBadOperator;
+    const std::uint64_t items = view.bytes() / item_bytes(*view.dtype());
+    std::vector<View> views;
+    std::vector<Block> blocks;
+    views.reserve(nb::len(arrays));
+    blocks.reserve(views.capacity());
+    for (nb::handle array : nb::borrow<nb::list>(arrays)) {
+      if (Py_TYPE(array.ptr()) != Py_TYPE(single.ptr())) return kBadBuffer;
+      const View& added = views.emplace_back(array, !is_input);
+      if (added.dtype() != view.dtype() || added.bytes() != view.bytes() || overlap(added, view)) {
+        return kBadBuffer;
+      }
+      blocks.push_back({added.data(), items});
+    }
+    const Program& program = planned(collective, root, view.bytes(), false);
+    const std::uint32_t listed = is_input ? program.input_blocks : program.output_blocks;
+    const std::uint32_t others = is_input ? program.output_blocks : program.input_blocks;
+    if (blocks.empty() || blocks.size() != listed || others != 1) return kBadBuffer;
+    const auto [input, output] =
+        is_input ? std::pair(blocks[0].at, view.data()) : std::pair(view.data(), blocks[0].at);
+    Call call{&program,  operator_of(collective, op, root, *view.dtype()), items, input, output,
+              timeout_s_};
+    (is_input ? call.input_blocks : call.output_blocks) = blocks.data();
+    return carry_out(call, view.bytes() * listed);
+  }
+
+  int carry_out(const Call& call, std::uint64_t bytes) {
+    PythonHost host(&site_);
+    if (bytes >= kLongBytes) host.before_wait();
+    const Trouble trouble = communicator_->run(call, host);
+    host.resume();
+    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
+    return static_cast<int>(trouble);
+  }
+
+  static bool overlap(const View& one, const View& other) {
+    return one.data() < other.data() + other.bytes() && other.data() < one.data() + one.bytes();
+  }
 
   bool fill(Transfer& transfer, bool sends, int peer, std::int32_t tag, const View& view,
             double timeout_s) const {
@@ -405,7 +457,11 @@ void bind_engine(nb::module_& module) {
       .def("probe_memory", &PythonCommunicator::probe_memory)
       .def("set_reach", &PythonCommunicator::set_reach, nb::arg("reach"),
            nb::arg("knows_itself") = true)
-      .def("run", &PythonCommunicator::run, nb::arg().none(), nb::arg(), nb::arg(),
+      .def("run",
+           nb::overload_cast<std::uint32_t, std::uint32_t, std::uint32_t, nb::handle, nb::handle>(
+               &PythonCommunicator::run),
+           nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none())
+      .def("run_apart", &PythonCommunicator::run_apart, nb::arg(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none())
       .def("submit", &PythonCommunicator::submit, nb::arg("collective"), nb::arg("op"),
            nb::arg("root"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("dtype"),

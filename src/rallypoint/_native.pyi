@@ -85,6 +85,10 @@ class Communicator:
         """Before the first call: what all ranks of this host can read of each other."""
     def run(self, collective: int, op: int, root: int, source: object, target: object, /) -> int:
         """Run a collective: 0, a trouble's number, -1 (bad buffer) or -2 (bad operator)."""
+    def run_apart(
+        self, collective: int, op: int, root: int, source: object, target: object, /
+    ) -> int:
+        """The same for arrays that may not overlap, one of which may be a list of such: else -1."""
     def submit(
         self,
         collective: int,

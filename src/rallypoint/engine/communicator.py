@@ -166,6 +166,7 @@ class Communicator:
             site,
         )
         self.run = self._native.run
+        self.run_apart = self._native.run_apart
         self.send = self._native.send
         self.receive = self._native.receive
 

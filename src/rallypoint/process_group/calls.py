@@ -1,8 +1,9 @@
 """One call of a collective: arguments to memory, memory to the engine, results to the arguments.
 
-The common calls, of one contiguous array, or of one in and one out, go straight to the engine, the
-latter by `done_at_once`; they come to `run` only if the engine cannot take their buffers. What a
-collective does with its blocks is `schedule.collective`; here they are only laid out.
+The common calls, of one contiguous array, or of one in and one out, one of which may be a list, go
+straight to the engine, the latter by `done_at_once`; they come to `run` only if the engine cannot
+take their buffers. What a collective does with its blocks is `schedule.collective`; here they are
+only laid out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 import numpy as np
-from numpy import may_share_memory, ndarray
+from numpy import ndarray
 
 from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
@@ -31,6 +32,7 @@ Blocks: TypeAlias = Array | Sequence[Array] | None
 SMALL_BYTES = 32 << 10  # so few that copying them costs less than taking them one by one
 _PREMUL_SUM = ReduceOp.PREMUL_SUM
 _REDUCE = int(Collective.REDUCE)
+_PLAIN = (ndarray, list, type(None))
 
 
 def done_at_once(
@@ -45,14 +47,14 @@ def done_at_once(
     algorithm: str | None = None,
     what: object = None,
 ) -> bool:
-    """Run a collective on two NumPy arrays, if the engine can take them as they are.
+    """Run a collective on NumPy arrays, if the engine can take them as they are.
 
     The checks of `run` take ten times as long as a small collective; here the engine does them.
 
     Args:
         collective: a plain int: adding to an enum's members is slow.
-        source, target: all blocks that go in, and all that come out, if any do. They may overlap
-            in a reduce only.
+        source, target: all blocks that go in, and all that come out, if any do. One may be a list
+            of arrays like the other. They may overlap in a reduce only.
         what: to be told of if there is trouble, in place of `source`.
 
     Returns:
@@ -60,19 +62,13 @@ def done_at_once(
 
     Raises as `run`.
     """
-    if (
-        (type(source) is not ndarray and source is not None)
-        or (type(target) is not ndarray and target is not None)
-        or type(op) is not ReduceOp
-        or op is _PREMUL_SUM
-    ):
+    if type(source) not in _PLAIN or type(target) not in _PLAIN or type(op) is not ReduceOp:
         return False
-    if source is None or target is None or collective == _REDUCE:
-        pass
-    elif may_share_memory(source, target):
+    if op is _PREMUL_SUM:
         return False
     variant = 0 if algorithm is None else group.algorithms.variant(algorithm)
-    code = group.run(collective + variant, op, root, source, target)
+    call = group.run if collective == _REDUCE else group.run_apart
+    code = call(collective + variant, op, root, source, target)
     if code > 0:
         whole = source if what is None else what
         raise Called(operation, whole, op, root, variant).error(group, code)

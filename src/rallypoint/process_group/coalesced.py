@@ -111,12 +111,12 @@ def _coalescing_manager(
     if chosen.deferred is not None:
         raise InvalidArgumentError("a _coalescing_manager of this group is open already")
     manager = CoalescingManager()
-    run = chosen.run
+    run, run_apart = chosen.run, chosen.run_apart
     chosen.deferred = manager.works
-    chosen.run = lambda *_: BAD_BUFFER  # so that every call comes to calls.run
+    chosen.run = chosen.run_apart = lambda *_: BAD_BUFFER  # so that every call comes to calls.run
     try:
         yield manager
     finally:
-        chosen.deferred, chosen.run = None, run
+        chosen.deferred, chosen.run, chosen.run_apart = None, run, run_apart
     if not async_ops:
         manager.wait()

@@ -206,7 +206,7 @@ def barrier(
             algorithm=algorithm,
         )
     variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
-    code = chosen.run(_BARRIER + variant, 0, 0, _NOTHING, _NOTHING)
+    code = chosen.run(_BARRIER + variant, 0, 0, None, None)
     if code != 0:
         raise failure(chosen, code, "barrier", "", variant=variant)
     return None

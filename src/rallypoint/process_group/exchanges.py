@@ -21,7 +21,6 @@ from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, joined, peer
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.parts import check_items
-from rallypoint.process_group.small_lists import collected, handed_out
 from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
 
@@ -55,8 +54,9 @@ def all_gather(
     if (
         not async_op
         and timeout is None
-        and type(tensor_list) is list
-        and collected(chosen, _ALL_GATHER, "all_gather", tensor, tensor_list, algorithm=algorithm)
+        and done_at_once(
+            chosen, _ALL_GATHER, "all_gather", tensor, tensor_list, algorithm=algorithm
+        )
     ):
         return None
     source = as_array(tensor, "all_gather")
@@ -147,12 +147,15 @@ def gather(
         return None
     root = peer(chosen, dst, group_dst, "dst", 0)
     is_root = root == chosen.own_rank
-    if not async_op and timeout is None and is_root == (gather_list is not None):
-        done = collected(
+    if (
+        not async_op
+        and timeout is None
+        and is_root == (gather_list is not None)
+        and done_at_once(
             chosen, _GATHER, "gather", tensor, gather_list, root=root, algorithm=algorithm
         )
-        if done:
-            return None
+    ):
+        return None
     source = as_array(tensor, "gather")
     targets: list[Array] = []
     if is_root:
@@ -199,12 +202,22 @@ def scatter(
         return None
     root = peer(chosen, src, group_src, "src", 0)
     is_root = root == chosen.own_rank
-    if not async_op and timeout is None and is_root == (scatter_list is not None):
-        done = handed_out(
-            chosen, _SCATTER, "scatter", scatter_list, tensor, root=root, algorithm=algorithm
+    if (
+        not async_op
+        and timeout is None
+        and is_root == (scatter_list is not None)
+        and done_at_once(
+            chosen,
+            _SCATTER,
+            "scatter",
+            scatter_list,
+            tensor,
+            root=root,
+            algorithm=algorithm,
+            what=tensor,
         )
-        if done:
-            return None
+    ):
+        return None
     target = as_array(tensor, "scatter", writes=True)
     sources: list[Array] = []
     if is_root:
@@ -248,6 +261,21 @@ def reduce_scatter(
     name = "reduce_scatter"
     chosen = joined(group, name)
     if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(
+            chosen,
+            _REDUCE_SCATTER,
+            name,
+            input_list,
+            output,
+            op=op,
+            algorithm=algorithm,
+            what=output,
+        )
+    ):
         return None
     target = as_array(output, name, writes=True)
     operator = check_operator(op, name)

@@ -24,6 +24,7 @@ from rallypoint.engine.communicator import Communicator, FarPeer, Reach
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
+from rallypoint.process_group.congestion import Congestion
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
 from rallypoint.process_group.planning import (
     COLLECTIVE_NAMES,
@@ -151,7 +152,8 @@ def _connect(
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
     if not far:
         return []
-    listener = listen(_own_address(store, backend))
+    congestion = Congestion()
+    listener = listen(_own_address(store, backend), congestion)
     address, port = listener.getsockname()[:2]
     store.set(f"{prefix}/place/{rank}", json.dumps([address, port, os.getpid()]))
     told = store.multi_get([f"{prefix}/place/{peer}" for peer in far])
@@ -167,6 +169,7 @@ def _connect(
             os.fsencode(os.environ.get("RALLYPOINT_TOKEN", "")),
         ),
         streams=table.streams,
+        congestion=congestion,
         deadline=deadline,
     )
 

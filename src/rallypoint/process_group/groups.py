@@ -64,6 +64,7 @@ class ProcessGroup:
         self.algorithms = algorithms
         self.variants = algorithms.variants
         self.run = communicator.run
+        self.run_apart = communicator.run_apart
         self.send = communicator.send
         self.receive = communicator.receive
         self.deferred: list[Any] | None = None
@@ -144,6 +145,7 @@ class ProcessGroup:
     def _forget(self) -> None:
         self._communicator = None
         self.run = self._refuse
+        self.run_apart = self._refuse
         self.send = self._refuse
         self.receive = self._refuse
 

@@ -31,6 +31,7 @@ from typing import TypeAlias
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.engine.communicator import FarPeer
+from rallypoint.process_group.congestion import Congestion
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYMSH1\n"
@@ -72,20 +73,22 @@ class _RefusedError(Exception):
     """The other side is not who it should be."""
 
 
-def listen(address: str) -> socket.socket:
+def listen(address: str, congestion: Congestion) -> socket.socket:
     """A listener at an address of this machine.
 
     Raises:
-        HostError: it is none.
+        HostError: it is none, or its congestion control is none.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, 0), family=family, backlog=4096)
+        listener = socket.create_server((address, 0), family=family, backlog=4096)
     except OSError as error:
         raise HostError(
             f"cannot listen at {address} ({error.strerror}); name another interface with "
             "RALLYPOINT_SOCKET_IFNAME"
         ) from None
+    congestion.prepare(listener)
+    return listener
 
 
 def connect_all(
@@ -96,6 +99,7 @@ def connect_all(
     members: Sequence[int],
     admission: Pass,
     streams: int,
+    congestion: Congestion,
     deadline: float,
 ) -> list[FarPeer]:
     """Connect with each of `places`, by rank; the listener is closed.
@@ -111,7 +115,7 @@ def connect_all(
         CollectiveTimeoutError: not all connections were made by the deadline.
     """
     _make_room(len(places) * (_DATA + streams))
-    mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams)
+    mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion)
     try:
         mesh.run(deadline)
         return [
@@ -191,6 +195,7 @@ class _Mesh:
         members: Sequence[int],
         admission: Pass,
         purposes: int,
+        congestion: Congestion,
     ) -> None:
         self.made: dict[tuple[int, int], socket.socket] = {}
         self._listener = listener
@@ -199,6 +204,7 @@ class _Mesh:
         self._members = members
         self._pass = admission
         self._purposes = purposes
+        self._congestion = congestion
         self._strangers: set[_Talk] = set()
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -237,6 +243,7 @@ class _Mesh:
         who = f"rank {self._members[peer]} at {endpoint_of(place.address, place.port)}"
         family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._congestion.prepare(sock)
         sock.setblocking(False)
         code = sock.connect_ex((place.address, place.port))
         talk = _Talk(sock, self._prove(peer, purpose), who)
@@ -340,6 +347,7 @@ class _Mesh:
             talk.sock.close()
             return
         talk.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._congestion.settle(talk.sock)
         if purpose == _CONTROL:
             watch_for_silence(talk.sock)
         self.made[peer, purpose] = talk.sock

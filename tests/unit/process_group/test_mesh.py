@@ -14,9 +14,11 @@ import pytest
 
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.engine.communicator import FarPeer
+from rallypoint.process_group.congestion import Congestion
 from rallypoint.process_group.formation import _MOST_STREAMS as MOST_STREAMS
 from rallypoint.process_group.mesh import GREETING, Pass, Place, connect_all, listen
 
+CONGESTION = Congestion({})
 PASS = Pass("run/0/0", b"s" * 32, b"token")
 
 
@@ -29,7 +31,7 @@ def connect_ranks(
     before: Callable[[dict[int, Place]], Any] = lambda _: None,
 ) -> list[Any]:
     """Connect ranks as threads; for each, its peers or its error."""
-    listeners = [listen("127.0.0.1") for _ in range(count)]
+    listeners = [listen("127.0.0.1", CONGESTION) for _ in range(count)]
     places = {
         rank: Place("127.0.0.1", each.getsockname()[1], 100 + rank)
         for rank, each in enumerate(listeners)
@@ -46,6 +48,7 @@ def connect_ranks(
                 members=range(10, 10 + count),
                 admission=passes[rank] if passes else PASS,
                 streams=streams,
+                congestion=CONGESTION,
                 deadline=time.monotonic() + patience_s,
             )
         except Exception as error:
@@ -130,20 +133,21 @@ def test_another_token_is_explained() -> None:
 
 
 def test_a_rank_that_is_gone_is_named() -> None:
-    with listen("127.0.0.1") as gone:
+    with listen("127.0.0.1", CONGESTION) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(HostError, match=rf"rank 10 at 127.0.0.1:{port} \(Connection refused\)"):
         connect_all(
-            listen("127.0.0.1"),
+            listen("127.0.0.1", CONGESTION),
             rank=1,
             places={0: Place("127.0.0.1", port, 1)},
             members=[10, 11],
             admission=PASS,
             streams=1,
+            congestion=CONGESTION,
             deadline=time.monotonic() + 5,
         )
 
 
 def test_an_address_of_somebody_else() -> None:
     with pytest.raises(HostError, match="name another interface"):
-        listen("203.0.113.1")
+        listen("203.0.113.1", CONGESTION)
