@@ -187,7 +187,7 @@ class RallypointGroup(Collectives, Base):
 
         torch.distributed.monitored_barrier knows gloo only; call this method instead.
         """
-        monitored_barrier(self.engine_group, timeout, wait_all_ranks)
+        monitored_barrier(self.engine_group, timeout or self.own_timeout, wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""
