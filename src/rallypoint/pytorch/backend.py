@@ -187,7 +187,8 @@ class RallypointGroup(Collectives, Base):
 
         torch.distributed.monitored_barrier knows gloo only; call this method instead.
         """
-        monitored_barrier(self.engine_group, timeout or self.own_timeout, wait_all_ranks)
+        wait = self.own_timeout if timeout is None else timeout
+        monitored_barrier(self.engine_group, wait, wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""
