@@ -110,6 +110,7 @@ def _arrived(tensor: Any) -> Any:  # noqa: ANN401 - of torch
 
 
 def _is_expanded(tensor: Any) -> bool:  # noqa: ANN401 - of torch
-    return tensor.layout is torch.strided and any(
-        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return False
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(stride == 0 and size > 1 for size, stride in layout)
