@@ -8,7 +8,8 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::size_t kMostCalls = 1024;  // outstanding collectives
+constexpr std::size_t kMostCalls = 1024;         // outstanding collectives,
+constexpr std::size_t kMostTransfers = 1 << 14;  // and sends and receives
 constexpr long kLookUs = 1000;
 constexpr double kForeverS = 1e9;
 constexpr double kLeaveS = 2;
@@ -142,10 +143,13 @@ void Communicator::leave() {
   record_.leave();
 }
 
+// Only for what will then be read: what stays would ring again and again.
 void Communicator::arm() {
   if (wire_ == nullptr) return;
-  const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-  if (lock) wire_->arm();  // or else another thread is at it
+  if (!queue_.is_empty()) {
+    const std::unique_lock lock(collective_.mutex, std::try_to_lock);
+    if (lock) wire_->arm();  // or else another thread is at it
+  }
   mailbox_.arm();
 }
 
@@ -232,13 +236,15 @@ void Communicator::serve() {
   });
 }
 
-void Communicator::post(Transfer& transfer, std::shared_ptr<Work> work) {
+bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work) {
+  if (mailbox_.size() >= kMostTransfers) return false;
   transfer.asked = transfer.peer;
   work->set_record(record(transfer));
   const Work& posted = *work;
   serve();
   mailbox_.post({&transfer, std::move(work)});
   if (!posted.is_done()) ProgressThread::instance().notify(transfer.bytes > kMailBytes);
+  return true;
 }
 
 Trouble Communicator::transfer(Transfer& transfer, Host& host) {

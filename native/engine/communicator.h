@@ -53,9 +53,9 @@ class Communicator final : public Progressable {
   // Carries it out in the background, `at_once` if it is worth waking a thread. If there are too
   // many already it waits; returns false if that was interrupted.
   bool submit(const Call& call, std::shared_ptr<Work> work, bool at_once, Host& host);
-  // The same for a send or receive, of which there may be any number: it never waits, as what peers
-  // wait for may be begun only afterwards.
-  void post(Transfer& transfer, std::shared_ptr<Work> work);
+  // The same for a send or receive. It never waits, as what peers wait for may be begun only
+  // afterwards; if there are very many already, it returns false.
+  bool post(Transfer& transfer, std::shared_ptr<Work> work);
   // Sends or receives in the calling thread.
   Trouble transfer(Transfer& transfer, Host& host);
   // Gets on with the communicator's operations until this one is done or the time is over, or the

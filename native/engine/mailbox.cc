@@ -86,17 +86,45 @@ Mailbox::Step Mailbox::step(Item& item) {
   return moved ? Step::moved : Step::blocked;
 }
 
+// It begins at once unless others wait for the same: they come first. To ask all of them each time
+// would take long where there are thousands.
 void Mailbox::post(Item item) {
+  Items posted;
   Items finished;
   {
     const std::lock_guard lock(mutex_);
     pending_.fetch_add(1, std::memory_order_release);
     if (item.number == kUnnumbered) item.number = numbers_++;
-    Items& items = item.transfer->sends ? sends_ : receives_;
-    items.push_back(std::move(item));
-    advance(items, false, finished);
+    const bool has_begun = item.slot >= 0;
+    const bool sends = item.transfer->sends;
+    const bool is_first = has_begun || !queued_.contains(queue_of(*item.transfer));
+    posted.push_back(std::move(item));
+    if (!has_begun) enqueue(posted.front());
+    if (is_first) advance(posted, false, finished);
+    Items& items = sends ? sends_ : receives_;
+    items.splice(items.end(), posted);
+    if (sends) say_unsent();
   }
   finish(finished);
+}
+
+// Sends to one receiver, or receives of one tag, from whomever.
+std::uint64_t Mailbox::queue_of(const Transfer& transfer) {
+  if (transfer.sends) return std::uint64_t{1} << 32 | transfer.peer;
+  return static_cast<std::uint32_t>(transfer.tag);
+}
+
+void Mailbox::enqueue(Item& item) {
+  item.is_queued = true;
+  ++queued_[queue_of(*item.transfer)];
+  unsent_ += item.transfer->sends;
+}
+
+void Mailbox::dequeue(Item& item) {
+  item.is_queued = false;
+  const auto queue = queued_.find(queue_of(*item.transfer));
+  if (--queue->second == 0) queued_.erase(queue);
+  unsent_ -= item.transfer->sends;
 }
 
 bool Mailbox::advance(bool has_slept) {
@@ -135,6 +163,8 @@ bool Mailbox::advance(Items& items, bool has_slept, Items& finished) {
     } else if (has_slept) {
       item->trouble = look_for_trouble(*item);
     }
+    const bool has_begun = item->slot >= 0 || item->stashed != nullptr;
+    if (item->is_queued && (has_begun || done || item->trouble != Trouble::none)) dequeue(*item);
     if (done || item->trouble != Trouble::none) {
       moved = true;
       end_waiting(*item->transfer);

@@ -20,6 +20,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/layout.h"
@@ -71,10 +72,12 @@ class Mailbox final : public Alarm {
     std::uint64_t moved = 0;             // bytes of a message that goes in parts
     std::uint32_t before = 0;            // parts of messages before it
     bool takes_parts = false;
-    unsigned looks = 0;     // in vain, of `step`
-    double began_s = 0;     // when it was first looked at in vain
-    double cut_off_s = 0;   // when its peer was first seen without a connection
-    bool was_gone = false;  // its peer, at the last look
+    bool is_queued = false;  // not begun when it was posted
+    std::uint64_t seen = 0;  // if it receives: messages before this one are not for it
+    unsigned looks = 0;      // in vain, of `step`
+    double began_s = 0;      // when it was first looked at in vain
+    double cut_off_s = 0;    // when its peer was first seen without a connection
+    bool was_gone = false;   // its peer, at the last look
     Trouble trouble = Trouble::none;
     Stashed* stashed = nullptr;  // the message that it takes, if that was taken in
   };
@@ -150,6 +153,9 @@ class Mailbox final : public Alarm {
 
   bool advance(Items& items, bool has_slept, Items& finished);
   void finish(Items& finished);
+  static std::uint64_t queue_of(const Transfer& transfer);
+  void enqueue(Item& item);
+  void dequeue(Item& item);
   // Each returns whether anything moved.
   bool send(Item& item, bool& done);
   void put(Item& item, int slot);
@@ -210,6 +216,9 @@ class Mailbox final : public Alarm {
   std::unique_ptr<tcp::Courier> courier_;
   Items sends_;
   Items receives_;
+  // How many have not begun, of those that may be after the same: room at a receiver, or a message.
+  std::unordered_map<std::uint64_t, std::size_t> queued_;
+  std::uint32_t unsent_ = 0;  // how many of these are sends
   std::list<Stashed> stash_;
   std::atomic<std::size_t> pending_{0};
   std::uint64_t numbers_ = 0;

@@ -51,11 +51,9 @@ void Mailbox::say_slot(const Item& item) {
 }
 
 void Mailbox::say_unsent() {
-  const auto count = static_cast<std::uint32_t>(
-      std::count_if(sends_.begin(), sends_.end(), [](const Item& item) { return item.slot < 0; }));
   auto& unsent = region_.state(region_.rank()).waiting.unsent;
-  if (unsent.load(std::memory_order_relaxed) == count) return;  // the line is read by others
-  unsent.store(count, std::memory_order_release);
+  if (unsent.load(std::memory_order_relaxed) == unsent_) return;  // the line is read by others
+  unsent.store(unsent_, std::memory_order_release);
 }
 
 // Whether the rank waits for a message that is not there, nor on its way there, or for one to be

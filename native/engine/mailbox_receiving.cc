@@ -54,11 +54,15 @@ bool Mailbox::match(Item& item) {
       if (limits_[source] == 0) {
         limits_[source] = outbox(source).published.load(std::memory_order_acquire) + 1;
       }
+      if (!any && item.seen == limits_[source]) continue;  // nothing has come since it looked
       stashed = find_stashed(source, transfer.tag);
       const std::uint64_t limit = stashed != nullptr ? stashed->sequence : limits_[source];
       slot = find(source, region_.rank(), &transfer.tag, limit);
       expected_[source].seen = limits_[source] - 1;
-      if (slot < 0 && stashed == nullptr) continue;
+      if (slot < 0 && stashed == nullptr) {
+        item.seen = limits_[source];
+        continue;
+      }
     }
     if (any) last_source_ = source;
     end_waiting(transfer);  // before others can see that what it waited for is gone

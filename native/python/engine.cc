@@ -26,6 +26,7 @@ namespace {
 
 constexpr int kBadBuffer = -1;
 constexpr int kBadOperator = -2;
+constexpr int kTooMany = -3;
 constexpr int kFailed = -10;
 constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
 constexpr std::uint64_t kLongTransferBytes = 512 << 10;  // one copy, some 10 us
@@ -148,7 +149,7 @@ class PythonCommunicator {
     work->communicator = communicator_;
     work->is_alone = is_alone_;
     work->site = site_;
-    communicator_->post(work->transfer, work);
+    if (!communicator_->post(work->transfer, work)) return nb::int_(kTooMany);
     return nb::cast(work);
   }
 

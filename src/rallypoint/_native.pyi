@@ -109,7 +109,7 @@ class Communicator:
     def post(
         self, sends: bool, peer: int, tag: int, buffer: object, dtype: int, timeout_s: float
     ) -> Work | int:
-        """Begin to send or receive; -1 as `run`."""
+        """Begin to send or receive; -1 as `run`, -3 if too many are outstanding."""
     def trouble(self) -> Trouble | None:
         """What ended this communicator, or None."""
     def leave(self) -> None:

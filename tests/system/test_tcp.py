@@ -333,3 +333,22 @@ def test_a_rank_that_ends_early_is_no_dead_one(two: Hosts, tmp_path: Path) -> No
     job = Job(two, (1, 2), script, tmp_path)
     assert "had left the group" in job.told(1, 20)
     job.end()
+
+
+def test_what_others_call_meanwhile_costs_a_busy_rank_nothing(two: Hosts, tmp_path: Path) -> None:
+    """It has a receive under way, and the message of a barrier that it does not call yet."""
+    script = BEGIN + (
+        "dist.barrier()\n"
+        "if rank == 0:\n"
+        "    a = np.zeros(1)\n"
+        "    work = dist.irecv(a, 1)\n"
+        "    begin = time.process_time()\n"
+        "    time.sleep(2)\n"
+        "    tell(time.process_time() - begin)\n"
+        "dist.barrier()\n"
+        "if rank == 1: dist.send(np.ones(1), 0)\n"
+        "else: work.wait()\n"
+    )
+    job = Job(two, (1, 2), script, tmp_path)
+    assert float(job.told(0)) < 0.5  # seconds of a core, of two
+    job.end()

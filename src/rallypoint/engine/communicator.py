@@ -44,6 +44,7 @@ _RECEIVE = -1  # in a record, where a collective's number would be
 FAILED = -10  # `receive` returns this minus a trouble's number
 BAD_BUFFER = -1  # not contiguous memory of the CPU, or of no known dtype, or sizes that do not fit
 BAD_OPERATOR = -2  # the operator does not apply to the dtype
+TOO_MANY = -3  # sends and receives are outstanding
 
 
 class ReduceOp(IntEnum):
@@ -224,7 +225,8 @@ class Communicator:
         `send(peer, tag, array)` and `receive(peer, tag, array)` are the short ways that wait.
 
         Returns:
-            The work, whose `peer` is the sender in the end; or BAD_BUFFER, with nothing done.
+            The work, whose `peer` is the sender in the end; or BAD_BUFFER or TOO_MANY, with nothing
+            done.
         """
         native = self._native.post(sends, peer, tag, array, dtype, timeout_s)
         if isinstance(native, int):

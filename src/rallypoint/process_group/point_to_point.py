@@ -14,7 +14,7 @@ from typing import Any
 from numpy import ndarray
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.engine.communicator import BAD_BUFFER, DTYPES
+from rallypoint.engine.communicator import BAD_BUFFER, DTYPES, TOO_MANY
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.arrays import Array, as_array, describe, dtype_name, is_plain
 from rallypoint.process_group.calls import packed, room_of
@@ -192,6 +192,10 @@ def post_message(
         timeout_s=-1.0 if timeout is None else seconds_of(timeout),
         finish=None if sends or memory is array else finish,
     )
+    if posted == TOO_MANY:
+        raise InvalidArgumentError(
+            f"{operation}: too many sends and receives are outstanding; wait for some of them first"
+        )
     if isinstance(posted, int):
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
     called = Called(operation, array, site=site)

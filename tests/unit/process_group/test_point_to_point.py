@@ -47,6 +47,26 @@ def test_any_number_of_receives_before_the_sends_that_they_wait_for() -> None:
     run_ranks(2, main, timeout_s=10)
 
 
+def test_but_not_for_ever_more() -> None:
+    def main(group: ProcessGroup) -> None:
+        array = np.empty(1)
+        works = []
+        if group.rank() == 0:
+            works = [dist.irecv(array, 1, group) for _ in range(1 << 14)]
+            with pytest.raises(dist.InvalidArgumentError, match="outstanding; wait for some"):
+                dist.irecv(array, 1, group)
+        dist.barrier(group)
+        if group.rank() == 1:
+            dist.send(np.full(1, 7.0), 0, group)
+        else:
+            assert works[0] is not None
+            works[0].wait()
+            assert array[0] == 7
+            works.append(dist.irecv(array, 1, group))
+
+    run_ranks(2, main)
+
+
 def test_any_sender_is_named_by_its_global_rank() -> None:
     def main(world: ProcessGroup) -> None:
         group = form_group(world.world, [0, 1, 3])
