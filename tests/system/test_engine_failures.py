@@ -159,7 +159,8 @@ def test_a_peer_that_goes_on_after_the_timeout_touches_nobodys_memory(
         "        for work in other: work.wait()\n"
         "except PeerError as error:\n"
         "    assert victim or isinstance(error, CollectiveTimeoutError), error\n"
-        "    assert victim or error.rank == 1, error\n"
+        # Or the one who waits for it in a message, if another is at the next collective already.
+        "    assert victim or error.rank in (0, 1), error\n"
         "else:\n"
         "    sys.exit('no error')\n"
         "for array in arrays: array[...] = -7\n"
