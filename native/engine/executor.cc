@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/copy.h"
+
 namespace rallypoint {
 namespace {
 
@@ -76,7 +78,9 @@ inline void Executor::combine(const Operation& reduce, std::uint64_t piece) {
     const bool is_there = reduce.operands.size() == 1 && sources_[0] == target.at;
     if (length == 0) continue;
     const std::uint64_t divisor = reduce.operands.size() > 1 ? divisor_ : 1;
-    if (!is_there) {
+    if (past_caches_ && reduce.operands.size() == 1 && !is_there) {
+      copy_past_caches(target.at, sources_[0], length);
+    } else if (!is_there) {
       reducer_(target.at, sources_.data(), reduce.operands.size(), target.items, divisor);
     }
     for (std::size_t i = 1; i < reduce.targets.size(); ++i) {

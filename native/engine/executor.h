@@ -196,6 +196,7 @@ class Executor {
   bool is_simple_ = false;
   std::uint64_t block_bytes_ = 0;
   bool has_tables_ = false;
+  bool past_caches_ = false;      // is received: no cache holds it, nor the place for it
   bool may_expose_ = false;       // ranks of this host may read messages where they lie,
   bool exposes_private_ = false;  // and those of this rank also outside arenas
   Reducer reducer_ = nullptr;

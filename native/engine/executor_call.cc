@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/copy.h"
 #include "engine/executor.h"
 
 namespace rallypoint {
@@ -60,6 +61,9 @@ void Executor::prepare() {
                 cut_.piece * cut_.item >= kExposedBytes;
   is_simple_ = cut_.is_simple && !divides_ && !has_tables_ && !may_expose_;
   block_bytes_ = cut_.count * cut_.item;
+  // What an all_reduce in place receives was read there shortly before.
+  const bool is_read_before = call_->input == call_->output && program_->max_operands > 1;
+  past_caches_ = !is_read_before && block_bytes_ * program_->output_blocks >= kHugeBytes;
   reducer_ = reducer(what_.dtype, divides_ ? ReduceOp::sum : what_.op);
   average_ = divides_ ? reducer(what_.dtype, ReduceOp::avg) : nullptr;
   signature_ = signature_of(*call_);

@@ -6,6 +6,7 @@
 #include <bit>
 #include <utility>
 
+#include "engine/copy.h"
 #include "engine/waiting.h"
 
 namespace rallypoint {
@@ -16,7 +17,6 @@ constexpr unsigned kLookClosely = 8;            // every so many looks
 constexpr std::uint64_t kPartBytes = 16 << 10;  // the smallest
 constexpr std::uint64_t kLongPartBytes = 64 << 10;
 constexpr std::uint64_t kHugePartBytes = kWideBytes / 4;
-constexpr std::uint64_t kHugeBytes = 16 << 20;     // about what caches hold
 constexpr std::uint64_t kWindowBytes = 128 << 10;  // of parts under way, if they are so small
 constexpr std::uint64_t kFewestParts = 4;
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/copy.h"
 #include "engine/mailbox.h"
 #include "engine/waiting.h"
 
@@ -179,7 +180,7 @@ bool Mailbox::take_exposed(Item& item, Envelope& from, bool& done) {
   const std::uint64_t length = std::min<std::uint64_t>(kTurnBytes, transfer.bytes - item.moved);
   if (item.moved == 0) views_.trim();
   if (const std::byte* const at = views_.find(transfer.peer, place, transfer.bytes)) {
-    std::memcpy(transfer.data + item.moved, at + item.moved, length);
+    copy_part(transfer.data + item.moved, at + item.moved, length, transfer.bytes);
   } else {
     const Trouble trouble =
         memory_.read(transfer.peer, place.address + item.moved, transfer.data + item.moved, length);
@@ -213,7 +214,8 @@ bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
     }
     if (!is_before(taken, written)) break;
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
-    std::memcpy(transfer.data + item.moved, room.at + taken % room.parts * room.part, length);
+    const std::byte* const part = room.at + taken % room.parts * room.part;
+    copy_part(transfer.data + item.moved, part, length, transfer.bytes);
     item.moved += length;
     ++taken;
     if (!holds_all) room.progress.taken.store(taken, std::memory_order_release);

@@ -1,0 +1,44 @@
+#include "engine/copy.h"
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace rallypoint {
+
+#if defined(__x86_64__)
+
+void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  const std::size_t lead = -reinterpret_cast<std::uintptr_t>(target) % kLine;
+  const std::size_t head = std::min(bytes, lead);
+  if (head > 0) std::memcpy(target, source, head);
+  std::size_t at = head;
+  for (; at + kLine <= bytes; at += kLine) {
+    const auto* const from = reinterpret_cast<const __m128i*>(source + at);
+    auto* const to = reinterpret_cast<__m128i*>(target + at);
+    const __m128i a = _mm_loadu_si128(from);
+    const __m128i b = _mm_loadu_si128(from + 1);
+    const __m128i c = _mm_loadu_si128(from + 2);
+    const __m128i d = _mm_loadu_si128(from + 3);
+    _mm_stream_si128(to, a);
+    _mm_stream_si128(to + 1, b);
+    _mm_stream_si128(to + 2, c);
+    _mm_stream_si128(to + 3, d);
+  }
+  if (at < bytes) std::memcpy(target + at, source + at, bytes - at);
+  _mm_sfence();  // or other threads might see what follows before it
+}
+
+#else
+
+void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(target, source, bytes);
+}
+
+#endif
+
+}  // namespace rallypoint

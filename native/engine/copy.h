@@ -1,0 +1,25 @@
+// Copying what no cache would hold.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace rallypoint {
+
+inline constexpr std::uint64_t kHugeBytes = 16 << 20;  // about what caches hold
+
+// Writes past the caches: a target that is not in them need not be read first.
+void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes);
+
+// One part of a message.
+inline void copy_part(std::byte* target, const std::byte* source, std::size_t bytes,
+                      std::uint64_t message_bytes) {
+  if (message_bytes >= kHugeBytes) {
+    copy_past_caches(target, source, bytes);
+  } else if (bytes > 0) {
+    std::memcpy(target, source, bytes);
+  }
+}
+
+}  // namespace rallypoint
