@@ -64,8 +64,7 @@ struct Cut {
   bool is_simple = false;    // one lane, one chunk, one piece: nothing is cut
 
   Cut() = default;
-  // `message` is the most bytes of one, at most kBlockBytes.
-  Cut(const Program& program, std::uint64_t count, std::uint64_t item, std::uint64_t message);
+  Cut(const Program& program, std::uint64_t count, std::uint64_t item);
 };
 
 class Executor {

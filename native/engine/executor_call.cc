@@ -8,7 +8,6 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::uint64_t kPairBlockBytes = 128 << 10;  // between hosts (docs/decisions/046-tcp.md)
 constexpr std::uint64_t kAlign = 16;  // items; chunks of long arrays begin at cache lines
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -24,7 +23,7 @@ std::uint64_t signature_of(const Call& call) {
 
 }  // namespace
 
-Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_, std::uint64_t message)
+Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_)
     : item(item_), count(count_) {
   chunk = program.chunks == 1 ? count : (count + program.chunks - 1) / program.chunks;
   if (program.chunks > 1 && chunk > 4 * kAlign) chunk = (chunk + kAlign - 1) / kAlign * kAlign;
@@ -32,9 +31,9 @@ Cut::Cut(const Program& program, std::uint64_t count_, std::uint64_t item_, std:
   pieces = 1;
   is_simple = program.chunks == 1 && program.scratch_chunks == 0 && program.max_span == 1 &&
               program.lanes.size() == 1;
-  if (chunk * item * program.max_span <= message) return;
+  if (chunk * item * program.max_span <= kBlockBytes) return;
   is_simple = false;
-  const std::uint64_t most = std::max<std::uint64_t>(message / (item * program.max_span), 1);
+  const std::uint64_t most = std::max<std::uint64_t>(kBlockBytes / (item * program.max_span), 1);
   pieces = (chunk + most - 1) / most;
   piece = (chunk + pieces - 1) / pieces;
   if (most > kAlign) piece = std::min((piece + kAlign - 1) / kAlign * kAlign, most);
@@ -51,8 +50,7 @@ void Executor::prepare() {
     const Operation* const first = operations.data();
     lanes_[lane] = {first, first + operations.size(), first, 0};
   }
-  cut_ = Cut(*program_, call_->count, item_bytes(what_.dtype),
-             wire_ != nullptr && program_->ranks == 2 ? kPairBlockBytes : kBlockBytes);
+  cut_ = Cut(*program_, call_->count, item_bytes(what_.dtype));
   const bool averages = what_.op == ReduceOp::avg;
   divides_ = averages && !program_->averages_at_once;
   divisor_ = averages && !divides_ ? program_->ranks : 1;
