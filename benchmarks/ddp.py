@@ -4,9 +4,11 @@
 
 Three models: a small CNN, and transformers of about 10 and 50 million parameters. Each worker has
 one thread. A step is forward, backward and SGD on a fixed batch. The same step without
-synchronisation (`no_sync`) is its compute; what is left is the time spent outside compute. Backends
-take turns in the same processes; figures are medians over repeats of the mean of some steps, on
-rank 0. The first rows are torch.distributed.all_reduce of 8 bytes, and of a bucket of 25 MB.
+synchronisation (`no_sync`) is its compute; what is left is the time spent outside compute. "hook"
+is our backend with `rallypoint.pytorch.ddp_comm_hook`, without which DDP divides all gradients
+itself. Contenders take turns in the same processes; figures are medians over repeats of the mean of
+some steps, on rank 0. The first rows are torch.distributed.all_reduce of 8 bytes, and of a bucket
+of 25 MB.
 """
 
 from __future__ import annotations
@@ -63,13 +65,22 @@ def built(name: str) -> tuple[Any, Any]:
     return transformer(320, 8) if name == "transformer 10M" else transformer(640, 10)
 
 
-def stepper(name: str, group: Any) -> tuple[Callable[[bool], None], int]:  # noqa: ANN401 - of torch
+def stepper(
+    name: str,
+    group: Any,  # noqa: ANN401 - of torch
+    *,
+    hooked: bool = False,
+) -> tuple[Callable[[bool], None], int]:
     """A function that takes a step, with or without synchronisation; and how many parameters."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     model, batch = built(name)
     wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    if hooked:
+        from rallypoint.pytorch import ddp_comm_hook
+
+        wrapped.register_comm_hook((group, None), ddp_comm_hook)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
 
     def step(synchronised: bool) -> None:
@@ -124,11 +135,13 @@ def worker(models: list[str], steps: int, repeats: int) -> None:
         )
     for name in models:
         ours, parameters = stepper(name, groups["rallypoint"])
+        hooked, _ = stepper(name, groups["rallypoint"], hooked=True)
         gloos, _ = stepper(name, groups["gloo"])
         measure(
             f"{name} ({parameters / 1e6:.1f} M)",
             {
                 "rallypoint": lambda step=ours: step(True),
+                "hook": lambda step=hooked: step(True),
                 "gloo": lambda step=gloos: step(True),
                 "compute": lambda step=ours: step(False),
             },
@@ -137,6 +150,24 @@ def worker(models: list[str], steps: int, repeats: int) -> None:
     if dist.get_rank() == 0:
         answer(rows)
     dist.destroy_process_group()
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A line of the table."""
+    steps = "compute" in row
+    outside = row.get("outside", {})
+    return [
+        row["what"],
+        f"{row['rallypoint'] * 1e3:.4g}",
+        f"{row['hook'] * 1e3:.4g}" if steps else "",
+        f"{row['gloo'] * 1e3:.4g}",
+        f"{row['gloo'] / row['rallypoint']:.2f}",
+        f"{row['compute'] * 1e3:.4g}" if steps else "",
+        *(
+            f"{outside[each] / outside['gloo']:.2f}" if steps else ""
+            for each in ("rallypoint", "hook")
+        ),
+    ]
 
 
 def main() -> None:
@@ -155,23 +186,10 @@ def main() -> None:
     for row in rows:
         row["ranks"] = options.nproc_per_node
         if "compute" in row:
-            row["outside"] = {each: row[each] - row["compute"] for each in BACKENDS}
-    print_table(
-        ["", "ours ms", "gloo ms", "gloo/ours", "compute ms", "outside ours/gloo"],
-        [
-            [
-                row["what"],
-                f"{row['rallypoint'] * 1e3:.4g}",
-                f"{row['gloo'] * 1e3:.4g}",
-                f"{row['gloo'] / row['rallypoint']:.2f}",
-                f"{row['compute'] * 1e3:.4g}" if "compute" in row else "",
-                f"{row['outside']['rallypoint'] / row['outside']['gloo']:.2f}"
-                if "outside" in row
-                else "",
-            ]
-            for row in rows
-        ],
-    )
+            row["outside"] = {each: row[each] - row["compute"] for each in (*BACKENDS, "hook")}
+    columns = ["", "ours ms", "hook ms", "gloo ms", "gloo/ours", "compute ms", "outside", "hook's"]
+    print_table(columns, [cells(row) for row in rows])
+    print("outside: the time outside compute, as a part of gloo's")
     save(f"ddp_{options.nproc_per_node}", rows)
 
 
