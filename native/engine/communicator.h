@@ -67,6 +67,7 @@ class Communicator final : public Progressable {
   void arm() override;
   // Takes part no more. What is on its way to other hosts is waited for, within reason.
   void leave();
+  bool shares_cores() const override { return policy_.spins == 0; }
   bool has_work() const override {
     return !queue_.is_empty() || (!mailbox_.is_empty() && mail_waiters_.load() == 0);
   }

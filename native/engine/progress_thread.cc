@@ -19,7 +19,8 @@
 namespace rallypoint {
 namespace {
 
-constexpr unsigned kYields = 20;  // with nothing moving, before it sleeps
+constexpr unsigned kYields = 20;         // with nothing moving, before it sleeps;
+constexpr unsigned kSharedYields = 200;  // where the peer that it waits for may want this core
 // And for how long: with much else to run, each time may take as long as the others' turns
 // together, and who yields does not look for trouble.
 constexpr std::uint64_t kLongestYieldNs = 20'000'000;
@@ -116,18 +117,18 @@ void ProgressThread::run() {
     while (visitors_.load() != 0) sched_yield();
     std::unique_lock lock(mutex_);
     const std::uint32_t calls = calls_.load(std::memory_order_acquire);
-    bool has_work = false;
-    const bool moved = pass(has_slept, has_work);
+    unsigned patience = 0;
+    const bool moved = pass(has_slept, patience);
     has_slept = false;
     if (moved) {
       idle = dozes = 0;
       sleep_us = kFirstSleepUs;
-    } else if (has_work && idle < kYields &&
+    } else if (idle < patience &&
                (idle == 0 || coarse_now_ns() - idle_since_ns <= kLongestYieldNs)) {
       if (idle++ == 0) idle_since_ns = coarse_now_ns();
       lock.unlock();
       sched_yield();
-    } else if (has_work) {
+    } else if (patience > 0) {
       sleep(calls, sleep_us);
       sleep_us = std::min(2 * sleep_us, kLongestSleepUs);
       has_slept = true;
@@ -142,11 +143,11 @@ void ProgressThread::run() {
   }
 }
 
-bool ProgressThread::pass(bool has_slept, bool& has_work) {
+bool ProgressThread::pass(bool has_slept, unsigned& patience) {
   bool moved = false;
   for (Progressable* const member : members_) {
     if (!member->has_work()) continue;
-    has_work = true;
+    patience = std::max(patience, member->shares_cores() ? kSharedYields : kYields);
     moved |= member->progress(has_slept);
   }
   return moved;
@@ -168,8 +169,8 @@ void ProgressThread::sleep(std::uint32_t calls, long most_us) {
     member->arm();
   }
   Region::fence();
-  bool has_work = false;
-  if (!pass(false, has_work)) {
+  unsigned patience = 0;
+  if (!pass(false, patience)) {
     timespec until{};
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += most_us * 1000;

@@ -19,6 +19,8 @@ class Progressable {
  public:
   virtual ~Progressable() = default;
   virtual bool has_work() const = 0;
+  // Whether there are more ranks on this host than cores.
+  virtual bool shares_cores() const = 0;
   // Gets on without waiting; returns whether anything moved. Who has slept looks for trouble.
   virtual bool progress(bool has_slept) = 0;
   virtual const Region& region() const = 0;
@@ -50,7 +52,8 @@ class ProgressThread {
 
   ProgressThread() = default;
   void run();
-  bool pass(bool has_slept, bool& has_work);
+  // Lets all get on; `patience`: how often to yield, if nothing has moved; 0 without any work.
+  bool pass(bool has_slept, unsigned& patience);
   void sleep(std::uint32_t calls, long most_us);
 
   std::mutex mutex_;  // of members_
