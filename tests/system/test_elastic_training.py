@@ -104,7 +104,7 @@ def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path) -> None:
         cluster.start(slot)
     done: list[str] = []
     while len(done) < EVENTS and cluster.agents[0].poll() is None:
-        # Who loses another member before it has agreed on the loss of one may have lost its majority.
+        # Who loses another member before it has agreed on the loss of one may lose its majority.
         has_lost = bool(done) and not done[-1].startswith("start")
         if has_lost or chance.random() < 0.6:
             cluster.await_progress()
