@@ -4,14 +4,21 @@ VENV := .venv
 PYTHON ?= python3
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo test check check-long bench clean
+.PHONY: help demo quick test test-torch check sanitize fuzz check-long bench clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
-	@echo "make test    run all tests"
+	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
+	@echo "make test    run all tests; its last lines say what this machine lacks for some of them"
+	@echo "make test-torch VERSION=2.15.0  the tests that need PyTorch, with that version of it, which"
+	@echo "                 goes into an environment of its own (several GB; TESTS=... runs some of them)"
 	@echo "make check   formatting, types, import contracts"
+	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"
+	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
+	@echo "             half (needs clang)"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
-	@echo "                 collectives, the same under sanitizers, PyTorch's own tests at three world"
-	@echo "                 sizes (about an hour; needs torch, scikit-learn)"
+	@echo "                 collectives, 2,000 interrupts, 50 runs of what needs bad luck, half an hour"
+	@echo "                 under load, sanitizers, DeepSpeed and Ray Train, PyTorch's own tests at"
+	@echo "                 three world sizes (more than two hours; needs torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -25,23 +32,41 @@ $(VENV)/.installed: $(VENV)/.created $(SOURCES) scripts/install
 demo: $(VENV)/.installed
 	@scripts/demo $(VENV)
 
+quick:
+	@scripts/quick $(VENV)
+
 test: $(VENV)/.installed
 	@scripts/test $(VENV) $(TESTS)
+
+test-torch: $(VENV)/.installed
+	@scripts/test_torch $(VENV) "$(VERSION)" $(TESTS)
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)
 
+sanitize: $(VENV)/.installed
+	@PYTHON=$(VENV)/bin/python scripts/sanitize --smoke
+
+fuzz:
+	@scripts/fuzz
+
+check-long: export RALLYPOINT_TEST_SOON_S ?= 1
 check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_restart.py -k random
 	@RALLYPOINT_TEST_COLLECTIVE_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_random_kills.py
+	@RALLYPOINT_TEST_INTERRUPTS=2000 $(VENV)/bin/python -m pytest -s tests/system/test_interrupts.py
+	@RALLYPOINT_TEST_TIMES=50 $(VENV)/bin/python -m pytest -m repeated tests/system
+	@RALLYPOINT_TEST_LOAD_S=1800 $(VENV)/bin/python -m pytest -s tests/system/test_load.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
+	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
+	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k "deepspeed or ray"
 	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
 
 bench: $(VENV)/.installed
 	@scripts/bench $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build dist .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -141,6 +141,10 @@ class Clients(Ear):
             case Over():
                 self._is_over = True
 
+    def failed(self, link: Link, what: str) -> None:
+        """See Ear."""
+        print(what, file=sys.stderr)
+
     def closed(self, link: Link, why: str) -> None:
         """See Ear."""
         raise SystemExit(f"node {self._of[link].number} lost the coordinator: {why}")

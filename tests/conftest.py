@@ -1,18 +1,181 @@
-"""Shared by all tests: what a missing server or package means."""
+"""Shared by all tests: the seed of random tests, and what a missing package or server means.
+
+A test that draws at random takes the fixture `seed` and draws from nothing else, so that
+`--seed N` repeats it. A test that lacks something skips, with a reason that says how to get it;
+the run's last lines add these up. Under RALLYPOINT_REQUIRE_ALL=1 a skip is a failure, except for
+what MAY_BE_ABSENT names.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
+import signal
+import socket
+import statistics
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 REQUIRE_ALL = os.environ.get("RALLYPOINT_REQUIRE_ALL") == "1"
 
+# What happens "at once" is over by then, also on a machine that is busy with other things; what
+# waits for a time-out instead is not. How fast it is, benchmarks measure; `make check-long`, for a
+# machine that does nothing else, asks for 1 s.
+SOON_S = float(os.environ.get("RALLYPOINT_TEST_SOON_S", "10"))
+
+# A shell has its background jobs, and what they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How many times each test that is marked `repeated` runs; 50 in `make check-long`.
+TIMES = int(os.environ.get("RALLYPOINT_TEST_TIMES", "1"))
+
+# Beginnings of reasons to skip: of what CI leaves to the long run, and of what not every machine of
+# CI can have, however it is prepared.
+MAY_BE_ABSENT = (
+    "only in make check-long",
+    "PyTorch before 2.14",  # make test-torch VERSION=2.15.0 runs these
+    "no IPv6 here",  # a kernel's and a container's choice
+    "this kernel does not have or permit",  # congestion controls are modules of the kernel
+    "this kernel has no autogroups",
+    "it needs two CPUs",
+    "this machine has accelerators",  # the test is about machines without
+)
+
+
+# Of pytest.importorskip.
+HOW_TO_GET = {
+    "torch": "PyTorch is not installed: .venv/bin/pip install torch",
+    "sklearn": "scikit-learn is not installed: .venv/bin/pip install scikit-learn",
+    "matplotlib": "matplotlib is not installed: .venv/bin/pip install matplotlib",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="what random tests draw from; a new one by default")
+    parser.addoption(
+        "--write-scenarios", action="store_true", help="write the golden text of scenarios anew"
+    )
+    parser.addoption(
+        "--skipped", type=Path, help="a file that carries what was skipped from one run to the next"
+    )
+
+
+def draw_seed(request: pytest.FixtureRequest) -> int:
+    """A new seed, or the one that `--seed` gives; a test that fails shows it."""
+    given = request.config.getoption("--seed")
+    drawn = random.SystemRandom().randrange(1 << 32) if given is None else int(given)
+    print(f"seed {drawn}; to repeat: python -m pytest '{request.node.nodeid}' --seed {drawn}")
+    return drawn
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """What a random test draws from; fixtures of wider scope call `draw_seed` themselves."""
+    return draw_seed(request)
+
+
+def need_ipv6() -> None:
+    """Skip the test where the loopback has no IPv6 address."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if TIMES > 1 and metafunc.definition.get_closest_marker("repeated"):
+        metafunc.fixturenames.append("turn")
+        metafunc.parametrize("turn", range(1, TIMES + 1))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `needs_torch` tests where torch is absent; under RALLYPOINT_REQUIRE_ALL=1 they fail."""
-    has_torch = importlib.util.find_spec("torch") is not None
+    if importlib.util.find_spec("torch") is not None:
+        return
+    absent = pytest.mark.skip(reason=HOW_TO_GET["torch"])
     for item in items:
-        if item.get_closest_marker("needs_torch") and not has_torch and not REQUIRE_ALL:
-            item.add_marker(pytest.mark.skip(reason="torch is not installed (pip install torch)"))
+        if item.get_closest_marker("needs_torch"):
+            item.add_marker(absent)
+
+
+def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure where everything is required."""
+    if not (REQUIRE_ALL and report.skipped) or hasattr(report, "wasxfail"):
+        return
+    reason = _reason(report)
+    if not reason.startswith(MAY_BE_ABSENT):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which RALLYPOINT_REQUIRE_ALL=1 forbids: {reason}"
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    assert isinstance(report.longrepr, tuple)
+    said = str(report.longrepr[2]).removeprefix("Skipped: ")
+    return next((how for name, how in HOW_TO_GET.items() if f"import '{name}'" in said), said)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _forbid(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _forbid(report)
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Say how repeated tests did, and what was skipped."""
+    if TIMES > 1:
+        _show_repeated(terminalreporter)
+    _show_skipped(terminalreporter, config)
+
+
+def _show_repeated(reporter: TerminalReporter) -> None:
+    """Of each test how many runs passed, and what each run took; and what it recorded of itself."""
+    seconds: dict[str, dict[str, list[float]]] = {}
+    passed: Counter[str] = Counter()
+    for outcome in ("passed", "failed"):
+        for report in reporter.stats.get(outcome, []):
+            if report.when == "call" and "repeated" in report.keywords:
+                test = report.nodeid.partition("[")[0]
+                passed[test] += report.passed
+                took = seconds.setdefault(test, {})
+                took.setdefault("took", []).append(report.duration)
+                for name, value in report.user_properties:
+                    took.setdefault(name, []).append(float(value))
+    if seconds:
+        reporter.section(f"repeated {TIMES} times")
+    for test, named in seconds.items():
+        reporter.line(f"{passed[test]} of {TIMES} passed: {test}")
+        for name, values in named.items():
+            each = " ".join(f"{value:.2f}" for value in values)
+            middle, most = statistics.median(values), max(values)
+            reporter.line(f"    {name} {middle:.2f} s (median), at most {most:.2f} s: {each}")
+
+
+def _show_skipped(reporter: TerminalReporter, config: pytest.Config) -> None:
+    """In this run and in those before it that `--skipped` knows of."""
+    reports = reporter.stats.get("skipped", [])
+    found = Counter(_reason(report) for report in reports)
+    carried: Path | None = config.getoption("--skipped")
+    if carried is not None:
+        if carried.exists():
+            for line in carried.read_text().splitlines():
+                times, _, reason = line.partition(" ")
+                found[reason] += int(times)
+        carried.write_text("".join(f"{count} {reason}\n" for reason, count in found.items()))
+    if found:
+        reporter.section("skipped")
+        for reason, count in found.most_common():
+            reporter.line(f"{count:5} {reason}")

@@ -120,8 +120,8 @@ class Channel {
   // Whether all receivers are done with what was put somewhere; if not, one that is not.
   bool is_taken(const Occupant& occupant, std::uint32_t& blocker) const;
 
-  std::uint64_t iterations = 0;  // run so far, the same on all members
-  std::uint64_t calls = 0;
+  std::uint64_t iterations = kFirstOrdinal;  // run so far, the same on all members
+  std::uint64_t calls = kFirstOrdinal;
 
  private:
   Channel() = default;

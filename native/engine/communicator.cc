@@ -14,6 +14,7 @@ constexpr long kLookUs = 1000;
 constexpr double kForeverS = 1e9;
 constexpr double kLeaveS = 2;
 constexpr unsigned kLeaveLookUs = 200;
+constexpr unsigned kLockLooks = 50;
 constexpr unsigned kLooks = 3;      // in vain, before it is noted where the program waits
 constexpr std::uint16_t kSend = 4;  // schedule/collective.py
 constexpr std::uint16_t kReceive = 0xFFFF;
@@ -189,7 +190,7 @@ Trouble Communicator::run(const Call& call, Host& host) {
       host.before_wait();  // its owner may need the GIL to get on
       lock.lock();
     }
-    if (queue_.is_empty()) {
+    if (queue_.is_empty() && call.agreement == nullptr) {
       record_.begin(call.what.bits(), call.count, 1);
       CallNoter noter(host, record_);
       const Trouble trouble = collective_.run(call, noter);
@@ -200,10 +201,21 @@ Trouble Communicator::run(const Call& call, Host& host) {
   const auto work = std::make_shared<Work>();
   queue_.push(call, work);
   // The call refers to the caller's memory: stay until nobody uses it any more.
-  if (wait(*work, kForeverS, host)) return work->trouble();
-  region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
+  return finish(*work, host);
+}
+
+Trouble Communicator::finish(const Work& work, Host& host) {
+  if (wait(work, kForeverS, host)) return work.trouble();
+  host.before_wait();  // whoever has the lock may need the GIL to get on
+  {
+    std::unique_lock lock(collective_.mutex, std::defer_lock);
+    for (unsigned look = 0; look < kLockLooks && !lock.try_lock(); ++look) usleep(kLeaveLookUs);
+    if (work.is_done()) return work.trouble();
+    // Without the lock another thread is in a call: peers are told of the trouble, but not in what.
+    collective_.interrupt(lock.owns_lock());
+  }
   NoHost patient;
-  wait(*work, kForeverS, patient);
+  wait(work, kForeverS, patient);
   return Trouble::interrupted;
 }
 
@@ -267,7 +279,7 @@ Trouble Communicator::transfer(Transfer& transfer, Host& host) {
     ProgressThread::instance().notify(true);
   }
   if (work->is_done() || wait(transfer, *work, kForeverS, host)) return work->trouble();
-  region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
+  mailbox_.interrupt(transfer);
   NoHost patient;
   wait(transfer, *work, kForeverS, patient);
   return Trouble::interrupted;

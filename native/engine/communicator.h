@@ -18,6 +18,7 @@
 #include "engine/executor.h"
 #include "engine/flight_record.h"
 #include "engine/mailbox.h"
+#include "engine/process.h"
 #include "engine/progress_thread.h"
 #include "engine/queue.h"
 #include "engine/tcp/control.h"
@@ -36,6 +37,8 @@ class Communicator final : public Progressable {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  // Whether this process has it from the one that forked it: it is then to be left alone.
+  bool is_parents() const { return generation_ != generation(); }
   Region& region() { return region_; }
   const Region& region() const override { return region_; }
   PeerMemory& memory() { return memory_; }
@@ -62,6 +65,9 @@ class Communicator final : public Progressable {
   // host is interrupted; returns whether it is done.
   bool wait(const Work& work, double timeout_s, Host& host);
   bool wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host);
+  // The same for a collective that nobody else can wait for: with what interrupts the wait it ends,
+  // too, and the group with it.
+  Trouble finish(const Work& work, Host& host);
   // Gets on as far as that goes without waiting.
   bool progress(bool has_slept) override;
   void arm() override;
@@ -77,6 +83,7 @@ class Communicator final : public Progressable {
   RecordedCall* record(const Transfer& transfer);
   bool carry_out(Mailbox::Item& item, Host& host);
 
+  const unsigned generation_ = generation();
   Region region_;
   PeerMemory memory_;
   std::unique_ptr<tcp::Control> control_;  // these two are null if all ranks are on this host

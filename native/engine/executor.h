@@ -88,6 +88,8 @@ class Executor {
   // says so, and trouble is then looked for.
   void begin(const Call& call);
   Step step(bool has_slept, Host& host);
+  // This rank gives up; with the mutex, peers are told in which call it is.
+  void interrupt(bool has_mutex);
   // The rank that the call waits for, once it is blocked.
   std::uint32_t blocker() const { return blocker_; }
   Trouble trouble() const { return trouble_; }

@@ -76,6 +76,14 @@ bool Executor::is_blocked_by_mismatch(std::uint32_t member) const {
   return theirs.number.load(std::memory_order_relaxed) == number && signature != signature_;
 }
 
+void Executor::interrupt(bool has_mutex) {
+  const CallRecord* own = has_mutex ? &channel_.call(channel_.self(), channel_.calls) : nullptr;
+  if (own != nullptr && own->number.load(std::memory_order_relaxed) != channel_.calls + 1) {
+    own = nullptr;  // it has not begun yet
+  }
+  region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, own);
+}
+
 Trouble Executor::fail(Trouble trouble, std::uint32_t rank) {
   region_.spread(trouble, static_cast<std::int32_t>(rank), nullptr,
                  &channel_.call(channel_.self(), channel_.calls), 0, 0, call_->timeout_s);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "engine/process.h"
 #include "engine/waiting.h"
 
 namespace rallypoint {
@@ -17,11 +18,9 @@ namespace {
 
 constexpr std::size_t kBytes = kRecordPages * kRecordPage;
 
-// Never unmapped: threads may outlive whatever else ends with the process.
 struct Record {
   std::mutex mutex;
-  RecordHeader* header = nullptr;
-  pid_t pid = 0;
+  RecordHeader* header = nullptr;  // null also in a forked child: it is its parent's
 
   GroupPage* page(unsigned number) const {
     return reinterpret_cast<GroupPage*>(header + 1) + number;
@@ -29,8 +28,8 @@ struct Record {
 };
 
 Record& record() {
-  static auto* const state = new Record;
-  return *state;
+  static constinit PerProcess<Record> state;
+  return state.get();
 }
 
 template <std::size_t kSize>
@@ -79,7 +78,6 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
   put(header->names, names);
   header->magic.store(kRecordMagic, std::memory_order_release);
   state.header = header;
-  state.pid = getpid();
   return true;
 }
 
@@ -100,7 +98,7 @@ void CallSite::write(std::uint64_t number_plus_one, std::string_view site) {
 GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   Record& state = record();
   const std::lock_guard lock(state.mutex);
-  if (state.header == nullptr || state.pid != getpid()) return;
+  if (state.header == nullptr) return;
   const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
   std::uint32_t number = used;
   if (used == kRecordPages - 1) {

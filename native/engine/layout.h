@@ -24,7 +24,7 @@
 namespace rallypoint {
 
 inline constexpr std::uint32_t kMagic = 0x52504C31;
-inline constexpr std::uint32_t kLayoutVersion = 4;
+inline constexpr std::uint32_t kLayoutVersion = 5;
 inline constexpr std::size_t kLineBytes =
     128;  // two cache lines: adjacent-line prefetch couples them
 inline constexpr std::size_t kInlineBytes = kLineBytes - 32;
@@ -39,6 +39,13 @@ inline constexpr std::size_t kWideBytes = 1 << 20;     // for one large message 
 inline constexpr std::uint64_t kInline = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExposed = kInline - 1;
 inline constexpr unsigned kOperationBits = 16;  // of a sequence or progress number
+
+// What numbers of messages and calls begin with, and bells: tests have them begin just below where
+// 32 bits no longer suffice.
+#ifndef RALLYPOINT_FIRST_ORDINAL
+#define RALLYPOINT_FIRST_ORDINAL 0
+#endif
+inline constexpr std::uint64_t kFirstOrdinal = RALLYPOINT_FIRST_ORDINAL;
 
 // One message. `sequence` is written last and read first.
 struct alignas(kLineBytes) Line {
@@ -97,7 +104,7 @@ struct alignas(kLineBytes) Envelope {
   std::uint64_t is_synchronous : 1;    // its sender waits until it is received
   std::uint64_t is_exposed : 1;        // the payload is a Place: the receiver reads it there
   std::uint64_t is_wide : 1;           // its parts go through the wide block
-  std::atomic<std::uint32_t> ordinal;  // of the sender's messages to this receiver
+  std::atomic<std::uint64_t> ordinal;  // of the sender's messages to this receiver
   std::atomic<Request> request;        // by the receiver
   std::uint32_t before;                // of a message that goes in parts: its block's count
   std::byte payload[kLineBytes - 48];
@@ -153,6 +160,7 @@ enum class Trouble : std::uint32_t {
   circle,
   unreadable,
 };
+inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::unreadable) + 1;
 
 inline constexpr unsigned kMostInCircle = 8;
 
@@ -164,12 +172,28 @@ struct CircleMember {
   std::uint64_t epoch;  // of its wait
 };
 
-// The first rank in trouble writes it; from then on every rank refuses to work.
+// What went wrong, whose doing it is, and who has found that.
+struct Blame {
+  Trouble trouble = Trouble::none;
+  std::uint32_t culprit = 0;
+  std::uint32_t reporter = 0;
+
+  // In one word, so that a reporter that is killed has told all of it or nothing.
+  std::uint64_t packed() const {
+    return std::uint64_t{culprit} << 40 | std::uint64_t{reporter} << 16 |
+           static_cast<std::uint64_t>(trouble);
+  }
+  static Blame unpacked(std::uint64_t word) {
+    return {static_cast<Trouble>(word & 0xFFFF), static_cast<std::uint32_t>(word >> 40),
+            static_cast<std::uint32_t>(word >> 16 & 0xFFFFFF)};
+  }
+};
+
+// The first rank in trouble writes it; from then on every rank refuses to work. The details come
+// after the blame, and never if their writer is killed in between.
 struct alignas(kLineBytes) Poison {
-  std::atomic<std::uint32_t> state;  // 0 none, 1 being written, 2 readable
-  Trouble trouble;
-  std::int32_t culprit;
-  std::int32_t reporter;
+  std::atomic<std::uint64_t> blame;  // packed; 0: none
+  std::atomic<std::uint32_t> is_complete;
   std::uint64_t sent;      // lengths: how many bytes came
   std::uint64_t expected;  // and should have
   double timeout_s;        // timeout: how long was waited
@@ -212,7 +236,7 @@ class Layout {
     return parts(rank) + (kEnvelopes + 1) * sizeof(Parts);
   }
   constexpr std::size_t rings(std::size_t rank) const {
-    return up(taken(rank) + ranks_ * sizeof(std::atomic<std::uint32_t>), kPage);
+    return up(taken(rank) + ranks_ * sizeof(std::atomic<std::uint64_t>), kPage);
   }
   constexpr std::size_t blocks(std::size_t rank) const { return rings(rank) + kLanes * kRingBytes; }
   constexpr std::size_t wide(std::size_t rank) const {
@@ -228,7 +252,7 @@ class Layout {
     const std::size_t fixed = sizeof(RankState) + kCalls * sizeof(CallRecord) + kLineBytes +
                               kLanes * (sizeof(Progress) + kLines * sizeof(Line)) + sizeof(Outbox) +
                               kEnvelopes * sizeof(Envelope) + (kEnvelopes + 1) * sizeof(Parts) +
-                              ranks_ * sizeof(std::atomic<std::uint32_t>);
+                              ranks_ * sizeof(std::atomic<std::uint64_t>);
     const std::size_t stride =
         up(fixed, kPage) + kPage + kLanes * kRingBytes + kEnvelopes * kMailBytes + kWideBytes;
     return up(sizeof(Header), kPage) + rank * stride;

@@ -29,7 +29,7 @@ Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<tcp::
       spins_(spins),
       views_(memory),
       courier_(std::move(courier)),
-      ordinals_(region.ranks()),
+      ordinals_(region.ranks(), kFirstOrdinal),
       taken_(region.ranks()),
       expected_(region.ranks()),
       limits_(region.ranks()),

@@ -36,7 +36,7 @@ namespace rallypoint {
 inline constexpr std::uint32_t kAnyRank = ~std::uint32_t{0};
 inline constexpr std::uint64_t kTurnBytes = 4 << 20;  // of a message at a time: others get on too
 
-// Of numbers that may have passed the largest one.
+// Of parts, whose numbers may have passed the largest one: only neighbours are compared.
 inline bool is_before(std::uint32_t one, std::uint32_t other) {
   return static_cast<std::int32_t>(one - other) < 0;
 }
@@ -107,6 +107,8 @@ class Mailbox final : public Alarm {
   // A thread waits for this transfer, and nobody else in the process will do anything: then ranks
   // that wait for each other in a circle are in trouble. Null when it waits no more.
   void set_waiting(const Transfer* transfer);
+  // Ends the transfer, unless it is done, and with it all operations of all ranks.
+  void interrupt(const Transfer& transfer);
 
  private:
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
@@ -124,7 +126,7 @@ class Mailbox final : public Alarm {
   struct Expected {
     Relaxed<std::uint32_t> slot;
     Relaxed<std::uint64_t> seen;  // the last sequence for which all envelopes were looked at
-    std::uint32_t ordinal = 0;    // all before it have been taken
+    std::uint64_t ordinal = kFirstOrdinal;  // all before it have been taken
   };
 
   // Where the parts of a message go, one after the other and then again from the start.
@@ -146,8 +148,8 @@ class Mailbox final : public Alarm {
   Outbox& outbox(std::uint32_t rank) const {
     return *region_.at<Outbox>(rank, region_.layout().outbox(rank));
   }
-  std::atomic<std::uint32_t>& taken(std::uint32_t by, std::uint32_t from) const {
-    return region_.at<std::atomic<std::uint32_t>>(by, region_.layout().taken(by))[from];
+  std::atomic<std::uint64_t>& taken(std::uint32_t by, std::uint32_t from) const {
+    return region_.at<std::atomic<std::uint64_t>>(by, region_.layout().taken(by))[from];
   }
   std::uint64_t sequence_for(std::uint32_t to, std::uint32_t from, int slot) const;
 
@@ -223,8 +225,8 @@ class Mailbox final : public Alarm {
   std::atomic<std::size_t> pending_{0};
   std::uint64_t numbers_ = 0;
   std::uint64_t sequence_ = 0;           // of the last message sent
-  std::vector<std::uint32_t> ordinals_;  // by receiver: how many messages,
-  std::vector<std::uint32_t> taken_;     // and how many were taken when last looked up
+  std::vector<std::uint64_t> ordinals_;  // by receiver: how many messages,
+  std::vector<std::uint64_t> taken_;     // and how many were taken when last looked up
   std::uint64_t used_ = 0;               // envelopes that have not been seen to be free again
   std::uint32_t receivers_[kEnvelopes];  // whose they were
   int next_ = 0;                         // the envelope in turn

@@ -98,11 +98,11 @@ std::uint64_t Mailbox::sequence_for(std::uint32_t to, std::uint32_t from, int sl
   const Envelope& candidate = envelope(from, slot);
   const std::uint64_t sequence = candidate.sequence.load(std::memory_order_acquire);
   if (sequence == 0 || candidate.to.load(std::memory_order_relaxed) != to) return 0;
-  const std::uint32_t ordinal = candidate.ordinal.load(std::memory_order_relaxed);
+  const std::uint64_t ordinal = candidate.ordinal.load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
   if (candidate.sequence.load(std::memory_order_relaxed) != sequence) return 0;
   const bool is_gone =
-      !region_.is_far(from) && is_before(ordinal, taken(to, from).load(std::memory_order_acquire));
+      !region_.is_far(from) && ordinal < taken(to, from).load(std::memory_order_acquire);
   return is_gone ? 0 : sequence;
 }
 
@@ -155,7 +155,7 @@ void Mailbox::release(Item& item, Envelope& from) {
   const bool was_exposed = from.is_exposed && !item.takes_parts;
   const bool is_far = region_.is_far(source);
   if (is_far) courier_->take(source, item.slot);
-  const std::uint32_t ordinal = from.ordinal.load(std::memory_order_relaxed);
+  const std::uint64_t ordinal = from.ordinal.load(std::memory_order_relaxed);
   const bool in_turn =
       !is_far && (ordinal == expected_[source].ordinal || waiting_for(source, region_.rank()) == 1);
   if (!in_turn || may_be_awaited) from.sequence.store(0, std::memory_order_release);

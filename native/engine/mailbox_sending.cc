@@ -139,11 +139,11 @@ void Mailbox::look_at(int slot) {
   if ((used_ & bit(slot)) == 0) return;
   const Envelope& last = envelope(region_.rank(), slot);
   const std::uint32_t peer = receivers_[slot];
-  const std::uint32_t ordinal = last.ordinal.load(std::memory_order_relaxed);
-  if (!is_before(ordinal, taken_[peer])) {
+  const std::uint64_t ordinal = last.ordinal.load(std::memory_order_relaxed);
+  if (ordinal >= taken_[peer]) {
     taken_[peer] = taken(peer, region_.rank()).load(std::memory_order_acquire);
   }
-  if (is_before(ordinal, taken_[peer]) || last.sequence.load(std::memory_order_acquire) == 0) {
+  if (ordinal < taken_[peer] || last.sequence.load(std::memory_order_acquire) == 0) {
     used_ &= ~bit(slot);
   }
 }

@@ -82,6 +82,13 @@ Trouble Mailbox::fail(Trouble trouble, std::uint32_t culprit, const Item& item) 
   return trouble;
 }
 
+void Mailbox::interrupt(const Transfer& transfer) {
+  const std::lock_guard lock(mutex_);
+  for (const Item& item : transfer.sends ? sends_ : receives_) {
+    if (item.transfer == &transfer) fail(Trouble::interrupted, region_.rank(), item);
+  }
+}
+
 Trouble Mailbox::fail_against(const Item& item, std::uint64_t number, std::uint64_t bytes,
                               DType dtype) {
   CallRecord ours{};

@@ -106,7 +106,7 @@ Place PeerMemory::place_of(const std::byte* at, std::uint64_t bytes) const {
 const std::byte* PeerViews::find(std::uint32_t rank, const Place& place, std::uint64_t bytes) {
   if (memory_.is_own(rank)) return reinterpret_cast<const std::byte*>(place.address);
   if (place.arena.segment == 0) return nullptr;
-  const View& view = view_of(rank, place.arena);
+  const View view = view_of(rank, place.arena);
   if (view.base == nullptr || place.arena.offset > view.bytes ||
       bytes > view.bytes - place.arena.offset) {
     return nullptr;
@@ -114,11 +114,11 @@ const std::byte* PeerViews::find(std::uint32_t rank, const Place& place, std::ui
   return view.base.get() + place.arena.offset;
 }
 
-const PeerViews::View& PeerViews::view_of(std::uint32_t rank, const ArenaPlace& place) {
+PeerViews::View PeerViews::view_of(std::uint32_t rank, const ArenaPlace& place) {
   const std::tuple file{rank, place.device, place.segment};
   const auto known = views_.find(file);
   if (known != views_.end()) return known->second;
-  View& view = views_[file];
+  View view;
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(memory_.pid_of(rank)),
                 place.fd);
@@ -138,6 +138,8 @@ const PeerViews::View& PeerViews::view_of(std::uint32_t rank, const ArenaPlace& 
     }
   }
   close(fd);
+  // What failed may work the next time: the process may have been out of descriptors.
+  if (view.base != nullptr) views_[file] = view;
   return view;
 }
 

@@ -84,7 +84,7 @@ class PeerViews {
     std::shared_ptr<const std::byte> base;  // null: it cannot be mapped
     std::uint64_t bytes = 0;
   };
-  const View& view_of(std::uint32_t rank, const ArenaPlace& place);
+  View view_of(std::uint32_t rank, const ArenaPlace& place);
 
   const PeerMemory& memory_;
   // By rank, and the file of the arena.

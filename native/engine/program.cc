@@ -11,6 +11,8 @@ namespace {
 constexpr std::int32_t kSend = 1;
 constexpr std::int32_t kReduce = 2;
 constexpr std::uint32_t kMaxRanks = 1 << 24;
+// Of the largest items, even one of each chunk must fit into a message.
+constexpr std::uint32_t kMostSpan = kBlockBytes / kMostItemBytes;
 constexpr std::uint32_t kMaxOperations = (1 << kOperationBits) - 2;
 
 // Reads words one by one; after the first impossible one every read gives 0 and `ok` is false.
@@ -126,6 +128,11 @@ std::string decode(std::span<const std::int32_t> words, Program& program) {
   const std::uint32_t lanes = reader.next(kLanes + 1);
   if (!reader.ok() || program.chunks == 0 || program.max_span == 0) {
     return broken + " in its header";
+  }
+  if (program.max_span > kMostSpan) {
+    return "a message of the program has " + std::to_string(program.max_span) +
+           " chunks, and at most " + std::to_string(kMostSpan) +
+           " go at once; send them in several messages";
   }
 
   std::vector<std::uint32_t> lengths;

@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,9 +9,9 @@
 #include <cerrno>
 #include <climits>
 #include <ctime>
-#include <thread>
 #include <utility>
 
+#include "engine/process.h"
 #include "engine/waiting.h"
 #include "engine/work.h"
 
@@ -67,22 +66,15 @@ void Work::finish(Trouble trouble) {
   if (state_.exchange(done, std::memory_order_acq_rel) == awaited) futex_wake(state_);
 }
 
-// Never destroyed: the thread may outlive whatever else ends with the process.
 ProgressThread& ProgressThread::instance() {
-  static auto* const progress = new ProgressThread;
-  return *progress;
+  static constinit PerProcess<ProgressThread> progress;
+  return progress.get();
 }
 
 void ProgressThread::add(Progressable& member) {
   const Visit visit(*this);
   members_.push_back(&member);
-  if (std::exchange(is_running_, true)) return;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-  std::thread([this] { run(); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!std::exchange(is_running_, true)) start_thread([this] { run(); });
 }
 
 void ProgressThread::remove(Progressable& member) {

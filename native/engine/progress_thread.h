@@ -31,6 +31,7 @@ class Progressable {
 class ProgressThread {
  public:
   static ProgressThread& instance();
+  ProgressThread() = default;
 
   void add(Progressable& member);
   // Afterwards the thread does not touch it any more.
@@ -50,7 +51,6 @@ class ProgressThread {
     ProgressThread& progress_;
   };
 
-  ProgressThread() = default;
   void run();
   // Lets all get on; `patience`: how often to yield, if nothing has moved; 0 without any work.
   bool pass(bool has_slept, unsigned& patience);

@@ -50,6 +50,7 @@ constexpr std::size_t item_bytes(DType dtype) {
       return 8;
   }
 }
+inline constexpr std::size_t kMostItemBytes = 16;
 
 // target[i] = operands[0][i] op operands[1][i] op ..., from left to right. The target may be the
 // same memory as an operand, but may not overlap one partly. For avg, the sum is then divided by

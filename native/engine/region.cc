@@ -16,17 +16,27 @@
 #include <system_error>
 #include <utility>
 
+#include "engine/process.h"
+#include "engine/waiting.h"
+
 namespace rallypoint {
 namespace {
+
+constexpr double kDetailsS = 0.2;  // writing them takes microseconds
+constexpr unsigned kDetailsLookUs = 100;
 
 // Ranks that are threads of one process share a mapping: the thread sanitizer could not follow what
 // they tell each other through two.
 std::shared_ptr<std::byte> map(int fd, const struct stat& status) {
-  static std::mutex mutex;
-  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<std::byte>> mappings;
-  const std::lock_guard lock(mutex);
-  std::erase_if(mappings, [](const auto& entry) { return entry.second.expired(); });
-  auto& known = mappings[{status.st_dev, status.st_ino}];
+  struct Mappings {
+    std::mutex mutex;
+    std::map<std::pair<dev_t, ino_t>, std::weak_ptr<std::byte>> by_file;
+  };
+  static constinit PerProcess<Mappings> of_process;
+  Mappings& mappings = of_process.get();
+  const std::lock_guard lock(mappings.mutex);
+  std::erase_if(mappings.by_file, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = mappings.by_file[{status.st_dev, status.st_ino}];
   if (auto mapping = known.lock()) return mapping;
   const auto bytes = static_cast<std::size_t>(status.st_size);
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -75,13 +85,21 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks,
     throw std::runtime_error(
         "the shared region was made by another version of Rallypoint or for another group");
   }
+  if constexpr (kFirstOrdinal != 0) {
+    state(rank).bell.store(static_cast<std::uint32_t>(kFirstOrdinal));
+    for (unsigned i = 0; i <= kEnvelopes; ++i) {
+      Parts& parts = at<Parts>(rank, layout_.parts(rank))[i];
+      parts.written.store(static_cast<std::uint32_t>(kFirstOrdinal));
+      parts.taken.store(static_cast<std::uint32_t>(kFirstOrdinal));
+    }
+  }
   state(rank).pid.store(getpid());
   state(rank).presence.store(static_cast<std::uint32_t>(Presence::here), std::memory_order_release);
 }
 
 Region::~Region() {
   leave();
-  for (const pollfd& entry : pidfds_) close(entry.fd);
+  for (const pollfd& entry : pidfds_) close_owned(entry.fd);
 }
 
 int Region::watch_peers() {
@@ -90,7 +108,7 @@ int Region::watch_peers() {
     const std::int32_t pid = state(rank).pid.load();
     if (pid == 0) return static_cast<int>(rank);
     if (pid == getpid()) continue;  // ranks may be threads of one process
-    const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    const int fd = own(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
     if (fd < 0) return static_cast<int>(rank);
     pidfds_.push_back({fd, POLLIN, 0});
     watched_.push_back(rank);
@@ -106,9 +124,10 @@ void Region::lose(std::uint32_t rank) {
 
 int Region::first_lost() {
   if (const int lost = lost_far_.load(); lost >= 0) return lost;
-  if (poll(pidfds_.data(), pidfds_.size(), 0) <= 0) return -1;
-  for (std::size_t i = 0; i < pidfds_.size(); ++i) {
-    if (pidfds_[i].revents != 0 && presence(watched_[i]) == Presence::here) {
+  std::vector<pollfd> polled = pidfds_;  // more than one thread may look
+  if (poll(polled.data(), polled.size(), 0) <= 0) return -1;
+  for (std::size_t i = 0; i < polled.size(); ++i) {
+    if (polled[i].revents != 0 && presence(watched_[i]) == Presence::here) {
       return static_cast<int>(watched_[i]);
     }
   }
@@ -153,7 +172,7 @@ void copy_record(CallRecord& to, const CallRecord& from) {
 void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
                     const CallRecord* ours, std::uint64_t sent, std::uint64_t expected,
                     double timeout_s) {
-  if (!begin_poison(trouble, culprit)) return;
+  if (!begin_poison({trouble, static_cast<std::uint32_t>(culprit), rank_})) return;
   Poison& shared = poison();
   shared.sent = sent;
   shared.expected = expected;
@@ -164,7 +183,7 @@ void Region::spread(Trouble trouble, std::int32_t culprit, const CallRecord* the
 }
 
 void Region::spread_circle(const std::vector<CircleMember>& members) {
-  if (!begin_poison(Trouble::circle, static_cast<std::int32_t>(members[0].peer))) return;
+  if (!begin_poison({Trouble::circle, members[0].peer, rank_})) return;
   Poison& shared = poison();
   shared.circle_size = static_cast<std::uint32_t>(members.size());
   for (std::size_t i = 0; i < members.size() && i < kMostInCircle; ++i) {
@@ -174,9 +193,8 @@ void Region::spread_circle(const std::vector<CircleMember>& members) {
 }
 
 void Region::adopt(const Poison& theirs) {
-  if (!begin_poison(theirs.trouble, theirs.culprit)) return;
+  if (!begin_poison(Blame::unpacked(theirs.blame.load()))) return;
   Poison& shared = poison();
-  shared.reporter = theirs.reporter;
   shared.sent = theirs.sent;
   shared.expected = theirs.expected;
   shared.timeout_s = theirs.timeout_s;
@@ -187,18 +205,22 @@ void Region::adopt(const Poison& theirs) {
   end_poison(false);
 }
 
-bool Region::begin_poison(Trouble trouble, std::int32_t culprit) {
-  Poison& shared = poison();
-  std::uint32_t none = 0;
-  if (!shared.state.compare_exchange_strong(none, 1)) return false;
-  shared.trouble = trouble;
-  shared.culprit = culprit;
-  shared.reporter = static_cast<std::int32_t>(rank_);
-  return true;
+bool Region::begin_poison(const Blame& blame) {
+  std::uint64_t none = 0;
+  const bool is_first = poison().blame.compare_exchange_strong(none, blame.packed());
+  std::atomic_thread_fence(std::memory_order_release);  // as in poisoned()
+  return is_first;
+}
+
+bool Region::await_details() const {
+  for (const double until_s = now_s() + kDetailsS; now_s() < until_s; usleep(kDetailsLookUs)) {
+    if (poison().is_complete.load(std::memory_order_acquire) != 0) return true;
+  }
+  return poison().is_complete.load(std::memory_order_acquire) != 0;
 }
 
 void Region::end_poison(bool tells_others) {
-  poison().state.store(2, std::memory_order_release);
+  poison().is_complete.store(1, std::memory_order_release);
   if (tells_others && messenger_ != nullptr) messenger_->spread(poison());
   fence();
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) wake(rank);

@@ -64,7 +64,17 @@ class Region {
   RankState& state(std::uint32_t rank) const { return *states_[rank]; }
   CallRecord* calls(std::uint32_t rank) const { return at<CallRecord>(rank, layout_.calls(rank)); }
   Poison& poison() const { return reinterpret_cast<Header*>(base_)->poison; }
-  bool poisoned() const { return poison().state.load(std::memory_order_acquire) != 0; }
+  // Whether there is trouble. Who sees some may give memory back to the program: whoever still
+  // reads a message there, and finds it overwritten, must then see the trouble too.
+  bool poisoned() const {
+    if (poison().blame.load(std::memory_order_acquire) == 0) return false;
+    std::atomic_thread_fence(std::memory_order_release);
+    return true;
+  }
+  Blame blame() const { return Blame::unpacked(poison().blame.load(std::memory_order_acquire)); }
+  // Whether the details of the trouble are there. Waits a little for who may still be writing them:
+  // it may also have been killed.
+  bool await_details() const;
 
   // Opens handles on the processes of this host's peers; each must have mapped the region by now.
   // Returns the first rank that is not there, or -1.
@@ -103,7 +113,7 @@ class Region {
   Messenger* messenger() const { return messenger_; }  // null: all ranks are on this host
 
  private:
-  bool begin_poison(Trouble trouble, std::int32_t culprit);
+  bool begin_poison(const Blame& blame);
   void end_poison(bool tells_others = true);
   void ring(std::uint32_t rank) const;
 

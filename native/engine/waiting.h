@@ -76,6 +76,7 @@ class Waiter {
   void reset() {
     count_ = 0;
     spins_ = policy_.spins;
+    sleep_us_ = 0;
     disarm();
   }
 

@@ -14,8 +14,12 @@ class Work {
   virtual ~Work() = default;
 
   bool is_done() const { return state_.load(std::memory_order_acquire) == done; }
-  // Once it is done: `none` or what went wrong.
-  Trouble trouble() const { return trouble_; }
+  // Once it is done: `none` or what went wrong. Another thread may have seen that; here the memory
+  // goes back to the program, as in Region::poisoned().
+  Trouble trouble() const {
+    if (trouble_ != Trouble::none) std::atomic_thread_fence(std::memory_order_release);
+    return trouble_;
+  }
   // Sleeps until it is done, at most for so long.
   void sleep(long most_us) const;
   // Of a send or receive: where its end is to be noted, if anywhere. Set before it begins.

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -42,6 +43,11 @@ bool Channel::receive() {
     }
   }
   return got > 0 && (message.msg_flags & MSG_CTRUNC) == 0 && fds_.size() <= kMaxQueuedFds;
+}
+
+bool Channel::has_more() const {
+  pollfd entry{fd_, POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
 }
 
 bool Channel::next(Header& header, char*& payload, bool& broken) {

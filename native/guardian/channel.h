@@ -17,6 +17,8 @@ class Channel {
 
   // Reads what is there. False: the agent is gone, or sent what no agent sends.
   bool receive();
+  // Whether receive() would find something.
+  bool has_more() const;
   // The next whole request, if there is one; valid until the next receive().
   // `broken` is set when the bytes cannot be a request.
   bool next(Header& header, char*& payload, bool& broken);

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -74,10 +75,20 @@ std::vector<pid_t> children() {
 
 }  // namespace
 
-Family::Family(Channel& channel, int epoll, int child_signal)
-    : channel_(channel), epoll_(epoll), child_signal_(child_signal), patience_ms_(kPatienceMs) {}
+Family::Family(Channel& channel, int epoll, int child_signal, bool sessions)
+    : channel_(channel),
+      epoll_(epoll),
+      child_signal_(child_signal),
+      sessions_(sessions),
+      fence_timer_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)),
+      patience_ms_(kPatienceMs) {}
 
 void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
+  if (is_past_fence()) {  // the agent was stopped on its way here
+    channel_.report({ReportKind::kSpawnFailed, request.worker, 0,
+                     static_cast<int64_t>(SpawnStage::kFork), ETIME, now_ns(CLOCK_REALTIME)});
+    return;
+  }
   if (free_slots_.empty()) {
     void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page != MAP_FAILED) {
@@ -86,7 +97,7 @@ void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
     }
   }
   ExecFailure* slot = free_slots_.empty() ? nullptr : free_slots_.back();
-  const pid_t pid = slot == nullptr ? -1 : guardian::spawn(request, fds, slot);
+  const pid_t pid = slot == nullptr ? -1 : guardian::spawn(request, fds, slot, sessions_);
   if (pid < 0) {
     channel_.report({ReportKind::kSpawnFailed, request.worker, 0,
                      static_cast<int64_t>(SpawnStage::kFork), errno, now_ns(CLOCK_REALTIME)});
@@ -159,7 +170,34 @@ void Family::reap(const Worker& worker) {
   workers_.erase(workers_.begin() + (&worker - workers_.data()));
 }
 
+bool Family::is_past_fence() const { return fence_ns_ != 0 && now_ns(CLOCK_BOOTTIME) >= fence_ns_; }
+
+void Family::set_fence(int64_t until_ns) {
+  fence_ns_ = until_ns;
+  has_fenced_ = false;
+  itimerspec at{};
+  at.it_value.tv_sec = until_ns / 1'000'000'000;
+  at.it_value.tv_nsec = until_ns % 1'000'000'000;
+  timerfd_settime(fence_timer_, TFD_TIMER_ABSTIME, &at, nullptr);
+}
+
+void Family::enforce_fence() {
+  if (has_fenced_ || !is_past_fence()) return;
+  has_fenced_ = true;
+  uint64_t expired;
+  [[maybe_unused]] const ssize_t got = read(fence_timer_, &expired, sizeof expired);
+  channel_.report({ReportKind::kFenced, 0, 0, 0, 0, now_ns(CLOCK_REALTIME)});
+  kill_all();
+}
+
 void Family::end() {
+  const std::vector<pid_t> left = kill_all();
+  for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, pid});
+  channel_.report(
+      {ReportKind::kEnded, 0, 0, 0, static_cast<int64_t>(left.size()), now_ns(CLOCK_REALTIME)});
+}
+
+std::vector<pid_t> Family::kill_all() {
   const int64_t deadline = now_ns(CLOCK_MONOTONIC) + patience_ms_ * 1'000'000ll;
   std::vector<pid_t> left;
   for (;;) {
@@ -179,9 +217,7 @@ void Family::end() {
     }
   }
   patience_ms_ = left.empty() ? kPatienceMs : kNoHopeMs;
-  for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, pid});
-  channel_.report(
-      {ReportKind::kEnded, 0, 0, 0, static_cast<int64_t>(left.size()), now_ns(CLOCK_REALTIME)});
+  return left;
 }
 
 Worker* Family::find(uint32_t id) {

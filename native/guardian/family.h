@@ -14,8 +14,9 @@ namespace guardian {
 
 class Family {
  public:
-  // `epoll` tells of ended workers; `child_signal` is the signalfd that SIGCHLD arrives on.
-  Family(Channel& channel, int epoll, int child_signal);
+  // `epoll` tells of ended workers; `child_signal` is the signalfd that SIGCHLD arrives on. With
+  // `sessions`, each worker gets one of its own.
+  Family(Channel& channel, int epoll, int child_signal, bool sessions);
 
   void spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]);
   // To the worker's whole process group. Nothing happens if the worker has ended.
@@ -26,6 +27,12 @@ class Family {
   bool reap_orphans();
   // SIGKILL to all, again and again until none is left, or for as long as there is hope.
   void end();
+  // Everything may run until then, and is ended by `enforce_fence` afterwards (0: never). The timer
+  // wakes the caller; it counts while the machine is suspended.
+  void set_fence(int64_t until_ns);
+  void enforce_fence();
+  bool is_past_fence() const;
+  int fence_timer() const { return fence_timer_; }
 
   static constexpr uint64_t kWorkerEvent = 1ull << 32;  // epoll data: this bit | worker id
 
@@ -34,11 +41,16 @@ class Family {
   Worker* find_pid(pid_t pid);
   void reap(const Worker& worker);
   void reap_all();
+  std::vector<pid_t> kill_all();
 
   Channel& channel_;
   int epoll_;
   int child_signal_;
+  bool sessions_;
+  int fence_timer_;
   int patience_ms_;
+  int64_t fence_ns_ = 0;
+  bool has_fenced_ = false;
   std::vector<Worker> workers_;
   std::vector<ExecFailure*> free_slots_;
 };

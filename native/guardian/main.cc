@@ -4,11 +4,14 @@
 //     agent (Python) --spawns--> guardian --forks--> worker, worker, ...
 //                                    ^  orphans of the workers are handed to it (subreaper)
 //
-// It decides nothing: it starts, signals, reaps, reports and ends what it is asked to. It knows
-// that the agent is gone by the end of file on their socket, or by the parent-death signal.
+// It decides nothing: it starts, signals, reaps, reports and ends what it is asked to, and what
+// runs beyond the time that the agent allowed last, so that a stopped agent breaks no lease. It
+// knows that the agent is gone by the end of file on their socket, or by the parent-death signal.
 //
-// Usage (by the agent only): guardian FD AGENT_PID DIRECTORY, where FD is its end of the socket,
-// and DIRECTORY the job's temporary files, removed at the end.
+// Usage (by the agent only): guardian FD AGENT_PID DIRECTORY SESSIONS, where FD is its end of the
+// socket, DIRECTORY the job's temporary files, removed at the end, and SESSIONS "each" (a session
+// for each worker), or "N:one" or "N:each": one that they share, whose autogroup gets the nice
+// value N, and what to do where the kernel does not grant that. launch/sessions.py chooses.
 
 #include <fcntl.h>
 #include <ftw.h>
@@ -19,6 +22,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "channel.h"
 #include "family.h"
@@ -30,6 +34,7 @@ using namespace guardian;
 
 constexpr uint64_t kChannelEvent = 0;
 constexpr uint64_t kSignalEvent = 1;
+constexpr uint64_t kFenceEvent = 2;
 
 void watch(int epoll, int operation, int fd, uint64_t data, uint32_t events) {
   epoll_event event{};
@@ -61,6 +66,18 @@ int prepare(int socket) {
   return signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+// Whether each worker is to have a session of its own.
+bool needs_sessions(const char* wish) {
+  if (strcmp(wish, "each") == 0) return true;
+  const char* colon = strchr(wish, ':');
+  if (colon == nullptr || atoi(wish) == 0) return false;
+  const int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
+  const auto size = static_cast<size_t>(colon - wish);
+  const bool is_granted = fd >= 0 && write(fd, wish, size) == static_cast<ssize_t>(size);
+  if (fd >= 0) close(fd);
+  return !is_granted && strcmp(colon, ":each") == 0;
+}
+
 // False: the agent sent something that no agent sends.
 bool serve(Channel& channel, Family& family) {
   Header header{};
@@ -85,6 +102,12 @@ bool serve(Channel& channel, Family& family) {
       case RequestKind::kEnd:
         family.end();
         break;
+      case RequestKind::kFence: {
+        FenceRequest request{};
+        if (!parse_fence(payload, header.size, request)) return false;
+        family.set_fence(request.until_ns);
+        break;
+      }
       default:
         return false;
     }
@@ -116,13 +139,20 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
         }
         children_ended = true;
         agent_lives = getppid() == agent;
-      } else {
+      } else if (events[i].data.u64 != kFenceEvent) {
         request_waits = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
         channel.flush();
       }
     }
     if (children_ended) family.reap_orphans();  // a worker it meets is in epoll's next list
-    if (request_waits && (!channel.receive() || !serve(channel, family))) agent_lives = false;
+    // What the agent has allowed counts, however late we are: whoever was stopped may be woken by
+    // the timer alone, or by the signal that goes on with it (EINTR), while the request waits.
+    request_waits = request_waits || family.is_past_fence();
+    while (agent_lives && request_waits) {
+      agent_lives = channel.receive() && serve(channel, family);
+      request_waits = family.is_past_fence() && channel.has_more();
+    }
+    family.enforce_fence();
   }
 }
 
@@ -131,15 +161,16 @@ int remove_entry(const char* path, const struct stat*, int, FTW*) { return remov
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   const int socket = atoi(argv[1]);
   const pid_t agent = atoi(argv[2]);
   const int signals = prepare(socket);
   const int epoll = epoll_create1(EPOLL_CLOEXEC);
   Channel channel(socket);
-  Family family(channel, epoll, signals);
+  Family family(channel, epoll, signals, needs_sessions(argv[4]));
   watch(epoll, EPOLL_CTL_ADD, socket, kChannelEvent, EPOLLIN);
   watch(epoll, EPOLL_CTL_ADD, signals, kSignalEvent, EPOLLIN);
+  watch(epoll, EPOLL_CTL_ADD, family.fence_timer(), kFenceEvent, EPOLLIN);
   run(channel, family, epoll, signals, agent);
   family.end();
   if (argv[3][0] == '/') nftw(argv[3], remove_entry, 8, FTW_DEPTH | FTW_PHYS);

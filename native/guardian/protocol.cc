@@ -49,4 +49,10 @@ bool parse_signal(const char* payload, size_t size, SignalRequest& request) {
   return true;
 }
 
+bool parse_fence(const char* payload, size_t size, FenceRequest& request) {
+  if (size != sizeof request) return false;
+  memcpy(&request, payload, sizeof request);
+  return request.until_ns >= 0;
+}
+
 }  // namespace guardian

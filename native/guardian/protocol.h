@@ -17,7 +17,7 @@ inline constexpr uint32_t kMaxPayload = 8u << 20;  // above Linux's own limit on
 // stdin, stdout, stderr, control socket, memory for the flight record
 inline constexpr int kWorkerFds = 5;
 
-enum class RequestKind : uint32_t { kSpawn = 1, kSignal = 2, kEnd = 3 };
+enum class RequestKind : uint32_t { kSpawn = 1, kSignal = 2, kEnd = 3, kFence = 4 };
 
 struct Header {
   uint32_t size;
@@ -37,6 +37,12 @@ struct SignalRequest {
   uint32_t signal;
 };
 
+// Workers may run until then (CLOCK_BOOTTIME, in ns), unless a later request allows more; 0: for
+// ever.
+struct FenceRequest {
+  int64_t until_ns;
+};
+
 enum class ReportKind : int64_t {
   kStarted = 1,  // worker, pid
   kExited = 2,   // worker, pid, code (CLD_EXITED, CLD_KILLED, CLD_DUMPED), status, time
@@ -44,6 +50,7 @@ enum class ReportKind : int64_t {
       3,            // worker, pid (0: no process was made), code = SpawnStage, status = errno, time
   kUnkillable = 4,  // pid
   kEnded = 5,       // status = number of processes that could not be killed
+  kFenced = 6,      // the time is over: everything is being killed, and its ends come after this
 };
 
 enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3, kAffinity = 4 };
@@ -61,5 +68,6 @@ static_assert(sizeof(Report) == 48);
 // False if the payload is not exactly one well-formed request.
 bool parse_spawn(char* payload, size_t size, SpawnRequest& request);
 bool parse_signal(const char* payload, size_t size, SignalRequest& request);
+bool parse_fence(const char* payload, size_t size, FenceRequest& request);
 
 }  // namespace guardian

@@ -46,11 +46,12 @@ bool run_only_on(const char* cpus) {
 }
 
 [[noreturn]] void become(const SpawnRequest& request, const int (&fds)[kWorkerFds],
-                         ExecFailure* failure, pid_t guardian) {
-  // A group to be signalled, but no session: with the kernel's autogroups, a process yields its
-  // core to others of its session only, and ranks that share a core yield to each other all the
-  // time.
-  setpgid(0, 0);
+                         ExecFailure* failure, pid_t guardian, bool session) {
+  // A group to be signalled; launch/sessions.py says when it is a session of its own too.
+  if (session)
+    setsid();
+  else
+    setpgid(0, 0);
   // The signal comes only if the parent dies after this call; the check covers the time before.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != guardian) _exit(127);
@@ -77,11 +78,12 @@ bool run_only_on(const char* cpus) {
 
 }  // namespace
 
-pid_t spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds], ExecFailure* failure) {
+pid_t spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds], ExecFailure* failure,
+            bool session) {
   *failure = {SpawnStage::kNone, 0};
   const pid_t guardian = getpid();
   const pid_t pid = fork();
-  if (pid == 0) become(request, fds, failure, guardian);
+  if (pid == 0) become(request, fds, failure, guardian, session);
   return pid;
 }
 

@@ -25,6 +25,7 @@ struct Worker {
 };
 
 // Forks. In the parent: the pid, or -1 with errno. The descriptors stay the caller's.
-pid_t spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds], ExecFailure* failure);
+pid_t spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds], ExecFailure* failure,
+            bool session);
 
 }  // namespace guardian

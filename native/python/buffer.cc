@@ -39,12 +39,44 @@ struct DLExchange {
 constexpr std::int32_t kCpu = 1;
 constexpr std::uint32_t kMajor = 1;
 
-// The type that was seen last. Types of tensors live as long as the process.
-PyTypeObject* known_type = nullptr;
-const DLExchange* known_exchange = nullptr;
+// A type of tensors. They live as long as the process.
+struct TensorType {
+  PyTypeObject* type;
+  const DLExchange* exchange;
+  // Methods, or null. PyTorch's conjugated and negated views share the memory of what they are
+  // views of, which DLPack says nothing of.
+  PyObject* is_neg;
+  PyObject* is_conj;
+  PyObject* untyped_storage;
+};
 
-const DLExchange* exchange_of(PyTypeObject* type) {
-  if (type == known_type) return known_exchange;
+// The one that was seen last.
+TensorType known{};
+
+PyObject* method_of(PyTypeObject* type, const char* name) {
+  PyObject* const method = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
+  if (method == nullptr) PyErr_Clear();
+  return method;
+}
+
+// Null, without an error, if it fails.
+PyObject* call(PyObject* method, PyObject* object) {
+  PyObject* const answer = PyObject_Vectorcall(method, &object, 1, nullptr);
+  if (answer == nullptr) PyErr_Clear();
+  return answer;
+}
+
+// Whether a method, if there is one, says no.
+bool denies(PyObject* method, PyObject* object) {
+  if (method == nullptr) return true;
+  PyObject* const answer = call(method, object);
+  Py_XDECREF(answer);
+  return answer == Py_False;
+}
+
+// Null if objects of this type are no tensors.
+const TensorType* tensor_type(PyTypeObject* type) {
+  if (type == known.type) return &known;
   const DLExchange* exchange = nullptr;
   auto* const object = reinterpret_cast<PyObject*>(type);
   if (PyObject* capsule = PyObject_GetAttrString(object, "__dlpack_c_exchange_api__")) {
@@ -57,9 +89,12 @@ const DLExchange* exchange_of(PyTypeObject* type) {
   }
   PyErr_Clear();
   if (exchange == nullptr) return nullptr;
-  known_type = type;
-  known_exchange = exchange;
-  return exchange;
+  for (PyObject* method : {known.is_neg, known.is_conj, known.untyped_storage}) {
+    Py_XDECREF(method);
+  }
+  known = {type, exchange, method_of(type, "is_neg"), method_of(type, "is_conj"),
+           method_of(type, "untyped_storage")};
+  return &known;
 }
 
 std::optional<DType> dtype_of(const DLDataType& type) {
@@ -164,22 +199,23 @@ bool is_contiguous(const DLTensor& tensor) {
 
 }  // namespace
 
-View::View(nb::handle object, bool writable, std::optional<DType> as) {
+View::View(nb::handle object, bool writable, std::optional<DType> as, bool held) {
   if (object.is_none()) return;
   kind_ = Kind::bad;
-  if (!take_tensor(object, writable)) take_buffer(object, writable);
+  if (!take_tensor(object, held)) take_buffer(object, writable);
   if (as && dtype_ && item_bytes(*as) == item_bytes(*dtype_)) dtype_ = as;
 }
 
 // Returns false if the object is no tensor.
-bool View::take_tensor(nb::handle object, bool) {
+bool View::take_tensor(nb::handle object, bool held) {
   PyTypeObject* const type = Py_TYPE(object.ptr());
   // Looking up an attribute that is not there is slow: ask arrays for their buffer first.
-  if (type != known_type && PyObject_CheckBuffer(object.ptr()) != 0) return false;
-  const DLExchange* const exchange = exchange_of(type);
-  if (exchange == nullptr) return false;
+  if (type != known.type && PyObject_CheckBuffer(object.ptr()) != 0) return false;
+  const TensorType* const known_type = tensor_type(type);
+  if (known_type == nullptr) return false;
+  const TensorType is = *known_type;  // what follows may run Python, which may look at others
   DLTensor tensor{};
-  if (exchange->tensor_from_object(object.ptr(), &tensor) != 0) {
+  if (is.exchange->tensor_from_object(object.ptr(), &tensor) != 0) {
     PyErr_Clear();
     return true;
   }
@@ -190,12 +226,24 @@ bool View::take_tensor(nb::handle object, bool) {
   }
   // A tensor may know its shape and have no memory: a fake one, or one whose storage was freed.
   if (tensor.data == nullptr && items > 0) return true;
-  dtype_ = dtype_of(tensor.dtype);
-  if (!dtype_) return true;
-  data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
-  bytes_ = items * item_bytes(*dtype_);
-  Py_INCREF(object.ptr());
-  buffer_.obj = object.ptr();
+  const std::optional<DType> dtype = dtype_of(tensor.dtype);
+  if (!dtype) return true;
+  const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
+  std::byte* const data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  // What `tensor` points to is PyTorch's, and no longer valid once that has been called.
+  if (!denies(is.is_neg, object.ptr())) return true;
+  if (is_complex && !denies(is.is_conj, object.ptr())) return true;
+  PyObject* owner = object.ptr();
+  if (held && is.untyped_storage != nullptr) {
+    owner = call(is.untyped_storage, owner);
+    if (owner == nullptr) return true;
+  } else {
+    Py_INCREF(owner);
+  }
+  dtype_ = dtype;
+  data_ = data;
+  bytes_ = items * item_bytes(*dtype);
+  buffer_.obj = owner;
   kind_ = Kind::tensor;
   return true;
 }

@@ -13,13 +13,14 @@
 
 namespace rallypoint::python {
 
-// C-contiguous memory on the CPU, kept alive and in place while the view exists. Without the GIL a
-// view may only be moved.
+// C-contiguous memory on the CPU that holds its items as they are, kept alive while the view
+// exists. Without the GIL a view may only be moved.
 class View {
  public:
   View() = default;
-  // `as` says what the items are, where the array cannot (bfloat16 in NumPy).
-  View(nanobind::handle object, bool writable, std::optional<DType> as = {});
+  // `as` says what the items are, where the array cannot (bfloat16 in NumPy). A tensor that is
+  // `held` may be given other memory meanwhile; a buffer stays in place in any case.
+  View(nanobind::handle object, bool writable, std::optional<DType> as = {}, bool held = false);
   ~View() { release(); }
   View(View&& other) noexcept { swap(other); }
   View& operator=(View&& other) noexcept {
@@ -39,7 +40,7 @@ class View {
  private:
   enum class Kind : std::uint8_t { none, bad, buffer, tensor };
 
-  bool take_tensor(nanobind::handle object, bool writable);
+  bool take_tensor(nanobind::handle object, bool held);
   void take_buffer(nanobind::handle object, bool writable);
   void release();
   void swap(View& other) noexcept {

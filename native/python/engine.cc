@@ -6,7 +6,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "python/arguments.h"
 #include "python/buffer.h"
 #include "python/work.h"
 
@@ -42,19 +42,14 @@ class PythonCommunicator {
                      unsigned yields, nb::callable plan, double timeout_s, nb::callable is_alone,
                      bool synchronous_send, const std::vector<FarPeer>& peers,
                      const std::string& description, nb::callable site)
-      : communicator_(std::make_shared<Communicator>(fd, rank, ranks, WaitPolicy{spins, yields},
-                                                     addresses(peers), description)),
+      : communicator_(new Communicator(fd, rank, ranks, WaitPolicy{spins, yields}, addresses(peers),
+                                       description),
+                      let_go),
         plan_(std::move(plan)),
         is_alone_(std::move(is_alone)),
         site_(std::move(site)),
         timeout_s_(timeout_s),
         synchronous_send_(synchronous_send) {}
-  // What a forked child has is its parent's: peers are told nothing, and no thread of it is here.
-  ~PythonCommunicator() {
-    if (is_parents()) new std::shared_ptr<Communicator>(std::move(communicator_));
-  }
-  PythonCommunicator(const PythonCommunicator&) = delete;
-  PythonCommunicator& operator=(const PythonCommunicator&) = delete;
 
   int watch_peers() { return communicator_->region().watch_peers(); }
   Reach probe_memory() { return communicator_->memory().probe(); }
@@ -62,6 +57,9 @@ class PythonCommunicator {
     communicator_->memory().knows_itself = knows_itself;
     communicator_->memory().reach = reach;
   }
+
+  void set_timeout(double timeout_s) { timeout_s_ = timeout_s; }
+  std::uint64_t begun() const { return begun_; }
 
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
           nb::handle output) {
@@ -71,49 +69,50 @@ class PythonCommunicator {
   }
 
   // The same for arrays that nobody has looked at yet, which must not overlap. One side may be a
-  // list, of an array for each rank, all like the one on the other side.
+  // list, of an array for each rank, all like the one on the other side. If both are lists, arrays
+  // may be of any lengths.
   int run_apart(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
                 nb::handle output) {
-    if (PyList_CheckExact(input.ptr())) return run_list(collective, op, root, input, output, true);
-    if (PyList_CheckExact(output.ptr()))
-      return run_list(collective, op, root, output, input, false);
+    const bool many_in = PyList_CheckExact(input.ptr());
+    const bool many_out = PyList_CheckExact(output.ptr());
+    if (many_in && many_out) return run_lists(collective, op, root, input, output);
+    if (many_in) return run_list(collective, op, root, input, output, true);
+    if (many_out) return run_list(collective, op, root, output, input, false);
     const View source(input, false);
     const View target(output, true);
     if (overlap(source, target)) return kBadBuffer;
     return run(collective, op, root, source, target);
   }
 
-  // The general form: arrays or lists of arrays, one for each block, of any lengths.
+  // The general form, in the background: arrays or lists of arrays, one for each block, of any
+  // lengths. `plain`: arrays that nobody has looked at yet, as for `run_apart`, or, if `in_place`,
+  // also one that is both; the memory that tensors have now is kept. `waits`: until it is done.
   nb::object submit(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
                     nb::handle input, nb::handle output, int as, double factor, bool uneven,
-                    double timeout_s) {
-    release_finished();
+                    double timeout_s, bool plain, bool in_place, bool waits) {
+    const Releasing releasing;
     const auto work = std::make_shared<PythonWork>();
     std::optional<DType> dtype;
     if (as >= 0) dtype = static_cast<DType>(as);
-    const bool many_in = take(*work, input, false, dtype, work->inputs);
-    const bool many_out = take(*work, output, true, dtype, work->outputs);
-    if (!dtype || op >= kReduceOps) return nb::int_(kBadBuffer);
-    if (!applies(op, *dtype)) return nb::int_(kBadOperator);
-    const bool listed = many_in || many_out;
-    uneven |= differ(work->inputs) || differ(work->outputs);
-    Call& call = work->call;
-    call.what = operator_of(collective, op, root, *dtype);
-    call.timeout_s = timeout_s < 0 ? timeout_s_ : timeout_s;
+    if (!work->take(input, output, dtype, plain)) return nb::int_(kBadBuffer);
+    if (plain) {
+      if (needs_factor(op)) return nb::int_(kBadBuffer);
+      uneven = PyList_CheckExact(input.ptr()) && PyList_CheckExact(output.ptr());
+      const bool is_one = in_place && input.is(output);
+      if (!is_one && !is_plain(*work, uneven)) return nb::int_(kBadBuffer);
+    }
     std::uint64_t bytes = 0;
-    if (!describe(*work, collective, root, item_bytes(*dtype), listed, uneven, bytes)) {
-      return nb::int_(kBadBuffer);
-    }
-    if (static_cast<ReduceOp>(op) == ReduceOp::premul_sum && !premultiply(*work, *dtype, factor)) {
-      return nb::int_(kBadOperator);
-    }
+    const int code = prepare(*work, collective, op, root, factor, uneven, bytes);
+    if (code != 0) return nb::int_(code);
+    work->call.timeout_s = timeout_s < 0 ? timeout_s_ : timeout_s;
     work->communicator = communicator_;
     work->site = site_;
+    ++begun_;
     PythonHost host(&site_);
     if (bytes >= kLongBytes) host.before_wait();
-    const bool taken = communicator_->submit(call, work, bytes >= kLongBytes, host);
-    host.resume();
-    if (!taken) throw nb::python_error();
+    const bool begun = communicator_->submit(work->call, work, bytes >= kLongBytes, host);
+    if (begun && waits) communicator_->finish(*work, host);
+    host.finish();
     return nb::cast(work);
   }
 
@@ -135,12 +134,12 @@ class PythonCommunicator {
   }
 
   nb::object post(bool sends, int peer, std::int32_t tag, nb::handle buffer, int as,
-                  double timeout_s) {
-    release_finished();
+                  double timeout_s, bool plain) {
+    const Releasing releasing;
     const auto work = std::make_shared<PythonWork>();
     std::optional<DType> dtype;
     if (as >= 0) dtype = static_cast<DType>(as);
-    View view(buffer, !sends, dtype);
+    View view(buffer, !sends, dtype, plain);
     work->is_transfer = true;
     if (!fill(work->transfer, sends, peer, tag, view, timeout_s < 0 ? timeout_s_ : timeout_s)) {
       return nb::int_(kBadBuffer);
@@ -156,30 +155,39 @@ class PythonCommunicator {
   nb::object trouble() {
     Region& region = communicator_->region();
     if (!region.poisoned()) return nb::none();
-    Poison& poison = region.poison();
-    while (poison.state.load(std::memory_order_acquire) != 2) {
+    bool is_complete = false;
+    {
+      const WithoutGil released;
+      is_complete = region.await_details();
     }
-    return nb::make_tuple(static_cast<int>(poison.trouble), poison.culprit, poison.reporter,
-                          record(poison.theirs), record(poison.ours), poison.sent, poison.expected,
-                          circle(poison), poison.timeout_s);
+    static const Poison none{};
+    const Poison& poison = is_complete ? region.poison() : none;
+    const Blame blame = region.blame();
+    return nb::make_tuple(static_cast<int>(blame.trouble), blame.culprit, blame.reporter,
+                          is_complete, record(poison.theirs), record(poison.ours), poison.sent,
+                          poison.expected, circle(poison), poison.timeout_s);
   }
 
   void leave() {
-    if (!is_parents()) communicator_->leave();
+    if (!communicator_->is_parents()) communicator_->leave();
   }
   void abort() {
+    if (communicator_->is_parents()) return;
     Region& region = communicator_->region();
     region.spread(Trouble::aborted, static_cast<std::int32_t>(region.rank()), nullptr, nullptr);
   }
   std::int32_t pid(std::uint32_t rank) { return communicator_->region().state(rank).pid.load(); }
 
  private:
-  bool is_parents() const { return getpid() != process_; }
+  // A forked child says nothing to its parent's peers, and none of its parent's threads is there.
+  static void let_go(Communicator* communicator) {
+    if (!communicator->is_parents()) delete communicator;
+  }
 
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, const View& source,
           const View& target) {
     const std::optional<DType> dtype = common_dtype(source, target);
-    if (!dtype || op >= kReduceOps) return kBadBuffer;
+    if (!dtype || op >= kReduceOps || needs_factor(op)) return kBadBuffer;
     if (!applies(op, *dtype)) return kBadOperator;
     const std::uint64_t bytes = common_bytes(source.bytes(), target.bytes());
     const Program& program = planned(collective, root, bytes, false);
@@ -196,7 +204,7 @@ class PythonCommunicator {
   int run_list(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle arrays,
                nb::handle single, bool is_input) {
     const View view(single, is_input);
-    if (!view.dtype() || op >= kReduceOps) return kBadBuffer;
+    if (!view.dtype() || op >= kReduceOps || needs_factor(op)) return kBadBuffer;
     if (!applies(op, *view.dtype())) return kBadOperator;
     const std::uint64_t items = view.bytes() / item_bytes(*view.dtype());
     std::vector<View> views;
@@ -223,12 +231,58 @@ class PythonCommunicator {
     return carry_out(call, view.bytes() * listed);
   }
 
+  int run_lists(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
+                nb::handle output) {
+    Arguments given;
+    if (!given.take(input, output, {}, false) || !is_plain(given, true)) return kBadBuffer;
+    std::uint64_t bytes = 0;
+    const int code = prepare(given, collective, op, root, 1, true, bytes);
+    if (code != 0) return code;
+    given.call.timeout_s = timeout_s_;
+    return carry_out(given.call, std::max(given.input_bytes(), given.output_bytes()));
+  }
+
+  // Whether arrays can be used without a copy, and say themselves all that there is to check.
+  bool is_plain(const Arguments& given, bool uneven) const {
+    const std::uint32_t rank = communicator_->region().rank();
+    const auto& [inputs, outputs] = std::tie(given.inputs, given.outputs);
+    if (!given.are_apart()) return false;
+    if (!uneven) return !given.differ();
+    // Peers find out what does not fit theirs; for what stays here there is nobody else.
+    return rank < inputs.size() && rank < outputs.size() &&
+           inputs[rank].items == outputs[rank].items;
+  }
+
+  // Choose the program, and make the call of it. Returns 0 or what is wrong. `bytes` is the size
+  // that the program was chosen by.
+  int prepare(Arguments& given, std::uint32_t collective, std::uint32_t op, std::uint32_t root,
+              double factor, bool uneven, std::uint64_t& bytes) {
+    if (op >= kReduceOps) return kBadBuffer;
+    if (!applies(op, *given.dtype)) return kBadOperator;
+    uneven |= given.differ();
+    const std::uint64_t input = given.input_bytes();
+    const std::uint64_t output = given.output_bytes();
+    bytes = common_bytes(input, output);
+    const Program& program = planned(collective, root, uneven ? 0 : bytes, uneven);
+    if (uneven && !program.takes_uneven_blocks()) return kBadBuffer;
+    Call& call = given.call;
+    call.what = operator_of(collective, op, root, *given.dtype);
+    if (uneven) {
+      call.agreement = &planned(kAllReduce, 0, sizeof(std::int64_t), false);
+      call.count = given.largest();
+    } else {
+      call.count = block_bytes(program, input, output) / item_bytes(*given.dtype);
+    }
+    if (!given.fit(program, uneven)) return kBadBuffer;
+    return needs_factor(op) && !given.premultiply(factor) ? kBadOperator : 0;
+  }
+
   int carry_out(const Call& call, std::uint64_t bytes) {
+    ++begun_;
     PythonHost host(&site_);
     if (bytes >= kLongBytes) host.before_wait();
     const Trouble trouble = communicator_->run(call, host);
-    host.resume();
-    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
+    host.finish();
     return static_cast<int>(trouble);
   }
 
@@ -254,8 +308,7 @@ class PythonCommunicator {
     PythonHost host(&site_, &is_alone_);
     if (transfer.bytes >= kLongTransferBytes) host.before_wait();
     const Trouble trouble = communicator_->transfer(transfer, host);
-    host.resume();
-    if (trouble == Trouble::interrupted && PyErr_Occurred()) throw nb::python_error();
+    host.finish();
     return trouble;
   }
 
@@ -267,6 +320,9 @@ class PythonCommunicator {
     return all;
   }
 
+  static bool needs_factor(std::uint32_t op) {
+    return static_cast<ReduceOp>(op) == ReduceOp::premul_sum;
+  }
   static bool applies(std::uint32_t op, DType dtype) {
     return op == 0 || reducer(dtype, static_cast<ReduceOp>(op)) != nullptr;
   }
@@ -294,100 +350,6 @@ class PythonCommunicator {
   // A buffer that the program does not use may be anything.
   static bool holds(const View& view, std::uint64_t blocks, std::uint64_t block) {
     return blocks == 0 || view.bytes() == blocks * block;
-  }
-
-  // The arrays of one side of a call; returns whether it is a list. Without a common type, `dtype`
-  // is empty afterwards.
-  static bool take(PythonWork& work, nb::handle side, bool writable, std::optional<DType>& dtype,
-                   std::vector<Block>& blocks) {
-    const bool had_dtype = dtype.has_value() || !work.views.empty();
-    std::optional<DType> common = dtype;
-    bool is_good = !(had_dtype && !dtype && !work.inputs.empty());
-    const auto add = [&](nb::handle array) {
-      View view(array, writable, dtype);
-      is_good &= view.is_good();
-      if (view.is_none() || !is_good) return;
-      if (!common) common = view.dtype();
-      is_good &= view.dtype() == common;
-      blocks.push_back({view.data(), view.bytes() / item_bytes(*common)});
-      work.views.push_back(std::move(view));
-    };
-    const bool is_list = nb::isinstance<nb::list>(side) || nb::isinstance<nb::tuple>(side);
-    if (is_list) {
-      for (nb::handle array : side) add(array);
-    } else {
-      add(side);
-    }
-    dtype = is_good ? common : std::nullopt;
-    return is_list;
-  }
-
-  static bool differ(const std::vector<Block>& blocks) {
-    return std::any_of(blocks.begin(), blocks.end(),
-                       [&](const Block& block) { return block.items != blocks[0].items; });
-  }
-  static std::uint64_t items_of(const std::vector<Block>& blocks) {
-    std::uint64_t items = 0;
-    for (const Block& block : blocks) items += block.items;
-    return items;
-  }
-
-  // Choose the program and say where its blocks are; returns whether the arrays fit it.
-  bool describe(PythonWork& work, std::uint32_t collective, std::uint32_t root, std::uint64_t item,
-                bool listed, bool uneven, std::uint64_t& bytes) {
-    Call& call = work.call;
-    const std::uint64_t input = items_of(work.inputs) * item;
-    const std::uint64_t output = items_of(work.outputs) * item;
-    bytes = common_bytes(input, output);
-    const Program& program = planned(collective, root, uneven ? 0 : bytes, uneven);
-    call.program = &program;
-    call.input = work.inputs.empty() ? nullptr : work.inputs[0].at;
-    call.output = work.outputs.empty() ? nullptr : work.outputs[0].at;
-    if (uneven) {
-      if (!program.takes_uneven_blocks()) return false;
-      call.agreement = &planned(kAllReduce, 0, sizeof(std::int64_t), false);
-      for (const auto& blocks : {work.inputs, work.outputs}) {
-        for (const Block& block : blocks) call.count = std::max(call.count, block.items);
-      }
-    } else {
-      call.count = block_bytes(program, input, output) / item;
-    }
-    if (listed || uneven) {
-      call.input_blocks = work.inputs.data();
-      call.output_blocks = work.outputs.data();
-    }
-    return fits(work.inputs, program.input_blocks, call, uneven) &&
-           fits(work.outputs, program.output_blocks, call, uneven);
-  }
-
-  // One array for each block, or, if all are of one length, a single array of them.
-  static bool fits(std::vector<Block>& blocks, std::uint32_t wanted, const Call& call,
-                   bool uneven) {
-    if (wanted == 0) return true;
-    if (blocks.size() == wanted) {
-      return uneven || items_of(blocks) == wanted * call.count;
-    }
-    if (uneven || blocks.size() != 1 || blocks[0].items != wanted * call.count) return false;
-    if (call.input_blocks == nullptr) return true;
-    const std::uint64_t step = call.count * item_bytes(call.what.dtype);
-    std::byte* const first = blocks[0].at;
-    blocks.clear();
-    for (std::uint32_t i = 0; i < wanted; ++i) blocks.push_back({first + i * step, call.count});
-    return true;
-  }
-
-  // The input, scaled, takes the input's place.
-  static bool premultiply(PythonWork& work, DType dtype, double factor) {
-    const std::uint64_t item = item_bytes(dtype);
-    work.staging.resize(items_of(work.inputs) * item);
-    std::byte* at = work.staging.data();
-    for (Block& block : work.inputs) {
-      if (!scale(dtype, at, block.at, block.items, factor)) return false;
-      block.at = at;
-      at += block.items * item;
-    }
-    work.call.input = work.staging.data();
-    return true;
   }
 
   const Program& planned(std::uint32_t collective, std::uint32_t root, std::uint64_t bytes,
@@ -420,12 +382,12 @@ class PythonCommunicator {
                           std::uint64_t{record.count});
   }
 
-  const pid_t process_ = getpid();
   std::shared_ptr<Communicator> communicator_;
   nb::callable plan_;
   nb::callable is_alone_;
   nb::callable site_;
   double timeout_s_;
+  std::uint64_t begun_ = 0;  // collectives; only touched with the GIL held
   bool synchronous_send_;
 };
 
@@ -441,12 +403,11 @@ void bind_engine(nb::module_& module) {
   nb::class_<PythonWork>(module, "Work")
       .def("wait", &PythonWork::wait)
       .def("test", &PythonWork::test)
+      .def("end", &PythonWork::end)
       .def("watch", &PythonWork::watch)
-      .def("peer",
-           [](const PythonWork& work) {
-             return work.transfer.peer == kAnyRank ? -1 : static_cast<int>(work.transfer.peer);
-           })
-      .def("trouble", [](const PythonWork& work) { return static_cast<int>(work.trouble()); });
+      .def("peer", [](const PythonWork& work) {
+        return work.transfer.peer == kAnyRank ? -1 : static_cast<int>(work.transfer.peer);
+      });
   nb::class_<PythonCommunicator>(module, "Communicator")
       .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double,
                     nb::callable, bool, const std::vector<FarPeer>&, const std::string&,
@@ -455,6 +416,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"),
            nb::arg("peers"), nb::arg("description"), nb::arg("site"))
       .def("watch_peers", &PythonCommunicator::watch_peers)
+      .def_prop_ro("begun", &PythonCommunicator::begun)
       .def("probe_memory", &PythonCommunicator::probe_memory)
       .def("set_reach", &PythonCommunicator::set_reach, nb::arg("reach"),
            nb::arg("knows_itself") = true)
@@ -465,12 +427,16 @@ void bind_engine(nb::module_& module) {
       .def("run_apart", &PythonCommunicator::run_apart, nb::arg(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none())
       .def("submit", &PythonCommunicator::submit, nb::arg("collective"), nb::arg("op"),
-           nb::arg("root"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("dtype"),
-           nb::arg("factor"), nb::arg("uneven"), nb::arg("timeout_s"))
+           nb::arg("root"), nb::arg("source").none(), nb::arg("target").none(),
+           nb::arg("dtype") = -1, nb::arg("factor") = 1.0, nb::arg("uneven") = false,
+           nb::arg("timeout_s") = -1.0, nb::arg("plain") = false, nb::arg("in_place") = false,
+           nb::arg("waits") = false)
       .def("send", &PythonCommunicator::send)
       .def("receive", &PythonCommunicator::receive)
       .def("post", &PythonCommunicator::post, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),
-           nb::arg("buffer"), nb::arg("dtype"), nb::arg("timeout_s"))
+           nb::arg("buffer"), nb::arg("dtype") = -1, nb::arg("timeout_s") = -1.0,
+           nb::arg("plain") = false)
+      .def("set_timeout", &PythonCommunicator::set_timeout)
       .def("trouble", &PythonCommunicator::trouble)
       .def("leave", &PythonCommunicator::leave, nb::call_guard<WithoutGil>())
       .def("abort", &PythonCommunicator::abort)

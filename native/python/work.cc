@@ -8,6 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "engine/progress_thread.h"
+
 namespace nb = nanobind;
 
 namespace rallypoint::python {
@@ -15,19 +17,22 @@ namespace {
 
 constexpr double kForeverS = 1e9;
 
-// Never destroyed: threads may outlive whatever else ends with the process.
 struct Finished {
   std::mutex mutex;
   std::vector<std::shared_ptr<PythonWork>> to_release;
   std::deque<std::shared_ptr<PythonWork>> watched;
   std::condition_variable is_watched;
-  std::atomic<bool> has_any{false};
+  std::atomic<bool> has_any{false};    // to release
+  std::atomic<bool> is_called{false};  // Python's main thread, to release them
   bool is_closed = false;
 };
 
+// Whether this thread is about to release them.
+thread_local bool comes_by = false;
+
 Finished& finished() {
-  static auto* const state = new Finished;
-  return *state;
+  static constinit PerProcess<Finished> state;
+  return state.get();
 }
 
 int release_later(void*) {
@@ -37,35 +42,42 @@ int release_later(void*) {
 
 }  // namespace
 
+Releasing::Releasing() : outer_(std::exchange(comes_by, true)) {}
+
+Releasing::~Releasing() {
+  comes_by = outer_;
+  release_finished();
+}
+
 bool PythonHost::is_interrupted() {
   const bool released = thread_ != nullptr;
   resume();
-  const bool interrupted = PyErr_CheckSignals() != 0;
+  const bool interrupted = PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
   if (released && !interrupted) before_wait();
   return interrupted;
 }
 
-bool PythonHost::is_alone() {
-  if (is_alone_ == nullptr) return false;
+template <typename Answer>
+Answer PythonHost::ask(const nb::callable& question, Answer otherwise) {
   const bool released = thread_ != nullptr;
   resume();
-  const bool alone = nb::cast<bool>((*is_alone_)());
+  if (PyErr_Occurred() == nullptr) {
+    try {
+      otherwise = nb::cast<Answer>(question());
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) error.restore();
+    } catch (const nb::cast_error&) {  // what only tells must not fail
+    }
+  }
   if (released) before_wait();
-  return alone;
+  return otherwise;
 }
+
+bool PythonHost::is_alone() { return is_alone_ != nullptr && ask(*is_alone_, false); }
 
 std::string PythonHost::site() {
   if (site_ == nullptr || !site_->is_valid()) return {};
-  const bool released = thread_ != nullptr;
-  resume();
-  std::string text;
-  try {
-    text = nb::cast<std::string>((*site_)());
-  } catch (const std::exception&) {  // what only tells must not fail
-    PyErr_Clear();
-  }
-  if (released) before_wait();
-  return text;
+  return ask(*site_, std::string());
 }
 
 // Between on_done and done there is one more step, of a thread that waits for nobody.
@@ -73,7 +85,16 @@ void PythonWork::await_last_step() const {
   while (!is_done()) sleep(1000);
 }
 
-bool PythonWork::wait(double timeout_s) {
+// If it was done before the fork, the child knows as much as its parent.
+void PythonWork::refuse_in_child() const {
+  if (generation_ == generation() || is_done()) return;
+  throw nb::value_error(
+      "this operation belongs to the process that forked this one; wait for it there");
+}
+
+int PythonWork::wait(double timeout_s) {
+  refuse_in_child();
+  const Releasing releasing;
   if (communicator == nullptr) {
     await_last_step();  // it has been released already
   } else if (!is_done()) {
@@ -83,33 +104,41 @@ bool PythonWork::wait(double timeout_s) {
     const nb::callable kept_is_alone = is_alone;
     PythonHost host(&kept_site, kept_is_alone.is_valid() ? &kept_is_alone : nullptr);
     const double most_s = timeout_s < 0 ? kForeverS : timeout_s;
-    const bool done =
-        is_transfer ? kept->wait(transfer, *this, most_s, host) : kept->wait(*this, most_s, host);
-    host.resume();
-    if (!done && PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (is_transfer) {
+      kept->wait(transfer, *this, most_s, host);
+    } else {
+      kept->wait(*this, most_s, host);
+    }
+    host.finish();
   }
-  release_finished();
-  return is_done();
+  return end();
 }
 
-bool PythonWork::test() {
+int PythonWork::test() {
+  refuse_in_child();
+  const Releasing releasing;
   if (communicator == nullptr) {
     await_last_step();
   } else if (!is_done()) {
+    // Getting on may mean to carry out all of a large collective.
     const std::shared_ptr<Communicator> kept = communicator;
+    const WithoutGil without_gil;
     kept->progress(false);
   }
-  release_finished();
-  return is_done();
+  return end();
 }
 
 bool PythonWork::watch() {
+  refuse_in_child();
+  bool is_under_way = false;
   {
     const std::lock_guard lock(finished().mutex);
-    if (!is_finished_) {
-      is_watched_ = true;
-      return true;
-    }
+    is_under_way = is_watched_ = !is_finished_;
+  }
+  if (is_under_way) {
+    // Whoever asks does not help, as one who waits does.
+    ProgressThread::instance().notify(true);
+    return true;
   }
   await_last_step();
   return false;
@@ -126,14 +155,17 @@ void PythonWork::on_done() {
   Finished& state = finished();
   const std::lock_guard lock(state.mutex);
   is_finished_ = true;
-  if (state.is_closed) return;
+  // Also when the process ends, and nobody will come by: this thread may be the last to know of it,
+  // and must not release it.
   state.to_release.push_back(shared_from_this());
+  if (state.is_closed) return;
   if (is_watched_) {
     state.watched.push_back(shared_from_this());
     state.is_watched.notify_one();
   }
+  state.has_any.store(true, std::memory_order_relaxed);
   // Python's main thread will come by, if nobody else does.
-  if (!state.has_any.exchange(true)) Py_AddPendingCall(release_later, nullptr);
+  if (!comes_by && !state.is_called.exchange(true)) Py_AddPendingCall(release_later, nullptr);
 }
 
 void release_finished() {
@@ -144,6 +176,7 @@ void release_finished() {
     const std::lock_guard lock(state.mutex);
     works.swap(state.to_release);
     state.has_any.store(false, std::memory_order_relaxed);
+    state.is_called.store(false, std::memory_order_relaxed);
   }
   for (const auto& work : works) work->release();
 }

@@ -8,15 +8,17 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "engine/communicator.h"
-#include "python/buffer.h"
+#include "engine/process.h"
+#include "python/arguments.h"
 #include "python/gil.h"
 
 namespace rallypoint::python {
 
-// Holds the GIL for short waits, gives it up for long ones, and lets Ctrl-C through.
+// Holds the GIL for short waits, gives it up for long ones, and lets Ctrl-C through: what a signal
+// handler raises, wherever that was, ends the wait, and `finish` raises it again when the engine
+// has let go of everything. No exception passes through the engine.
 class PythonHost final : public Host {
  public:
   // `is_alone`: whether no other thread of Python's may communicate.
@@ -24,40 +26,53 @@ class PythonHost final : public Host {
   explicit PythonHost(const nanobind::callable* site, const nanobind::callable* is_alone = nullptr)
       : site_(site), is_alone_(is_alone) {}
   ~PythonHost() override { resume(); }
+  PythonHost(const PythonHost&) = delete;
+  PythonHost& operator=(const PythonHost&) = delete;
   void before_wait() override {
     if (thread_ == nullptr) thread_ = PyEval_SaveThread();
   }
   bool is_interrupted() override;
   bool is_alone() override;
   std::string site() override;
+  // The wait is over, however it ended.
+  void finish() {
+    resume();
+    if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
+  }
+
+ private:
   void resume() {
     if (thread_ != nullptr) take_gil(thread_);
     thread_ = nullptr;
   }
+  // With the GIL: call what Python gave us; what is no error, but Ctrl-C, stays set.
+  template <typename Answer>
+  Answer ask(const nanobind::callable& question, Answer otherwise);
 
- private:
   const nanobind::callable* site_;
   const nanobind::callable* is_alone_;
   PyThreadState* thread_ = nullptr;
 };
 
-class PythonWork final : public Work, public std::enable_shared_from_this<PythonWork> {
+inline constexpr int kNotDone = -1;
+
+class PythonWork final : public Work,
+                         public Arguments,
+                         public std::enable_shared_from_this<PythonWork> {
  public:
-  Call call{};
   Transfer transfer;
   bool is_transfer = false;
   nanobind::callable is_alone;
   nanobind::callable site;
   std::shared_ptr<Communicator> communicator;
-  std::vector<View> views;
-  std::vector<Block> inputs;
-  std::vector<Block> outputs;
-  std::vector<std::byte> staging;
 
-  // Returns whether it is done; raises what a signal handler raises. Negative: however long it is.
-  bool wait(double timeout_s);
+  // Once it is done, returns its trouble; else kNotDone. Raises what a signal handler raises.
+  // Negative: however long it takes.
+  int wait(double timeout_s);
   // The same without waiting, but getting on.
-  bool test();
+  int test();
+  // The same without getting on.
+  int end() const { return is_done() ? static_cast<int>(trouble()) : kNotDone; }
   // Ask for it to be returned by next_done; false if it is done already.
   bool watch();
   void release();
@@ -65,13 +80,27 @@ class PythonWork final : public Work, public std::enable_shared_from_this<Python
 
  private:
   void on_done() override;
+  void refuse_in_child() const;
 
+  const unsigned generation_ = generation();
   bool is_watched_ = false;  // under the lock of the finished
   bool is_finished_ = false;
 };
 
 // Release what finished operations have kept alive. With the GIL.
 void release_finished();
+// The same at the end of a block, so that nobody need be called for what is finished within it by
+// this thread. Begins and ends with the GIL.
+class Releasing {
+ public:
+  Releasing();
+  ~Releasing();
+  Releasing(const Releasing&) = delete;
+  Releasing& operator=(const Releasing&) = delete;
+
+ private:
+  bool outer_;
+};
 // Waits for an operation that was watched to be done; null when the process ends.
 std::shared_ptr<PythonWork> next_done();
 // The process ends: nothing must touch Python any more.

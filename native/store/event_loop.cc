@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -313,6 +314,8 @@ void EventLoop::log_once(const HostAddress& host, const char* reason) {
   const std::string line = "rallypoint store: closed a connection from " + text_of(host) + ": " +
                            reason + " (further ones from there are not logged)\n";
   // A full pipe loses the line: the server never waits for whoever reads its log.
+  pollfd room{log_, POLLOUT, 0};
+  if (poll(&room, 1, 0) != 1) return;
   if (::write(log_, line.data(), line.size()) < 0) return;
 }
 

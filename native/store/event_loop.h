@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "store/descriptors.h"
+#include "descriptors.h"
 #include "store/machine.h"
 
 namespace rallypoint::store {

@@ -9,10 +9,19 @@ from numpy.typing import NDArray
 # number of the call, collective, reduce op, dtype, root or tag, items of a block
 Record: TypeAlias = tuple[int, int, int, int, int, int]
 
-# trouble, culprit, reporter, what each of them called, bytes sent and expected, a circle (rank,
-# whether it sends, peer, tag), and how long was waited
+# trouble, culprit, reporter, whether the rest is known, what each of them called, bytes sent and
+# expected, a circle (rank, whether it sends, peer, tag), and how long was waited
 Trouble: TypeAlias = tuple[
-    int, int, int, Record | None, Record | None, int, int, list[tuple[int, bool, int, int]], float
+    int,
+    int,
+    int,
+    bool,
+    Record | None,
+    Record | None,
+    int,
+    int,
+    list[tuple[int, bool, int, int]],
+    float,
 ]
 
 # rank, pid, and descriptors of connections: for control, for mail, for data
@@ -27,16 +36,16 @@ def region_bytes(ranks: int) -> int:
 class Work:
     """An operation under way; see rallypoint.engine.work."""
 
-    def wait(self, timeout_s: float, /) -> bool:
-        """Wait until it is done or the time is over (negative: never); whether it is done."""
-    def test(self) -> bool:
-        """Whether it is done, getting on without waiting."""
+    def wait(self, timeout_s: float, /) -> int:
+        """Wait until it is done or the time is over (negative: never); returns as `end`."""
+    def test(self) -> int:
+        """Get on without waiting; returns as `end`."""
+    def end(self) -> int:
+        """0 if it is done and went well, a trouble's number, or -1: it is not done."""
     def watch(self) -> bool:
         """Have it returned by `next_done`; False if it is done already."""
     def peer(self) -> int:
         """Of a send or receive: the other rank; -1 while any may be."""
-    def trouble(self) -> int:
-        """Once it is done: 0, or a trouble's number."""
 
 def next_done() -> Work | None:
     """Wait for an operation that was watched to be done; None when the process ends."""
@@ -79,6 +88,9 @@ class Communicator:
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""
+    @property
+    def begun(self) -> int:
+        """How many collectives this rank has begun."""
     def probe_memory(self) -> int:
         """What can be read of all other ranks of this host: 1 for arenas, 2 for private memory."""
     def set_reach(self, reach: int, knows_itself: bool = True) -> None:
@@ -88,28 +100,66 @@ class Communicator:
     def run_apart(
         self, collective: int, op: int, root: int, source: object, target: object, /
     ) -> int:
-        """The same for arrays that may not overlap, one of which may be a list of such: else -1."""
+        """The same for arrays that may not overlap, or lists of such: else -1."""
     def submit(
         self,
         collective: int,
         op: int,
         root: int,
-        input: object,  # noqa: A002 - the native name
-        output: object,
-        dtype: int,
-        factor: float,
-        uneven: bool,
-        timeout_s: float,
+        source: object,
+        target: object,
+        dtype: int = -1,
+        factor: float = 1.0,
+        uneven: bool = False,
+        timeout_s: float = -1.0,
+        plain: bool = False,
+        in_place: bool = False,
+        waits: bool = False,
     ) -> Work | int:
-        """Begin a collective in the background; -1 and -2 as `run`."""
+        """Begin a collective that goes on in the background; those of one communicator in order.
+
+        Args:
+            source, target: an array of all blocks, or a list of arrays, one for each block; None
+                where this rank has none. They are kept alive until the operation is over.
+            dtype: what the items are (index into DTYPES), where the arrays cannot say it.
+            factor: for PREMUL_SUM, what this rank's input is multiplied by.
+            uneven: blocks may be of different lengths, also on other ranks; the same on all ranks.
+                Lists of arrays of different lengths are uneven in any case.
+            timeout_s: how long it may wait for a peer; negative for the communicator's.
+            plain: refuse what nobody has looked at yet and `run_apart` would refuse. The memory
+                that tensors have now is used, even if they are given other memory.
+            in_place: then source and target may be the same array.
+            waits: return only once it is done. What interrupts that, as Ctrl-C, ends the operation
+                and the group, and leaves the arrays alone from then on.
+
+        Returns:
+            The work; or, with nothing done, -1 or -2 as `run`.
+        """
     def send(self, to: int, tag: int, buffer: object, /) -> int:
         """Send to a rank: 0, a trouble's number, or -1."""
     def receive(self, source: int, tag: int, buffer: object, /) -> int:
         """Receive from a rank, or any (-1): the sender, -1, or -10 minus a trouble's number."""
     def post(
-        self, sends: bool, peer: int, tag: int, buffer: object, dtype: int, timeout_s: float
+        self,
+        sends: bool,
+        peer: int,
+        tag: int,
+        buffer: object,
+        dtype: int = -1,
+        timeout_s: float = -1.0,
+        plain: bool = False,
     ) -> Work | int:
-        """Begin to send or receive; -1 as `run`, -3 if too many are outstanding."""
+        """Begin to send to a rank, or to receive from one; -1 is any rank.
+
+        Messages of one tag from one rank arrive in the order in which they were sent. Up to 32 KiB
+        are on their way when this returns (docs/decisions/041-mailbox.md). Otherwise as `submit`.
+
+        Returns:
+            The work, whose `peer` is the sender in the end; or, with nothing done, -1 as `run`, or
+            -3: too many are outstanding.
+        """
+    def set_timeout(self, timeout_s: float, /) -> None:
+        """Of operations that begin from now on, unless they have one of their own."""
     def trouble(self) -> Trouble | None:
         """What ended this communicator, or None."""
     def leave(self) -> None:

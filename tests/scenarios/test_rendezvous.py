@@ -6,6 +6,9 @@ A line with `>` is done to the cluster, the others are what happens, with the ti
                                           etcd yes
     > start A B | kill A | leave A | fail A | succeed A | cut A B | C D | mend | wait S
     > etcd away | etcd here
+
+After a deliberate change, `python -m pytest tests/scenarios --write-scenarios` writes them anew;
+read the difference as carefully as the change.
 """
 
 from __future__ import annotations
@@ -62,7 +65,10 @@ def _cluster(text: str) -> SimCluster:
         endpoints=int(given.get("endpoints", 1)),
         quorum=given.get("quorum", "members"),
         max_restarts=int(given.get("restarts", 3)),
-        patience=Patience(join_timeout_s=float(given.get("join-timeout", 600))),
+        patience=Patience(
+            join_timeout_s=float(given.get("join-timeout", 600)),
+            most_beats=5,  # as in a large job: a beat a second
+        ),
         wishes=wishes,
         has_etcd="etcd" in given,
     )

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rallypoint.testing.hosts import Hosts
@@ -34,7 +34,10 @@ while not os.path.exists("go"):
 
 
 class Agents:
-    """`rallypoint run` on several hosts, in one directory that all share."""
+    """`rallypoint run` on several hosts, in one directory that all share.
+
+    Leave it as a context: what is then left of them fails the test, and all cables are mended.
+    """
 
     def __init__(self, hosts: Hosts, directory: Path) -> None:
         self.hosts = hosts
@@ -44,17 +47,42 @@ class Agents:
         self._script.write_text(WORKER)
         self.flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host1:29400", "--rdzv-id", "j"]
 
-    def start(self, number: int, *flags: str, workers: int = 1, token: str = "secret") -> None:
-        """An agent on a host; a flag given here replaces the common one."""
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        left = [host.number for host in self.hosts.hosts if self.end_all(host.number)]
+        self.hosts.repair()
+        assert left == []
+
+    def start(
+        self,
+        number: int,
+        *flags: str,
+        workers: int = 1,
+        token: str = "secret",
+        out: int | None = None,
+        err: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """An agent on a host; a flag given here replaces the common one.
+
+        What it writes goes to `output`, or to these descriptors.
+        """
         command = [sys.executable, "-m", "rallypoint", "run", *self.flags]
         command += ["--nproc-per-node", str(workers), *flags, str(self._script)]
-        with self.output(number).open("wb") as out:
+        with self.output(number).open("wb") as file:
             self._processes[number] = self.hosts[number].popen(
                 command,
-                stdout=out,
-                stderr=subprocess.STDOUT,
+                stdout=file if out is None else out,
+                stderr=file if err is None else err,
                 cwd=self.directory,
-                env={**os.environ, "RALLYPOINT_TOKEN": token, "TMPDIR": str(self.directory)},
+                env={
+                    **os.environ,
+                    **({"RALLYPOINT_TOKEN": token} if token else {}),
+                    "TMPDIR": str(self.directory),
+                    **(environ or {}),
+                },
             )
 
     def output(self, number: int) -> Path:
@@ -70,7 +98,7 @@ class Agents:
             path.name.removeprefix("up."): path.read_text() for path in self.directory.glob("up.*")
         }
 
-    def wait_for(self, expected: dict[str, str], *, within_s: float = 20.0) -> float:
+    def wait_for(self, expected: dict[str, str], *, within_s: float = 60.0) -> float:
         """Until workers of these hosts have said exactly this; the seconds it took."""
         begin = time.monotonic()
         while True:
@@ -80,20 +108,20 @@ class Agents:
             assert time.monotonic() - begin < within_s, (found, self.story())
             time.sleep(0.01)
 
-    def wait_until_said(self, number: int, text: str, *, within_s: float = 10.0) -> None:
+    def wait_until_said(self, number: int, text: str, *, within_s: float = 30.0) -> None:
         """Until the agent of a host has written this."""
         deadline = time.monotonic() + within_s
         while text not in self.said(number):
             assert time.monotonic() < deadline, (text, self.story())
             time.sleep(0.02)
 
-    def finish(self, numbers: Iterable[int], *, within_s: float = 20.0) -> None:
+    def finish(self, numbers: Iterable[int], *, within_s: float = 60.0) -> None:
         """Let the workers end, and expect success of these agents."""
         (self.directory / "go").touch()
         for number in numbers:
             assert self.ended(number, within_s=within_s) == 0, self.story()
 
-    def ended(self, number: int, *, within_s: float = 20.0) -> int:
+    def ended(self, number: int, *, within_s: float = 60.0) -> int:
         """The exit status of an agent, once there is one."""
         try:
             return self._processes[number].wait(within_s)
@@ -103,10 +131,17 @@ class Agents:
     def runs(self, number: int) -> bool:
         return self._processes[number].poll() is None
 
-    def send(self, number: int, signal_number: signal.Signals) -> None:
-        """A signal to the agent itself, not to nsenter, which started it."""
+    def pid(self, number: int) -> int:
+        """Of the agent itself, not of nsenter, which started it."""
         (pid,) = children(self._processes[number].pid)
-        os.kill(pid, signal_number)
+        return pid
+
+    def send(self, number: int, signal_number: signal.Signals) -> None:
+        """A signal to the agent."""
+        nsenter = self._processes[number].pid
+        os.kill(self.pid(number), signal_number)
+        if signal_number == signal.SIGCONT:
+            os.kill(nsenter, signal.SIGCONT)  # it stops with its child
 
     def kill_worker(self, number: int) -> None:
         """With -9, the first worker of a host: a child of the guardian, a child of the agent."""
@@ -120,8 +155,9 @@ class Agents:
         if process is not None and process.poll() is None:
             for pid in children(process.pid):
                 os.kill(pid, signal.SIGKILL)
+            process.send_signal(signal.SIGCONT)
             process.wait()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while left := [pid for pid in children(self.hosts[number].pid) if not is_zombie(pid)]:
             if time.monotonic() > deadline:
                 return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -115,7 +116,7 @@ def test_mpis_take_part(bench: Bench, name: str, monkeypatch: pytest.MonkeyPatch
     for variable, value in SHARE.items():
         monkeypatch.setenv(variable, value)
     if not (default_cache() / name / "made").exists():
-        pytest.skip(f"{name} is not there: rallypoint bench all_reduce --vs {name} --get-mpi")
+        pytest.skip(f"{name} is not installed: rallypoint bench all_reduce --vs {name} --get-mpi")
     status, out, err = bench.run("all_reduce", "--sizes", "8,64K", "--rounds", "1", "--vs", name)
     assert status == 0, err
     assert f"{name} (" in out
@@ -127,11 +128,16 @@ def test_mpis_take_part(bench: Bench, name: str, monkeypatch: pytest.MonkeyPatch
 def test_whatever_ends_it_nothing_is_left(bench: Bench, number: signal.Signals) -> None:
     process = bench.start_and_wait("all_reduce", *ENDLESS)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
-    if number == signal.SIGKILL:  # what it had for itself stays, as always
-        for path in bench.directory.glob("rallypoint-bench-*/[01]"):
-            path.unlink()
-            path.parent.rmdir() if not list(path.parent.iterdir()) else None
+    _, err = process.communicate(timeout=60)
+    if number == signal.SIGKILL:  # what it had for itself stays, and a host may still have begun
+        deadline = time.monotonic() + 20
+        while any(bench.directory.glob("rallypoint-bench-*")) and time.monotonic() < deadline:
+            for path in bench.directory.glob("rallypoint-bench-*/[01]"):
+                path.unlink(missing_ok=True)
+            for path in bench.directory.glob("rallypoint-bench-*"):
+                with contextlib.suppress(OSError):  # it is not empty yet
+                    path.rmdir()
+            time.sleep(0.1)
     else:
         assert process.returncode == 128 + number
         assert "Traceback" not in err

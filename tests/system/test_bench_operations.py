@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import SOON_S
 from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.system
@@ -131,13 +132,16 @@ def test_an_interrupted_bench_leaves_nothing(launch: Launch) -> None:
         process = launch.start(
             *words, launcher=launcher, environ={"RALLYPOINT_MPI_ENV": f"mpich={prefix}"}
         )
-        while "bytes" not in launch.out:
+        deadline = time.monotonic() + 60
+        while len(launch.running()) < 6 or "bytes" not in launch.out:
+            # bench, run, two workers of each; the table begins
+            assert time.monotonic() < deadline, launch.err
+            assert process.poll() is None, launch.err
             time.sleep(0.01)
-        assert len(launch.running()) >= 6  # bench, run, two workers of each
         process.send_signal(number)
-        assert process.wait(20) == 128 + number
+        assert process.wait(60) == 128 + number
         assert "Traceback" not in launch.err
-        assert launch.left_over(within_s=2.0) == []
+        assert launch.left_over(within_s=SOON_S) == []
         assert list(launch.directory.glob("rallypoint*")) == []
 
 

@@ -82,6 +82,13 @@ def test_keys(store: Store) -> None:
     assert store.delete_key("k")
     assert not store.delete_key("k")
     assert store.num_keys() == before - 1
+    if not isinstance(store, Store):
+        return  # torch's, which deletes one key at a time
+    many = [f"many/{number}" for number in range(2500)]
+    store.multi_set(many[::2], ["x"] * 1250)
+    assert store.delete_keys(many) == 1250
+    assert store.delete_keys([]) == 0
+    assert store.num_keys() == before - 1
 
 
 def test_values_of_any_size(store: Store) -> None:

@@ -41,10 +41,9 @@ store.close()
 """
 
 
-def test_killed_writers_never_leave_a_torn_value(tmp_path: Path) -> None:
+def test_killed_writers_never_leave_a_torn_value(tmp_path: Path, seed: int) -> None:
     path = str(tmp_path / "store")
     observer = FileStore(path, run_id="run")
-    seed = int(time.time())
     chance = random.Random(seed)
     processes = [
         subprocess.Popen([sys.executable, "-c", WRITER, path, str(i)], stderr=subprocess.PIPE)
@@ -61,7 +60,7 @@ def test_killed_writers_never_leave_a_torn_value(tmp_path: Path) -> None:
         observer.set("stop", "")
         for i, process in enumerate(processes):
             _, errors = process.communicate(timeout=60)
-            assert process.returncode == (-9 if i in KILLED else 0), (seed, errors.decode())
+            assert process.returncode == (-9 if i in KILLED else 0), errors.decode()
     finally:
         for process in processes:
             process.kill()

@@ -160,10 +160,8 @@ while True:
 """
 
 
-def test_a_record_is_never_read_torn() -> None:
+def test_a_record_is_never_read_torn(seed: int) -> None:
     """While its owner writes more than a million calls in a second, and after it was killed."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     chance = random.Random(seed)
     memory = os.memfd_create(FLIGHT_RECORD_NAME)
     os.truncate(memory, 2 * FLIGHT_RECORD_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.conftest import parent_of
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
@@ -93,28 +95,22 @@ def test_end_spares_the_guardian_for_the_next_workers(guardian: Guardian) -> Non
         assert (ended.kind, ended.status) == (ReportKind.ENDED, 0)
 
 
-def test_orphans_are_reaped_while_others_run(guardian: Guardian) -> None:
-    spawn(guardian, 0, "sh", "-c", "for i in 1 2 3 4 5; do (setsid true &); done; sleep 600")
+def test_orphans_are_reaped_while_others_run(guardian: Guardian, tmp_path: Path) -> None:
+    """Each says which process it is, and ends when all have been found to be the guardian's."""
+    orphan = "echo $$ > part.$$; mv part.$$ orphan.$$; until [ -e go ]; do sleep 0.02; done"
+    start = f"for i in 1 2 3 4 5; do (setsid sh -c '{orphan}' &); done; sleep 600"
+    spawn(guardian, 0, "sh", "-c", start, directory=str(tmp_path))
     read(guardian, 1)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        time.sleep(0.05)
-        zombies = [
-            entry.name
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and is_zombie_of(entry, guardian.pid)
-        ]
-        if not zombies:
-            return
-    raise AssertionError(f"zombies stay: {zombies}")
-
-
-def is_zombie_of(entry: Path, parent: int) -> bool:
-    try:
-        state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:
-        return False
-    return state == "Z" and int(ppid) == parent
+    deadline = time.monotonic() + 60
+    while len(pids := [int(path.read_text()) for path in tmp_path.glob("orphan.*")]) < 5:
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.02)
+    processes = [Path(f"/proc/{pid}") for pid in pids]
+    assert {parent_of(process) for process in processes} == {guardian.pid}
+    (tmp_path / "go").touch()
+    while left := [process.name for process in processes if process.exists()]:
+        assert time.monotonic() < deadline, f"zombies stay: {left}"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +149,65 @@ def test_what_cannot_be_handed_to_a_program_is_refused(guardian: Guardian) -> No
         ReportKind.SPAWN_FAILED,
         "Argument list too long",
     )
+
+
+def boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_past_the_fence_everything_is_killed_and_nothing_starts(guardian: Guardian) -> None:
+    guardian.fence(boot_time() + 1.0)
+    for worker in range(3):
+        spawn(guardian, worker, *SLEEP)
+    read(guardian, 3)
+    guardian.fence(boot_time() + 2.0)  # renewed
+    began = time.monotonic()
+    reports = read(guardian, 4)
+    assert time.monotonic() - began > 1.5
+    assert reports[0].kind is ReportKind.FENCED
+    assert {(each.kind, each.status) for each in reports[1:]} == {(ReportKind.EXITED, 9)}
+    spawn(guardian, 3, *SLEEP)
+    (refused,) = read(guardian, 1)
+    assert (refused.kind, refused.status) == (ReportKind.SPAWN_FAILED, errno.ETIME)
+    guardian.fence(None)
+    spawn(guardian, 4, "true")
+    assert [report.kind for report in read(guardian, 2)] == [
+        ReportKind.STARTED,
+        ReportKind.EXITED,
+    ]
+
+
+def test_a_lease_that_is_read_late_holds(guardian: Guardian) -> None:
+    guardian.fence(boot_time() + 0.5)
+    spawn(guardian, 0, *SLEEP)
+    (started,) = read(guardian, 1)
+    os.kill(guardian.pid, signal.SIGSTOP)
+    guardian.fence(boot_time() + 600)
+    time.sleep(0.7)
+    os.kill(guardian.pid, signal.SIGCONT)
+    time.sleep(0.3)
+    assert Path(f"/proc/{started.pid}").exists()
+    assert guardian.read(wait=False) == []
+
+
+def test_requests_wait_for_a_guardian_that_does_not_read(
+    guardian: Guardian, tmp_path: Path
+) -> None:
+    """Also with their descriptors, of which the agent's own are closed at once."""
+    os.kill(guardian.pid, signal.SIGSTOP)
+    big = {"BIG": "x" * 100_000}
+    for worker in range(20):
+        out = os.open(tmp_path / str(worker), os.O_WRONLY | os.O_CREAT)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            fds = (0, out, 2, theirs.fileno(), theirs.fileno())
+            guardian.spawn(worker, ("/bin/echo", str(worker)), big, descriptors=fds)
+        os.close(out)
+    assert guardian.has_unsent
+    os.kill(guardian.pid, signal.SIGCONT)
+    reports = read(guardian, 40)
+    assert all(report.status == 0 for report in reports if report.kind is ReportKind.EXITED)
+    assert [(tmp_path / str(worker)).read_text() for worker in range(20)] == [
+        f"{worker}\n" for worker in range(20)
+    ]
+    assert not guardian.has_unsent

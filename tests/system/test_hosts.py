@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.cluster.interface import host_identity
 from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
@@ -53,6 +54,13 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         except OSError: pass
         time.sleep(0.02)
 """
+
+
+def test_processes_of_different_hosts_have_different_identities(three: Hosts) -> None:
+    """By which ranks learn whether they can share memory."""
+    code = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
+    told = [three[number].run(sys.executable, "-c", code) for number in (1, 1, 2, 3)]
+    assert len({*told, f"{host_identity()}\n"}) == 4
 
 
 def test_hosts_have_names_addresses_and_nothing_else(three: Hosts) -> None:

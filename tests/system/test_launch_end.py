@@ -79,6 +79,21 @@ def test_a_second_interrupt_kills_at_once(launch: Launch) -> None:
     assert launch.left_over() == []
 
 
+def test_who_is_waited_for_is_told(launch: Launch) -> None:
+    process = launch.start("--nproc-per-node", "2", launch.script(STUBBORN))
+    launch.wait_for("up.*", 2)
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 30
+    while "waiting" not in launch.err and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert launch.err == (
+        "rallypoint: waiting up to 29 s more for ranks 0-1 to end; a second interrupt (Ctrl-C)"
+        " kills them\n"
+    )
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
 def test_a_suspended_worker_is_ended_too(launch: Launch) -> None:
     script = launch.script(UP + "os.kill(os.getpid(), 19)\n")
     process = launch.start("--nproc-per-node", "2", script)

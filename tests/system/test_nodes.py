@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import SOON_S
 from tests.system.nodes import Agents
 
 from rallypoint.testing.hosts import Hosts
@@ -29,11 +30,8 @@ def hosts(needs_hosts: None) -> Iterator[Hosts]:
 
 @pytest.fixture
 def agents(hosts: Hosts, tmp_path: Path) -> Iterator[Agents]:
-    agents = Agents(hosts, tmp_path)
-    yield agents
-    left = [host.number for host in hosts.hosts if agents.end_all(host.number)]
-    hosts.repair()
-    assert left == []
+    with Agents(hosts, tmp_path) as agents:
+        yield agents
 
 
 def test_form_with_nodes_of_different_sizes(agents: Agents) -> None:
@@ -62,13 +60,15 @@ def test_grow_from_two_to_four(agents: Agents) -> None:
 
 def test_one_that_comes_late_waits_for_a_place_and_is_told_the_end(agents: Agents) -> None:
     for number in (1, 2):
-        agents.start(number, "--nnodes", "2", *QUICK)
+        agents.start(number, "--nnodes", "2", "--verbose", *QUICK)
     agents.wait_for({"host1.0": "0 0/2 0/2", "host2.0": "0 1/2 1/2"})
     agents.start(3, "--nnodes", "2", *QUICK)
-    time.sleep(0.5)
+    agents.wait_until_said(1, "host3 joined, and waits for the next round", within_s=30)
     assert agents.runs(3)
     assert agents.up().keys() == {"host1.0", "host2.0"}
-    agents.finish((1, 2, 3))
+    agents.finish((1, 2))
+    assert agents.ended(3) == 3
+    assert "the job ended before this node had a place in it" in agents.said(3)
 
 
 def test_shrink_by_a_killed_agent(agents: Agents) -> None:
@@ -77,7 +77,7 @@ def test_shrink_by_a_killed_agent(agents: Agents) -> None:
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
     agents.send(2, signal.SIGKILL)
     took_s = agents.wait_for({"host1.0": "1 0/2 0/2", "host3.0": "1 1/2 1/2"})
-    assert took_s < 5
+    assert took_s < SOON_S
     assert "node 1 (host2) lost" in agents.said(1)
     agents.finish((1, 3))
 
@@ -101,7 +101,7 @@ def test_a_partition_leaves_one_job_and_heals(agents: Agents) -> None:
         agents.start(number, "--nnodes", "2:5", *WATCHFUL)
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/5 {i - 1}/5" for i in range(1, 6)})
     agents.hosts.partition([1, 2], [3, 4, 5])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while {agents.up()[f"host{i}.0"] for i in (3, 4, 5)} != {f"1 {i}/3 {i}/3" for i in range(3)}:
         assert time.monotonic() < deadline, agents.story()
         time.sleep(0.05)
@@ -109,7 +109,7 @@ def test_a_partition_leaves_one_job_and_heals(agents: Agents) -> None:
     assert agents.up()["host2.0"] == "0 1/5 1/5"
     agents.wait_until_said(1, "coordinates no more: no quorum heard")
     agents.hosts.heal()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while {text.split(" ", 1)[1] for text in agents.up().values()} != {
         f"{rank}/5 {rank}/5" for rank in range(5)
     }:
@@ -123,12 +123,12 @@ def test_a_signal_to_one_agent_is_a_leave(agents: Agents) -> None:
         agents.start(number, "--nnodes", "1:3", *QUICK)
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
     agents.send(3, signal.SIGTERM)
-    assert agents.wait_for({"host1.0": "1 0/2 0/2", "host2.0": "1 1/2 1/2"}) < 5
+    assert agents.wait_for({"host1.0": "1 0/2 0/2", "host2.0": "1 1/2 1/2"}) < SOON_S
     assert agents.ended(3) == 128 + signal.SIGTERM
     assert "node 2 (host3) leaves: SIGTERM stopped node 2" in agents.said(1)
     # The one at the endpoint, which coordinates, may leave as well.
     agents.send(1, signal.SIGTERM)
-    assert agents.wait_for({"host2.0": "2 0/1 0/1"}) < 5
+    assert agents.wait_for({"host2.0": "2 0/1 0/1"}) < SOON_S
     assert agents.ended(1) == 128 + signal.SIGTERM
     agents.finish((2,))
 
@@ -161,14 +161,14 @@ def test_the_endpoints_host_dies_and_the_others_go_on(agents: Agents) -> None:
         agents.start(number, "--nnodes", "2:3", *QUICK)
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
     agents.send(1, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SOON_S
     while {agents.up()[f"host{i}.0"] for i in (2, 3)} != {"1 0/2 0/2", "1 1/2 1/2"}:
         assert time.monotonic() < deadline, agents.story()
         time.sleep(0.02)
     # One that is started again there knows of nothing, and is taken in by its successor.
     agents.ended(1)
     agents.start(1, "--nnodes", "2:3", *QUICK)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while {text.split(" ", 1)[1] for text in agents.up().values()} != {
         f"{rank}/3 {rank}/3" for rank in range(3)
     }:
@@ -204,7 +204,7 @@ def test_three_endpoints_need_no_host(agents: Agents) -> None:
     agents.send(2, signal.SIGKILL)
     agents.ended(2)
     agents.start(1, *flags)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while {agents.up().get(f"host{i}.0", "0 x").split(" ", 1)[1] for i in (1, 3, 4)} != {
         f"{rank}/3 {rank}/3" for rank in range(3)
     }:
@@ -219,7 +219,7 @@ def test_ipv6_only_endpoint(agents: Agents) -> None:
         agents.start(number, *flags)
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
     agents.send(1, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SOON_S
     while {agents.up()[f"host{i}.0"] for i in (2, 3)} != {"1 0/2 0/2", "1 1/2 1/2"}:
         assert time.monotonic() < deadline, agents.story()
         time.sleep(0.02)

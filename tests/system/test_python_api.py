@@ -52,10 +52,10 @@ def test_elastic_launch_raises_when_the_job_fails(launch: Launch) -> None:
             try:
                 elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=0), work)()
             except rallypoint.WorkersFailedError as error:
-                print(error.status, sorted(error.failures), "KeyError" in error.failures[0])
+                print(error.status, sorted(error.failures), error.failures[0].traceback[-17:-1])
         """,
     )
-    assert (status, launch.out) == (0, "1 [0, 1] True\n")
+    assert (status, launch.out) == (0, "1 [0, 1] KeyError: 'lost'\n")
     assert "raised KeyError: 'lost' (x2 ranks 0-1)" in launch.err
 
 
@@ -75,7 +75,7 @@ def test_roles_of_several_nodes(launch: Launch, free_port: int) -> None:
             config = LaunchConfig(
                 min_nodes=2, max_nodes=2, nproc_per_node=1 + rank, max_restarts=0,
                 role=("reader", "trainer")[rank], rdzv_endpoint="127.0.0.1:{free_port}",
-                rdzv_configs=dict(rank=rank),
+                rdzv_backend="static", rdzv_configs=dict(rank=rank),
             )
             for values in elastic_launch(config, work)().values():
                 os.write(1, (" ".join(values) + chr(10)).encode())
@@ -171,3 +171,39 @@ main()
     assert launch.run(*python, ":".join(sys.path)) == 1
     assert "job failed: rank 0 raised KeyError: 'lost'" in launch.err
     assert launch.err.count("in main") == 2  # Python's own traceback, and the launcher's
+
+
+def test_a_function_whose_module_cannot_be_imported_is_not_restarted(launch: Launch) -> None:
+    status = run(
+        launch,
+        """
+        import os
+        if "RANK" in os.environ:
+            open(f"tried.{os.getpid()}", "w").close()
+            import no_such_module
+        from rallypoint.launch import LaunchConfig, elastic_launch
+        def work():
+            pass
+        if __name__ == "__main__":
+            elastic_launch(LaunchConfig(1, 1, 1, max_restarts=3), work)()
+        """,
+    )
+    assert status == 1
+    assert len(list(launch.directory.glob("tried.*"))) == 1
+    assert "it failed before its own work began" in launch.err
+
+
+def test_a_function_that_imports_what_is_not_there_is_restarted(launch: Launch) -> None:
+    status = run(
+        launch,
+        """
+        import os
+        from rallypoint.launch import LaunchConfig, elastic_launch
+        def work():
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                import no_such_module
+        if __name__ == "__main__":
+            elastic_launch(LaunchConfig(1, 1, 1, max_restarts=1), work)()
+        """,
+    )
+    assert status == 0, launch.err

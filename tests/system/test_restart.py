@@ -169,9 +169,7 @@ def kill_at_random(launch: Launch, chance: random.Random, kills: int) -> None:
 
 @pytest.mark.needs_torch
 @pytest.mark.timeout(60 + 30 * KILLS)
-def test_ddp_training_survives_kills_at_random_moments(launch: Launch) -> None:
-    seed = int(os.environ.get("RALLYPOINT_TEST_SEED", random.randrange(10**6)))
-    print(f"seed {seed}")
+def test_ddp_training_survives_kills_at_random_moments(launch: Launch, seed: int) -> None:
     chance = random.Random(seed)
     for done in range(0, KILLS, KILLS_PER_JOB):
         kills = min(KILLS_PER_JOB, KILLS - done)
@@ -179,7 +177,7 @@ def test_ddp_training_survives_kills_at_random_moments(launch: Launch) -> None:
             "--nproc-per-node", "4", "--max-restarts", str(kills), str(DDP), "--epochs", "60"
         )  # fmt: skip
         kill_at_random(launch, chance, kills)
-        assert process.wait(120) == 0, f"seed {seed}: {launch.err}"
+        assert process.wait(120) == 0, launch.err
         assert launch.out.count("test accuracy 0.9") == 1
         assert launch.err.count("was killed by SIGKILL\n") == kills
         assert f"restart {kills} of {kills}" in launch.err

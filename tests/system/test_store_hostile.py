@@ -7,7 +7,6 @@ import random
 import resource
 import signal
 import socket
-import statistics
 import struct
 import subprocess
 import sys
@@ -17,11 +16,13 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+from tests.conftest import SOON_S
 
 from rallypoint import _native
 from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
 from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
+from rallypoint.store.port_holder import holder_of
 from rallypoint.store.server import StoreServer
 from rallypoint.store.wire import Opcode, Request
 
@@ -70,7 +71,7 @@ def attempt(kind: int, chance: random.Random, port: int, held: list[socket.socke
     peer.close()
 
 
-def test_ten_thousand_hostile_connections_disturb_nobody(server: StoreServer) -> None:
+def test_ten_thousand_hostile_connections_disturb_nobody(server: StoreServer, seed: int) -> None:
     with TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as store:
         for i in range(100):
             store.set(f"key/{i}", "v" * 50)
@@ -87,7 +88,7 @@ def test_ten_thousand_hostile_connections_disturb_nobody(server: StoreServer) ->
 
         worker = threading.Thread(target=work)
         worker.start()
-        chance = random.Random(20260101)
+        chance = random.Random(seed)
         held: list[socket.socket] = []
         for i in range(CONNECTIONS):
             attempt(i % 8, chance, server.port, held)
@@ -99,8 +100,7 @@ def test_ten_thousand_hostile_connections_disturb_nobody(server: StoreServer) ->
         worker.join()
         assert store.add("work", 0) == len(latencies)
         assert store.get("key/7") == b"v" * 50
-        assert statistics.median(latencies) < 0.05
-        assert max(latencies) < 2.0
+        assert max(latencies) < SOON_S
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 256 * 1024, f"{grown} KiB more"
         for peer in held:
@@ -193,7 +193,7 @@ def test_a_killed_server_is_named_by_every_operation(
         started = time.monotonic()
         with pytest.raises(StoreConnectionError) as caught:
             call(store)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < SOON_S
         error = caught.value
         assert (error.endpoint, error.operation, error.key) == (f"127.0.0.1:{port}", name, key)
         assert f"127.0.0.1:{port}" in str(error)
@@ -216,7 +216,7 @@ def test_a_stuck_server_does_not_hold_its_clients() -> None:
             started = time.monotonic()
             with pytest.raises(StoreConnectionError, match=r"add of 'n'.*no answer within 0.3 s"):
                 store.add("n", 1)
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < SOON_S
             with pytest.raises(StoreConnectionError, match="open the store again"):
                 store.add("n", 1)
     finally:
@@ -288,6 +288,19 @@ def test_a_port_in_use_names_its_holder(server: StoreServer) -> None:
         StoreServer(port=server.port, log_fd=-1)
 
 
+def test_a_holder_that_is_given_as_text_is_named_in_one_line() -> None:
+    program = "import socket\nheld = socket.create_server(('127.0.0.1', 0))\n"
+    program += "print(held.getsockname()[1], flush=True)\ninput()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        named = holder_of(int(holder.stdout.readline()))
+        holder.kill()
+    assert named.startswith(f"process {holder.pid} (") and "\n" not in named
+    assert "-c import socket held = socket.create_server" in named
+
+
 def test_masters_of_one_process_can_share_a_server() -> None:
     first = TCPStore("127.0.0.1", 0, None, True, TIMEOUT, multi_tenant=True)
     second = TCPStore("127.0.0.1", first.port, None, True, TIMEOUT, multi_tenant=True)
@@ -306,7 +319,7 @@ def test_a_missing_server_is_an_error_within_the_timeout() -> None:
     started = time.monotonic()
     with pytest.raises(StoreConnectionError, match=f"127.0.0.1:{port} within 0.3 s"):
         TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3))
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON_S
 
 
 def test_the_master_says_how_many_came() -> None:

@@ -163,13 +163,35 @@ def test_empty_store(launch: Launch) -> None:
 
 
 def test_sessions(launch: Launch) -> None:
+    """One for all workers or one for each: that is chosen by test_sessions.py's rules."""
     script = launch.script(
         "import os, sys\nsys.stdout.write(f'{os.getsid(0)} {os.getpgid(0) == os.getpid()}\\n')\n"
     )
-    assert launch.run("--nproc-per-node", "2", script) == 0
+    environ = {"RALLYPOINT_SESSIONS": "one"}
+    assert launch.run("--nproc-per-node", "2", script, environ=environ) == 0
     one, other = launch.out.splitlines()
     assert one == other == f"{one.split()[0]} True"
     assert int(one.split()[0]) != os.getsid(0)
+
+
+def test_completion(launch: Launch) -> None:
+    assert launch.run("--print-completion", "bash") == 0
+    assert launch.out.endswith("complete -o default -F _rallyrun rallyrun\n")
+
+
+def test_threads(launch: Launch) -> None:
+    script = launch.script("import os; assert os.environ['OMP_NUM_THREADS'] == '1'")
+    workers = len(os.sched_getaffinity(0))
+    flags = ["--nproc-per-node", str(max(2, workers))]
+    assert launch.run(*flags, script, environ={"OMP_NUM_THREADS": ""}) == 0
+    assert launch.err == ""
+
+
+def test_callers_error_file(launch: Launch) -> None:
+    path = launch.directory / "reply.json"
+    script = launch.script("import os; os.kill(os.getpid(), 9)")
+    assert launch.run(script, environ={"TORCHELASTIC_ERROR_FILE": str(path)}) == 1
+    assert json.loads(path.read_text())["message"]["errorCode"] == -9
 
 
 OUR_VARIABLES = {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}

@@ -1,6 +1,6 @@
 """Kills one of three ranks in the middle of backward, again and again; says what the others saw.
 
-    python -m tests.system.torch_kills KILLS OUTCOMES.json [KIND ...]
+    python -m tests.system.torch_kills SEED KILLS OUTCOMES.json [KIND ...]
 
 Kinds are ways to reduce gradients; there are so many kills of each. The ranks are forked, so that a
 kill takes about half a second. One that hangs says where, and ends.
@@ -115,11 +115,9 @@ def kill_once(kind: str, delay_s: float) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    kills, path, *kinds = sys.argv[1:]
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}", flush=True)
+    seed, kills, path, *kinds = sys.argv[1:]
     gc.freeze()  # else each fork copies all of torch when it ends
-    moments = random.Random(seed)
+    moments = random.Random(int(seed))
     outcomes = {
         kind: [kill_once(kind, moments.uniform(LEAST_S, MOST_S)) for _ in range(int(kills))]
         for kind in kinds or KINDS

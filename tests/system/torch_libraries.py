@@ -1,9 +1,14 @@
-"""Libraries that train with PyTorch, as users call them, with gloo and then with our backend.
+"""Libraries that train with PyTorch, as users call them, with gloo and then on our engine.
 
-    rallypoint run --nproc-per-node 2 torch_libraries.py LIBRARY RESULTS.json
+    rallypoint run --nproc-per-node 2 torch_libraries.py named LIBRARY,... RESULTS.json
+    rallypoint run --as-gloo --nproc-per-node 2 torch_libraries.py switch LIBRARY,... RESULTS.json
+    rallypoint run --nproc-per-node 2 torch_libraries.py BACKEND LIBRARY,... RESULTS.json
 
-Both in one process, as importing them takes longest. Rank 0 writes down losses. accelerate, and
-transformers by way of it, choose gloo by themselves on CPUs, unless there is a group already.
+All in one process, as importing them takes longest. First they train one after the other in a group
+of PyTorch's gloo, formed once: a second one would read the first one's addresses in the store. Then
+each with ours, "named": by our name; or "switch": the script names no backend and the library
+chooses, which is gloo on CPUs. Rank 0 writes down the losses of both. With one BACKEND they train
+once, for what keeps a group for the life of the process.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 STEPS = 8
 OURS = "rallypoint"
@@ -36,20 +42,27 @@ def model() -> Any:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
 
 
-def accelerate(backend: str) -> list[float]:
+def form(backend: str | None) -> None:
+    """The group, unless there is one or the library is to choose."""
+    if backend is not None and not dist.is_initialized():
+        dist.init_process_group(backend)
+
+
+def accelerate(backend: str | None) -> list[float]:
     """A training, then with ours its own script of tests, which ends with the end of the group."""
-    dist.init_process_group(backend)
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.test_utils.scripts import test_script
 
+    form(backend)
     os.environ["ACCELERATE_USE_CPU"] = "true"
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True)
-    assert dist.get_backend() == backend
+    check(backend)
     own = model()
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
     own, optimizer, loader = accelerator.prepare(own, optimizer, DataLoader(data(), batch_size=8))
+    assert isinstance(own, DistributedDataParallel)
     losses = []
     for inputs, targets in loader:
         optimizer.zero_grad()
@@ -62,7 +75,7 @@ def accelerate(backend: str) -> list[float]:
     return losses
 
 
-def lightning(backend: str) -> list[float]:
+def lightning(backend: str | None) -> list[float]:
     """A LightningModule with DDP."""
     import pytorch_lightning
     from pytorch_lightning.strategies import DDPStrategy
@@ -85,22 +98,24 @@ def lightning(backend: str) -> list[float]:
     trainer = pytorch_lightning.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=DDPStrategy(process_group_backend=backend),
+        strategy=DDPStrategy(process_group_backend=backend) if backend else "ddp",
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
     trainer.fit(Module(), DataLoader(data(), batch_size=8))
-    assert dist.get_backend() == backend
+    check(backend)
     return losses
 
 
-def transformers(backend: str) -> list[float]:
+def transformers(backend: str | None) -> list[float]:
     """Trainer, with a tiny random model of language."""
-    dist.init_process_group(backend)
+    from accelerate.state import AcceleratorState
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+    form(backend)
+    AcceleratorState._reset_state(reset_partial_state=True)  # Trainer's is accelerate's
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
     generator = torch.Generator().manual_seed(1)
@@ -121,23 +136,124 @@ def transformers(backend: str) -> list[float]:
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
     )
     trainer.train()
-    assert dist.get_backend() == backend
+    check(backend)
+    assert isinstance(trainer.model_wrapped, DistributedDataParallel)
     return [each["loss"] for each in trainer.state.log_history if "loss" in each]
 
 
+def ignite(backend: str | None) -> list[float]:
+    """auto_model, which knows gloo, nccl and mpi, and wraps in DDP for these only.
+
+    What it must come to is computed without it.
+    """
+    import ignite.distributed as idist
+
+    if backend is None:
+        idist.initialize("gloo")
+        own = idist.auto_model(model())
+        loader = idist.auto_dataloader(data(), batch_size=16, shuffle=False)  # of both ranks
+    else:
+        form(backend)
+        own = DistributedDataParallel(model())
+        sampler = DistributedSampler(data(), shuffle=False)
+        loader = DataLoader(data(), batch_size=8, sampler=sampler)
+    check(backend)
+    assert isinstance(own, DistributedDataParallel)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    losses = []
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(own(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        loss = loss.detach()
+        dist.all_reduce(loss) if backend else idist.all_reduce(loss)
+        losses.append(float(loss))
+    if backend is None:
+        idist.finalize()
+    return losses
+
+
+def torchmetrics(backend: str | None) -> list[float]:
+    """A metric of all ranks' samples, and one that gathers a different number from each."""
+    from torchmetrics import CatMetric, MeanSquaredError
+
+    form(backend or "gloo")
+    check(backend)
+    own, error, seen = model(), MeanSquaredError(), CatMetric()
+    results = []
+    loader = DataLoader(data(), batch_size=8, sampler=DistributedSampler(data(), shuffle=False))
+    for inputs, targets in loader:
+        error.update(own(inputs).detach(), targets)
+        seen.update(inputs[: 1 + dist.get_rank()].sum(1))
+        results.append(float(error.compute()))
+    return [*results, *seen.compute().tolist()]
+
+
+def deepspeed(backend: str | None) -> list[float]:
+    """ZeRO 1 to 3."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend=backend or "gloo")
+    check(backend)
+    losses = []
+    for stage in (1, 2, 3):
+        own = model()
+        engine, *_ = deepspeed.initialize(
+            model=own,
+            model_parameters=own.parameters(),
+            config={
+                "train_micro_batch_size_per_gpu": 8,
+                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                "zero_optimization": {"stage": stage},
+                "zero_allow_untested_optimizer": True,
+            },
+        )
+        sampler = DistributedSampler(data(), shuffle=False)
+        for inputs, targets in DataLoader(data(), batch_size=8, sampler=sampler):
+            loss = nn.functional.mse_loss(engine(inputs), targets)
+            engine.backward(loss)
+            engine.step()
+            losses.append(float(loss.detach()))
+    return losses
+
+
+def check(backend: str | None) -> None:
+    """The group is of the backend that was asked for; by the switch, of ours."""
+    assert dist.get_backend() == (backend or "gloo")
+    is_ours = dist.group.WORLD.name() == OURS
+    assert is_ours == (backend in (OURS, None)), dist.group.WORLD.name()
+
+
+LIBRARIES = {
+    each.__name__: each
+    for each in (accelerate, lightning, transformers, ignite, torchmetrics, deepspeed)
+}
+BACKENDS: dict[str, tuple[str | None, ...]] = {
+    "named": ("gloo", OURS),
+    "switch": ("torch_gloo", None),
+    "gloo": ("gloo",),
+    OURS: (OURS,),
+}
+
+
 def main() -> None:
-    library, path = sys.argv[1:]
+    how, libraries, path = sys.argv[1:]
     del sys.argv[1:]  # accelerate's script reads them
-    train = {"accelerate": accelerate, "lightning": lightning, "transformers": transformers}[
-        library
-    ]
-    losses = {}
-    for backend in ("gloo", OURS):
-        losses[backend] = train(backend)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    names = libraries.split(",")
+    results: dict[str, list[list[float]]] = {name: [] for name in names}
+    for backend in BACKENDS[how]:
+        is_gloo = backend in ("gloo", "torch_gloo")
+        for name in names:
+            if is_gloo:
+                form(backend)
+            print(f"{name} with {backend}", file=sys.stderr)
+            results[name].append(LIBRARIES[name](backend))
+            if dist.is_initialized() and (not is_gloo or name == names[-1]):
+                dist.destroy_process_group()
     if os.environ["RANK"] == "0":
-        Path(path).write_text(json.dumps(losses))
+        Path(path).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

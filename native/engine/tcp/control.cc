@@ -200,10 +200,10 @@ bool Control::take_poison(const Peer& peer) {
   std::memcpy(&frame, peer.payload, sizeof frame);
   const auto ranks = static_cast<std::int32_t>(region_.ranks());
   const auto is_rank = [&](std::int32_t rank) { return rank >= 0 && rank < ranks; };
-  bool is_good =
-      frame.trouble > 0 && frame.trouble <= static_cast<std::uint32_t>(Trouble::circle) &&
-      is_rank(frame.culprit) && is_rank(frame.reporter) && frame.circle_size <= region_.ranks() &&
-      makes_sense(frame.theirs, region_.ranks()) && makes_sense(frame.ours, region_.ranks());
+  bool is_good = frame.trouble > 0 && frame.trouble < kTroubles && is_rank(frame.culprit) &&
+                 is_rank(frame.reporter) && frame.circle_size <= region_.ranks() &&
+                 makes_sense(frame.theirs, region_.ranks()) &&
+                 makes_sense(frame.ours, region_.ranks());
   const std::uint32_t members = std::min(frame.circle_size, kMostInCircle);
   for (std::uint32_t i = 0; i < members; ++i) {
     is_good =
@@ -211,9 +211,9 @@ bool Control::take_poison(const Peer& peer) {
   }
   if (!is_good) return false;
   Poison poison{};
-  poison.trouble = static_cast<Trouble>(frame.trouble);
-  poison.culprit = frame.culprit;
-  poison.reporter = frame.reporter;
+  const Blame blame{static_cast<Trouble>(frame.trouble), static_cast<std::uint32_t>(frame.culprit),
+                    static_cast<std::uint32_t>(frame.reporter)};
+  poison.blame.store(blame.packed(), std::memory_order_relaxed);
   poison.sent = frame.sent;
   poison.expected = frame.expected;
   poison.timeout_s = frame.timeout_s;
@@ -237,9 +237,10 @@ bool Control::take_record(const Peer& peer, const ControlHeader& header) {
 
 void Control::spread(const Poison& poison) {
   PoisonFrame frame{};
-  frame.trouble = static_cast<std::uint32_t>(poison.trouble);
-  frame.culprit = poison.culprit;
-  frame.reporter = poison.reporter;
+  const Blame blame = Blame::unpacked(poison.blame.load(std::memory_order_relaxed));
+  frame.trouble = static_cast<std::uint32_t>(blame.trouble);
+  frame.culprit = static_cast<std::int32_t>(blame.culprit);
+  frame.reporter = static_cast<std::int32_t>(blame.reporter);
   frame.sent = poison.sent;
   frame.expected = poison.expected;
   frame.timeout_s = poison.timeout_s;

@@ -1,9 +1,9 @@
 #include "engine/tcp/poller.h"
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <system_error>
+
+#include "engine/process.h"
 
 namespace rallypoint::tcp {
 namespace {
@@ -12,14 +12,14 @@ constexpr std::size_t kFew = 1;  // to read in vain costs more than to ask
 
 }  // namespace
 
-Poller::Poller(Region& region) : region_(region), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+Poller::Poller(Region& region) : region_(region), epoll_(own(epoll_create1(EPOLL_CLOEXEC))) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   key_ = Watcher::instance().add(epoll_, *this, true);
 }
 
 Poller::~Poller() {
   Watcher::instance().remove(epoll_, key_);
-  close(epoll_);
+  close_owned(epoll_);
 }
 
 void Poller::add(int fd) {
@@ -39,7 +39,10 @@ const std::vector<std::size_t>& Poller::ready() {
   if (fds_.size() <= kFew) return ready_;
   const int count = epoll_wait(epoll_, events_.data(), static_cast<int>(events_.size()), 0);
   ready_.clear();
-  for (int i = 0; i < count; ++i) ready_.push_back(events_[i].data.u64);
+  for (int i = 0; i < count; ++i) {
+    const std::size_t place = events_[i].data.u64;  // copied: the events are packed
+    ready_.push_back(place);
+  }
   return ready_;
 }
 

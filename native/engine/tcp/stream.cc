@@ -10,14 +10,20 @@
 #include <system_error>
 #include <utility>
 
+#include "engine/process.h"
+
 namespace rallypoint::tcp {
 namespace {
 
-bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+// The system may be short of memory for a while, which ends no connection.
+bool is_temporary(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == ENOBUFS ||
+         error == ENOMEM;
+}
 
 }  // namespace
 
-Stream::Stream(int fd) : fd_(fd) {
+Stream::Stream(int fd) : fd_(own(fd)) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
     throw std::system_error(errno, std::generic_category(), "fcntl");
@@ -25,7 +31,7 @@ Stream::Stream(int fd) : fd_(fd) {
 }
 
 Stream::~Stream() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) close_owned(fd_);
 }
 
 Stream::Stream(Stream&& other) noexcept

@@ -1,33 +1,30 @@
 #include "engine/tcp/watcher.h"
 
-#include <signal.h>
 #include <sys/epoll.h>
 
 #include <array>
 #include <cerrno>
 #include <system_error>
-#include <thread>
+#include <utility>
+
+#include "engine/process.h"
 
 namespace rallypoint::tcp {
 
-// Never destroyed: the thread may outlive whatever else ends with the process.
 Watcher& Watcher::instance() {
-  static auto* const watcher = new Watcher;
-  return *watcher;
+  static constinit PerProcess<Watcher> watcher;
+  return watcher.get();
 }
 
-Watcher::Watcher() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+Watcher::Watcher() : epoll_(own(epoll_create1(EPOLL_CLOEXEC))) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-  std::thread([this] { run(); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
+
+Watcher::~Watcher() { close_owned(epoll_); }
 
 std::uint64_t Watcher::add(int fd, Watched& owner, bool once) {
   const std::lock_guard lock(mutex_);
+  if (!std::exchange(is_running_, true)) start_thread([this] { run(); });
   const std::uint64_t key = ++keys_;
   entries_[key] = {fd, &owner};
   epoll_event event{};
@@ -63,7 +60,8 @@ void Watcher::run() {
     const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), -1);
     for (int i = 0; i < count; ++i) {
       const std::lock_guard lock(mutex_);
-      const auto found = entries_.find(events[i].data.u64);
+      const std::uint64_t key = events[i].data.u64;  // copied: the events are packed
+      const auto found = entries_.find(key);
       if (found == entries_.end()) continue;
       found->second.owner->on_ready(found->second.fd, found->first);
     }

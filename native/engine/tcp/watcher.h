@@ -19,6 +19,10 @@ class Watched {
 class Watcher {
  public:
   static Watcher& instance();
+  Watcher();
+  ~Watcher();
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
 
   // Tells the owner whenever there is something to read; or, `once`, only after each `arm`.
   std::uint64_t add(int fd, Watched& owner, bool once);
@@ -34,11 +38,11 @@ class Watcher {
     Watched* owner;
   };
 
-  Watcher();
   void run();
 
   int epoll_;
-  std::mutex mutex_;  // held while an owner is told
+  std::mutex mutex_;  // of all below; held while an owner is told
+  bool is_running_ = false;
   std::unordered_map<std::uint64_t, Entry> entries_;
   std::uint64_t keys_ = 0;
 };

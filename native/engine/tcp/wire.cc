@@ -8,7 +8,8 @@ namespace rallypoint::tcp {
 namespace {
 
 constexpr std::uint32_t kWireMagic = 0x57504C52;  // "RLPW"
-constexpr std::size_t kMostBlocks = 8;            // from one connection, unless more are awaited
+constexpr std::size_t kMostBlocks = 8;            // from one connection, unless more are awaited,
+constexpr std::size_t kMostLines = 1024;          // and small messages
 constexpr std::size_t kMostFree = 64;
 constexpr std::size_t kStraightBytes = 4096;  // less is copied, which is cheaper than to wait for
 constexpr std::size_t kMostSpans = 64;        // of one system call
@@ -45,7 +46,10 @@ class Wire::Reader {
     line.signature = header.signature;
     line.bytes = header.bytes;
     line.offset = kInline;
-    if (header.bytes <= kInlineBytes) return line.payload;
+    if (header.bytes <= kInlineBytes) {
+      ++connection_.lines;
+      return line.payload;
+    }
     const Expected& expected = wire_.expected_[port];
     std::byte* target = nullptr;
     if (expected.sequence == header.sequence && expected.signature == header.signature &&
@@ -146,8 +150,9 @@ void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& messag
 // Who stopped reading from a peer and slept was not told of it any more.
 void Wire::look_again(std::uint32_t rank, std::uint32_t lane) {
   const std::size_t place = first_[rank] + lane % streams_[rank];
-  if (connections_[place]->blocks + 1 < kMostBlocks) return;
-  poller_.set_interest(place, wants(*connections_[place]), false);
+  const Connection& from = *connections_[place];
+  if (from.blocks + 1 < kMostBlocks && from.lines + 1 < kMostLines) return;
+  poller_.set_interest(place, wants(from), false);
 }
 
 void Wire::release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) {
@@ -159,6 +164,9 @@ void Wire::release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequenc
       --connection(rank, lane).blocks;
       if (free_.size() < kMostFree) free_.push_back(std::move(arrival.block));
       arrival.block.reset();
+      look_again(rank, lane);
+    } else if (arrival.line.offset == kInline) {
+      --connection(rank, lane).lines;
       look_again(rank, lane);
     }
     break;
@@ -182,7 +190,8 @@ bool Wire::is_awaited(const Connection& connection) const {
 
 bool Wire::wants(const Connection& connection) const {
   return !connection.stream.has_ended() &&
-         (connection.blocks < kMostBlocks || is_awaited(connection));
+         ((connection.blocks < kMostBlocks && connection.lines < kMostLines) ||
+          is_awaited(connection));
 }
 
 bool Wire::poll() {

@@ -84,7 +84,8 @@ class Wire final : public Alarm {
     std::size_t sent = 0;  // and how much of it has gone
     bool is_sending = false;
     Arrival* arriving = nullptr;
-    std::size_t blocks = 0;  // that hold messages from it
+    std::size_t blocks = 0;  // that hold messages from it,
+    std::size_t lines = 0;   // and small messages that need none
   };
   class Reader;
 

@@ -45,22 +45,16 @@ class WorkerError(Record):
     is_startup: bool = False
 
 
-class Abort(Record):
-    """Agent to worker: give up what you wait for, because of `reason`."""
-
-    reason: str
-
-
 class Unknown(Record):
     """A message of a kind that this version does not know; to be passed over."""
 
     kind: str
 
 
-Message = Hello | WorkerError | Abort | Unknown
+Message = Hello | WorkerError | Unknown
 
 
-def encode(message: Hello | WorkerError | Abort) -> bytes:
+def encode(message: Hello | WorkerError) -> bytes:
     """One packet of at most MAX_MESSAGE_BYTES; long texts lose their middle."""
     import json
 
@@ -107,7 +101,7 @@ def shorten(text: str, limit: int) -> str:
     return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
-def _to_object(message: Hello | WorkerError | Abort, limit: int) -> dict[str, object]:
+def _to_object(message: Hello | WorkerError, limit: int) -> dict[str, object]:
     match message:
         case Hello(pid):
             return {"v": VERSION, "kind": "hello", "pid": pid}
@@ -122,8 +116,6 @@ def _to_object(message: Hello | WorkerError | Abort, limit: int) -> dict[str, ob
                 "is_echo": message.is_echo,
                 "is_startup": message.is_startup,
             }
-        case Abort(reason):
-            return {"v": VERSION, "kind": "abort", "reason": shorten(reason, min(limit, 4 << 10))}
 
 
 def _from_object(fields: dict[str, object]) -> Message:
@@ -140,8 +132,6 @@ def _from_object(fields: dict[str, object]) -> Message:
         } if 0 <= time_s < _MAX_TIME_S:
             is_echo, is_startup = (fields.get(key) is True for key in ("is_echo", "is_startup"))
             return WorkerError(type_name, message, traceback, float(time_s), is_echo, is_startup)
-        case {"kind": "abort", "reason": str(reason)}:
-            return Abort(reason)
-    if kind in ("hello", "error", "abort"):
+    if kind in ("hello", "error"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks its fields; refused.")
     return Unknown(kind[:64])

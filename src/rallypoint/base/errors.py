@@ -128,6 +128,10 @@ class StoreConnectionError(StoreError, ConnectionError):
     """The store's server cannot be reached, or the connection to it was lost."""
 
 
+class StoreRefusedError(StoreConnectionError):
+    """The store's server is there, and demands another token."""
+
+
 class StoreTimeoutError(StoreError, TimeoutError):
     """A key did not appear within the timeout."""
 
@@ -171,8 +175,12 @@ class RendezvousStateError(RendezvousError, ValueError):
 # The job's fault.
 
 
+class UnreadableCallError(RallypointError, RuntimeError):
+    """A worker cannot read the function that it is to run; another try would end the same."""
+
+
 class WorkersFailedError(RallypointError, RuntimeError):
-    """Workers that were started by this process failed.
+    """Workers that were started by this process failed, or were stopped.
 
     Attributes:
         status: the exit status that the launcher would have had.

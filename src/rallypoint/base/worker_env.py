@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
+AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
+
 
 class WorkerEnv(Record, kw_only=True):
     """Who a worker is, and where its store is.

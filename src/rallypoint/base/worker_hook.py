@@ -13,6 +13,10 @@ import os
 import sys
 from types import TracebackType
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CONTROL_FD = "RALLYPOINT_CONTROL_FD"
 # Where a worker keeps its flight record (flight_record.py): ``descriptor:offset``.
 FLIGHT_RECORD = "RALLYPOINT_FLIGHT_RECORD"
@@ -21,6 +25,8 @@ FLIGHT_RECORD_NAME = "rallypoint-flight-record"
 
 flight_record = ""  # of this process, once it has been taken out of the environment
 
+# What a worker that runs a function, not a script, imports the function's module with.
+_LOADERS = ("/rallypoint/launch/call.py", "/multiprocessing/spawn.py")
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
 
 
@@ -32,6 +38,8 @@ class _Reporter:
         self.pid = os.getpid()
         self.reported: BaseException | None = None
         self.next_hook = sys.excepthook
+        self.exit = sys.exit
+        self.exit_text = ""  # what sys.exit was last given to print
 
     def excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -39,11 +47,22 @@ class _Reporter:
         self.report(error, trace)
         self.next_hook(kind, error, trace)
 
+    def exit_with(self, status: object = None, /) -> None:
+        """Python tells nobody of a SystemExit: only here can its text be seen."""
+        is_text = not isinstance(status, int | None | tuple)
+        try:
+            self.exit_text = str(status) if is_text and os.getpid() == self.pid else ""
+        except Exception:
+            self.exit_text = ""
+        self.exit(status)  # type: ignore[arg-type]
+
     def at_exit(self) -> None:
         # The interpreter leaves the exception here even if the program has set its own excepthook.
         error = getattr(sys, "last_value", None)
         if error is None:
             error = _missing_program()
+        if error is None and self.reported is None and self.exit_text:
+            error = SystemExit(self.exit_text)  # if it was caught, the agent sees another end
         if isinstance(error, BaseException):
             self.report(error, error.__traceback__)
 
@@ -72,7 +91,8 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
         message = str(error)
     except Exception:
         message = "<its message cannot be printed>"
-    text = "".join(traceback.format_exception(kind, error, trace))
+    is_exit = kind is SystemExit  # by choice: where it was made says nothing
+    text = "" if is_exit else "".join(traceback.format_exception(kind, error, trace))
     startup = _is_startup(error, trace)
     return encode(WorkerError(name, message, text, time.time(), _is_echo(error), startup))
 
@@ -95,12 +115,15 @@ def _is_startup(error: BaseException, trace: TracebackType | None) -> bool:
     """Whether the program failed while it was still being read and imported."""
     if isinstance(error, FileNotFoundError) and trace is None:
         return True
+    if type(error).__qualname__ == "UnreadableCallError":
+        return True
     if not isinstance(error, (ImportError, SyntaxError)):
         return False
     while trace is not None:
         code = trace.tb_frame.f_code
         # Bodies of modules, and what imports or runs them; anything else is a function at work.
-        runs_modules = code.co_filename == "<frozen runpy>" or "importlib" in code.co_filename
+        name = code.co_filename
+        runs_modules = name == "<frozen runpy>" or "importlib" in name or name.endswith(_LOADERS)
         if code.co_name != "<module>" and not runs_modules:
             return False
         trace = trace.tb_next
@@ -137,9 +160,18 @@ def install() -> None:
         os.write(fd, b'{"v": 1, "kind": "hello", "pid": %d}' % os.getpid())
         reporter = _Reporter(fd)
         sys.excepthook = reporter.excepthook
+        sys.exit = _as_sys_exit(reporter.exit_with)  # type: ignore[assignment]
         atexit.register(reporter.at_exit)
     except Exception:  # never break a worker's start
         return
+
+
+def _as_sys_exit(exit_with: Callable[[object], None]) -> Callable[..., None]:
+    def exit(status: object = None, /) -> None:  # noqa: A001 - it is that one
+        exit_with(status)
+
+    exit.__module__, exit.__qualname__, exit.__doc__ = "sys", "exit", sys.exit.__doc__  # to pickle
+    return exit
 
 
 def _keep_flight_record() -> None:

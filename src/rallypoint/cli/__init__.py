@@ -78,7 +78,10 @@ def _dispatch(words: Sequence[str]) -> int:
         return 0
     from rallypoint.cli.options import suggestion
 
-    hint = suggestion(name, list(_COMMANDS)) or f"; the commands are: {', '.join(_COMMANDS)}."
     kind = "flag" if name.startswith("-") else "command"
+    if name.endswith(".py") or (kind == "flag" and any(word.endswith(".py") for word in words)):
+        hint = f"; did you mean: rallypoint run {' '.join(words[:3])}{' ...' * (len(words) > 3)}?"
+    else:
+        hint = suggestion(name, list(_COMMANDS)) or f"; the commands are: {', '.join(_COMMANDS)}."
     print(f"rallypoint: unknown {kind} {name}{hint}", file=sys.stderr)
     return 2

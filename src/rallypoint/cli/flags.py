@@ -21,6 +21,8 @@ GROUPS = (
         Flag("--module", "SCRIPT is a module, as in python -m", short="-m"),
         Flag("--no-python", "SCRIPT is a program of its own, not Python's"),
         Flag("--run-path", "run SCRIPT by runpy.run_path inside the interpreter"),
+        Flag("--as-gloo", "process groups of PyTorch that ask for gloo run on Rallypoint's\n"
+             "engine; the same on all machines (RALLYPOINT_AS_GLOO=1)"),
         Flag("--virtual-local-rank", "each worker sees only one device, as device 0, and has\n"
              "LOCAL_RANK=0"),
         Flag("--numa-binding", "CPUs near each worker's GPU: node, socket, exclusive (a share\n"
@@ -47,6 +49,10 @@ GROUPS = (
              short="-t"),
         Flag("--log-prefix", "begin each line that is shown here with FORMAT, which may use\n"
              "{rank}, {local_rank}, {role} and {host}, as in '{host}:{rank}: '", "FORMAT"),
+        Flag("--log-line-prefix-template", "begin teed lines with TEMPLATE, which may use\n"
+             "${rank}, ${local_rank}, ${role_name} and ${hostname}, as in\n"
+             "'${hostname}:${rank}: '\n"
+             "(default '[${role_name}${local_rank}]:')", "TEMPLATE"),
         Flag("--local-ranks-filter", "show only the output of these local ranks, as in 0,1",
              "RANKS"),
         Flag("--duplicate-stdout-filters", "teed lines of stdout with one of these texts go to\n"
@@ -73,8 +79,14 @@ GROUPS = (
         Flag("--rdzv-id", "the job's name, the same on all machines", "ID"),
         Flag("--rdzv-conf", "more for the backend, as in timeout=60", "KEY=VALUE,..."),
         TOKEN_FLAG,
+        Flag("--require-token", "refuse to run on several machines without a token"),
+        Flag("--port-range", "listen at free ports from A to B only, the workers' too", "A-B"),
     )),
-    Group("", (HELP,)),
+    Group("", (
+        Flag("--print-completion", "print a script by which a shell completes these flags: bash,\n"
+             "zsh or tcsh", "SHELL"),
+        HELP,
+    )),
 )  # fmt: skip
 
 FLAGS = tuple(flag for group in GROUPS for flag in group.flags)
@@ -102,8 +114,12 @@ Everything after SCRIPT is SCRIPT's, word for word, but for ${local_rank}, which
 
 ENDINGS = """
 Each flag can also be spelled with '_', and be set by a variable, as in PET_NPROC_PER_NODE=4.
+PYTHON_EXEC names the Python that runs SCRIPT (default: this one). With several workers,
+OMP_NUM_THREADS is 1 unless you set it. TORCHELASTIC_ERROR_FILE, if set here, is where the error of
+the worker that failed first is written, as JSON.
 
 Exit status: 0 if every worker succeeded; 1 if one failed; 2 if the command line is wrong;
+3 if the job succeeded before this machine had a place in it;
 128 + the signal's number if a signal stopped the launcher (a second Ctrl-C kills at once).
 
 Other than torchrun: flags are not abbreviated, $$ and $local_rank in arguments stay as they are,

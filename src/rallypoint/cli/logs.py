@@ -8,10 +8,10 @@ from types import MappingProxyType
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.options import UsageError
-from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, StreamMap
+from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, StreamMap, translate_template
 
 PROGRAM = "rallypoint run"
-# torchrun reads it; its placeholders are ${rank}, ${local_rank} and ${role_name}.
+# torchrun reads it where the flag --log-line-prefix-template is not given.
 TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
@@ -30,7 +30,7 @@ def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
         STDOUT: read_texts(values.get("--duplicate-stdout-filters")),
         STDERR: read_texts(values.get("--duplicate-stderr-filters")),
     }
-    template = environ.get(TEMPLATE)
+    template = values.get("--log-line-prefix-template") or environ.get(TEMPLATE)
     return LogSpec(
         directory=values.get("--log-dir"),
         redirects=_streams(values, "--redirects"),
@@ -38,7 +38,7 @@ def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
         shown=_ranks(values.get("--local-ranks-filter", "")),
         filters=MappingProxyType({stream: texts for stream, texts in filters.items() if texts}),
         prefix=values.get("--log-prefix"),
-        **({} if template is None else {"tee_prefix": translate_template(template)}),
+        **({"tee_prefix": translate_template(template)} if template else {}),
     )
 
 
@@ -58,14 +58,6 @@ def read_texts(text: str | None) -> tuple[str, ...]:
     for part in parts[1:]:
         found = [*found[:-1], f"{found[-1]},{part[0]}", *part[1:]]
     return tuple(found)
-
-
-def translate_template(template: str) -> str:
-    """torchrun's form of a prefix as ours."""
-    escaped = template.replace("{", "{{").replace("}", "}}")
-    for theirs, ours in (("rank", "rank"), ("local_rank", "local_rank"), ("role_name", "role")):
-        escaped = escaped.replace("${{" + theirs + "}}", "{" + ours + "}")
-    return escaped
 
 
 def _streams(values: Mapping[str, str], name: str) -> StreamMap:

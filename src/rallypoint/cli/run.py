@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.port_range import read_port_range
+from rallypoint.base.worker_env import AS_GLOO
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.logs import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
@@ -18,6 +20,7 @@ from rallypoint.cli.workers import bind_workers, count_workers, worker_program
 from rallypoint.launch.job import STOP_SIGNALS, Job, Talk
 
 PROGRAM = "rallypoint run"
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # PyTorch's
 
 
 def run(words: Sequence[str]) -> int:
@@ -37,9 +40,16 @@ def perform(
         if "--help" in values:
             print(USAGE, describe_groups(groups), ENDINGS, sep="\n", end="")
             return 0
+        if "--print-completion" in values:
+            from rallypoint.cli.completion import completion
+
+            print(completion(values["--print-completion"], flags), end="")
+            return 0
         job, notes = read(values, command, os.environ)
+        if PORT_RANGE in job.environ:
+            os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for what this process listens at
         if job.talk is not Talk.QUIET:
-            for note in notes:
+            for note in [*notes, *note_on_threads(job)]:
                 print(f"{PROGRAM}: {note}", file=sys.stderr)
         from rallypoint.launch.agent import run as run_job
 
@@ -63,8 +73,15 @@ def read_job(
         UsageError, InvalidArgumentError: the flags cannot be followed.
     """
     token = read_token(values, environ)
+    if token is None and "--require-token" in values:
+        _refuse_without_token(values)
     if token is not None:
         environ = {**environ, VARIABLE: os.fsdecode(token)}  # the workers meet each other too
+    if "--port-range" in values:
+        read_port_range(values["--port-range"])
+        environ = {**environ, PORT_RANGE: values["--port-range"]}
+    if "--as-gloo" in values:
+        environ = _as_gloo(environ)
     place = read_place(values, token)
     workers = count_workers(values, environ)
     restarts = whole(values, "--max-restarts", 0)
@@ -82,7 +99,7 @@ def read_job(
         environ=environ,
         logs=logs,
         shutdown_timeout_s=_shutdown_timeout_s(values, environ),
-        stop_signals=read_signals(values.get("--signals-to-handle")),
+        stop_signals=_stop_signals(values),
         has_virtual_local_rank="--virtual-local-rank" in values,
         cpus=cpus,
         talk=_talk(values),
@@ -94,18 +111,33 @@ def read_job(
     return job, [*notes, *meaningless] if job.talk is Talk.VERBOSE else notes
 
 
-def read_signals(text: str | None) -> tuple[str, ...]:
-    """Names of signals."""
+def _as_gloo(environ: Mapping[str, str]) -> Mapping[str, str]:
+    if environ.get(_AUTOLOAD, "1") != "1":
+        raise UsageError(
+            f"{PROGRAM}: --as-gloo needs PyTorch to load its installed backends, which"
+            f" {_AUTOLOAD}={environ[_AUTOLOAD]} turns off; unset that variable."
+        )
+    return {**environ, AS_GLOO: "1"}
+
+
+def note_on_threads(job: Job) -> list[str]:
+    """What to say where the OMP_NUM_THREADS=1 that workers get leaves CPUs without work."""
+    cpus, workers = len(os.sched_getaffinity(0)), job.local_world_size
+    if workers == 1 or "OMP_NUM_THREADS" in job.environ or cpus < 2 * workers:
+        return []
+    return [
+        "each worker gets OMP_NUM_THREADS=1, as from torchrun; set it yourself, to"
+        f" {cpus // workers} for {cpus} CPUs and {workers} workers, if one thread is too few"
+    ]
+
+
+def _stop_signals(values: Mapping[str, str]) -> tuple[str, ...]:
+    text = values.get("--signals-to-handle")
     if text is None:
         return STOP_SIGNALS
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
-            raise UsageError(
-                f"{PROGRAM}: --signals-to-handle: {name!r} is no signal that a program can handle;"
-                " give names as in SIGTERM,SIGUSR1."
-            )
-    return tuple(names)
+    from rallypoint.launch.signals import read_signals
+
+    return read_signals(text, "--signals-to-handle")
 
 
 def _shutdown_timeout_s(values: Mapping[str, str], environ: Mapping[str, str]) -> float:
@@ -114,6 +146,15 @@ def _shutdown_timeout_s(values: Mapping[str, str], environ: Mapping[str, str]) -
     }
     default = seconds(inherited, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30.0)
     return seconds(values, "--shutdown-timeout", default)
+
+
+def _refuse_without_token(values: Mapping[str, str]) -> None:
+    nnodes = values.get("--nnodes", "1").rpartition(":")[2]
+    if nnodes != "1" and "--standalone" not in values:
+        raise UsageError(
+            f"{PROGRAM}: --require-token: this job of several machines has no token; set the same"
+            f" {VARIABLE}, or --token-file, on all of them."
+        )
 
 
 def _talk(values: Mapping[str, str]) -> Talk:

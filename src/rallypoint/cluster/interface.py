@@ -17,11 +17,11 @@ from pathlib import Path
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
-from rallypoint.cluster.network import own_address
+from rallypoint.cluster.network import IFNAME_VARIABLES, own_address
 
-VARIABLES = ("RALLYPOINT_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913
 _IFF_UP = 0x1
+_MAX_ADDRESSES = 16
 
 
 def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str:
@@ -33,14 +33,25 @@ def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str
     Raises:
         HostError: no interface of that name has an address, or there is no route to the store.
     """
-    for variable in VARIABLES:
-        if wish := environ.get(variable):
-            return address_of_interface(wish, variable)
+    if chosen := chosen_address(environ):
+        return chosen
     if store_host is not None and not is_loopback(store_host):
         return own_address(store_host)
     if store_host is not None:
         return "::1" if ":" in store_host else "127.0.0.1"
-    return _any_address()
+    return any_address()
+
+
+def chosen_address(environ: Mapping[str, str]) -> str | None:
+    """The address of the interface that a variable names; None: there is none.
+
+    Raises:
+        HostError: no interface of that name has an address.
+    """
+    for variable in IFNAME_VARIABLES:
+        if wish := environ.get(variable):
+            return address_of_interface(wish, variable)
+    return None
 
 
 def address_of_interface(wish: str, variable: str) -> str:
@@ -85,12 +96,21 @@ def host_identity() -> str:
     return "/".join([boot, *map(str, kinds)])
 
 
-def _any_address() -> str:
+def any_address() -> str:
     """Of the first interface that others can reach; else the loopback."""
     for _, name in socket.if_nameindex():
         if name != "lo" and (address := _address(name)):
             return address
     return "127.0.0.1"
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Of all interfaces but the loopback, one IPv4 and one IPv6 address each; the first few."""
+    found: list[str] = []
+    for _, name in socket.if_nameindex():
+        if name != "lo":
+            found += [each for each in (_address(name), _ipv6_address(name)) if each]
+    return tuple(dict.fromkeys(found))[:_MAX_ADDRESSES]
 
 
 def _address(name: str) -> str | None:

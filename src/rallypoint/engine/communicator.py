@@ -20,7 +20,6 @@ from rallypoint.base.errors import (
     PeerLostError,
 )
 from rallypoint.engine.flight_record import keep_flight_record
-from rallypoint.engine.work import Work
 
 # In the order of native/engine/reduce.h.
 DTYPES = (
@@ -75,6 +74,16 @@ class Trouble(IntEnum):
     LENGTHS = 8
     CIRCLE = 9
     UNREADABLE = 10
+
+
+# Troubles that words alone do not describe.
+_DETAILED: dict[Trouble, type[PeerError]] = {
+    Trouble.MISMATCH: MismatchError,
+    Trouble.LENGTHS: MismatchError,
+    Trouble.CIRCLE: DeadlockError,
+    Trouble.TIMEOUT: CollectiveTimeoutError,
+}
+_UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
 
 class Reach(IntFlag):
@@ -170,68 +179,9 @@ class Communicator:
         self.run_apart = self._native.run_apart
         self.send = self._native.send
         self.receive = self._native.receive
-
-    def submit(
-        self,
-        collective: int,
-        op: int,
-        root: int,
-        source: object,
-        target: object,
-        *,
-        dtype: int = -1,
-        factor: float = 1.0,
-        uneven: bool = False,
-        timeout_s: float = -1.0,
-        finish: Callable[[], None] | None = None,
-    ) -> Work | int:
-        """Begin a collective that goes on in the background; those of one communicator in order.
-
-        Args:
-            source, target: an array of all blocks, or a list of arrays, one for each block; None
-                where this rank has none. They are kept alive until the operation is over.
-            dtype: what the items are (index into DTYPES), where the arrays cannot say it.
-            factor: for PREMUL_SUM, what this rank's input is multiplied by.
-            uneven: blocks may be of different lengths, also on other ranks; the same on all ranks.
-                Lists of arrays of different lengths are uneven in any case.
-            timeout_s: how long it may wait for a peer; negative for the communicator's.
-            finish: called once it is completed, by whoever first learns of it.
-
-        Returns:
-            The work, or BAD_BUFFER or BAD_OPERATOR, with nothing done.
-        """
-        native = self._native.submit(
-            collective, op, root, source, target, dtype, factor, uneven, timeout_s
-        )
-        if isinstance(native, int):
-            return native
-        return Work(native, self, self._names[collective & 0xFF], finish)
-
-    def post(
-        self,
-        sends: bool,
-        peer: int,
-        tag: int,
-        array: object,
-        *,
-        dtype: int = -1,
-        timeout_s: float = -1.0,
-        finish: Callable[[], None] | None = None,
-    ) -> Work | int:
-        """Begin to send to a rank, or to receive from one; -1 is any rank.
-
-        Messages of one tag from one rank arrive in the order in which they were sent. Up to 32 KiB
-        are on their way when this returns (docs/decisions/041-mailbox.md). Otherwise as `submit`;
-        `send(peer, tag, array)` and `receive(peer, tag, array)` are the short ways that wait.
-
-        Returns:
-            The work, whose `peer` is the sender in the end; or BAD_BUFFER or TOO_MANY, with nothing
-            done.
-        """
-        native = self._native.post(sends, peer, tag, array, dtype, timeout_s)
-        if isinstance(native, int):
-            return native
-        return Work(native, self, "send" if sends else "recv", finish)
+        self.submit = self._native.submit  # what these two return is for engine.work.Work
+        self.post = self._native.post
+        self.set_timeout = self._native.set_timeout
 
     def watch_peers(self) -> None:
         """From now on the death of a peer ends waits. Every rank must have mapped the region.
@@ -247,6 +197,11 @@ class Communicator:
                 rank=missing,
                 operation="init_process_group",
             )
+
+    @property
+    def begun(self) -> int:
+        """How many collectives this rank has begun."""
+        return self._native.begun
 
     def probe_memory(self) -> Reach:
         """What this rank can read of all others of its host, which must have mapped the region."""
@@ -276,11 +231,18 @@ class Communicator:
         state = self._native.trouble()
         if state is None:
             return PeerError(f"{operation} failed for an unknown reason", operation=operation)
-        number, at_fault, told_by, theirs, ours, sent, expected, circle, waited_s = state
+        number, at_fault, told_by, is_told, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
         culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
         who = f"rank {culprit} (pid {self._native.pid(at_fault)})"
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
+        if not is_told and trouble in _DETAILED:
+            return _DETAILED[trouble](
+                f"{operation}: rank {reporter} found {who} at fault ({trouble.name.lower()}) and "
+                f"died before it could say more{_UNUSABLE}",
+                rank=culprit,
+                operation=operation,
+            )
         kind: type[PeerError] = PeerLostError
         match trouble:
             case Trouble.PEER_LOST:
@@ -293,8 +255,7 @@ class Communicator:
                     f"ranks called different operations: rank {culprit} called "
                     f"{self._call(theirs)}, rank {reporter} called {self._call(ours)}"
                 )
-                if theirs == ours:
-                    text += ", but with another algorithm"
+                text += ", but with another algorithm" if theirs == ours else ""
             case Trouble.LENGTHS:
                 kind = MismatchError
                 text = (
@@ -333,7 +294,7 @@ class Communicator:
             case _:
                 kind = PeerError
                 text = f"{who} aborted the group"
-        text += "; the group cannot be used any more: destroy_process_group, then init again"
+        text += _UNUSABLE
         return kind(text, rank=culprit, operation=operation)
 
     def _call(self, record: tuple[int, int, int, int, int, int] | None) -> str:

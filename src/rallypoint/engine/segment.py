@@ -29,6 +29,7 @@ Mapped = TypeVar("Mapped")
 
 SECRET_BYTES = 16
 _HELLO_TIMEOUT_S = 2.0
+_CHECK_EVERY_S = 1.0
 _MAPPED, _GO = b"m", b"g"
 _REACHES = bytes(range(4))
 _F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # seal further seals, shrinking, growing
@@ -56,20 +57,31 @@ class SegmentOwner:
         self._listener.listen(4096)
         self.offer = Offer(address, os.urandom(SECRET_BYTES))
 
-    def hand_out(self, others: Sequence[int], deadline: float, probe: Callable[[], int]) -> int:
+    def hand_out(
+        self,
+        others: Sequence[int],
+        deadline: float,
+        probe: Callable[[], int],
+        check: Callable[[], None] = lambda: None,
+    ) -> int:
         """Give the region to the other ranks of this host and wait until each has mapped it.
 
         Returns what each, this one by `probe()`, can read of all others' memory: bits below 4.
+        `check` is called every second until all have come, and may raise.
 
         Raises:
             CollectiveTimeoutError: some ranks did not come by the deadline (time.monotonic).
             PeerLostError: a rank came and died.
         """
         while len(self._members) < len(others):
-            self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            left_s = deadline - time.monotonic()
+            self._listener.settimeout(min(max(left_s, 0.001), _CHECK_EVERY_S))
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
+                if left_s > _CHECK_EVERY_S:
+                    check()
+                    continue
                 missing = sorted(set(others) - set(self._members))
                 raise CollectiveTimeoutError(
                     f"init_process_group: {len(self._members) + 1} of {len(others) + 1} ranks of "
@@ -144,10 +156,10 @@ def join_segment(
                 f"rank {rank} cannot share memory with rank 0: it runs on another machine or in "
                 "another container network, or has just died"
             ) from None
-        connection.sendall(offer.secret + rank.to_bytes(4, "little"))
         try:
+            connection.sendall(offer.secret + rank.to_bytes(4, "little"))
             data, fds, _, _ = socket.recv_fds(connection, 1, 1)
-        except TimeoutError:
+        except OSError:  # or a TimeoutError
             data, fds = b"", []
         if not data or not fds:
             raise PeerLostError(
@@ -159,9 +171,11 @@ def join_segment(
             mapped = attach(fds[0])
         finally:
             os.close(fds[0])
-        connection.sendall(_MAPPED)
+        with contextlib.suppress(OSError):  # as the next line will tell
+            connection.sendall(_MAPPED)
         _expect(connection, _GO, deadline, 0)
-        connection.sendall(bytes([probe(mapped)]))
+        with contextlib.suppress(OSError):
+            connection.sendall(bytes([probe(mapped)]))
         return mapped, _expect(connection, _REACHES, deadline, 0)[0]
 
 

@@ -12,14 +12,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from rallypoint import _native
-from rallypoint.base.errors import CollectiveTimeoutError, PeerError
+from rallypoint.base.errors import CollectiveTimeoutError
 
 if TYPE_CHECKING:
     from rallypoint.engine.communicator import Communicator
 
+_NOT_OVER = -1  # in place of what went wrong
 _MOST_AT_EXIT_S = 1.0
 _MOST_RUNNING_S = 10.0  # a thread that runs in PyTorch when Python ends would abort the process
 
@@ -28,8 +30,15 @@ class Work:
     """One operation under way. Its arrays must not be touched before it is completed.
 
     Args:
-        finish: called once, before anyone is told that it is completed; not after an error.
+        native: what `Communicator.submit` or `post` returned.
+        operation: its name, for messages.
+        finish: called once it has gone well, before anyone is told; what it raises is then what
+            went wrong.
     """
+
+    # Objects of this class are made for calls that take microseconds: what is seldom needed is
+    # here, and one lock is for all.
+    _unfinished: Exception | None = None  # what `finish` raised
 
     def __init__(
         self,
@@ -41,31 +50,35 @@ class Work:
         self._native = native
         self._communicator = communicator
         self.operation = operation
-        self._finish = finish
-        self._settling = threading.Lock()
+        self._finish = finish  # until it has been called
+        self._lock = threading.Lock()
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is completed, and help to get there.
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is completed, and help to get there; returns True.
 
         Raises:
             PeerError: it failed; MismatchError, PeerLostError and the others say how.
-            CollectiveTimeoutError: `timeout_s` is over; the operation still goes on.
+            CollectiveTimeoutError: `timeout` is over; the operation still goes on.
         """
-        if not self._native.wait(-1 if timeout_s is None else timeout_s):
-            raise CollectiveTimeoutError(
-                f"{self.operation} was not completed within {timeout_s:g} s; it still goes on, so "
-                "wait again, or abort the group",
-                operation=self.operation,
-            )
-        error = self._settle()
-        if error is not None:
-            raise error
+        end = self._native.wait(-1.0 if timeout is None else timeout.total_seconds())
+        if end or self._finish is not None or self._unfinished is not None:
+            if end == _NOT_OVER and timeout is not None:
+                raise CollectiveTimeoutError(
+                    f"{self.operation} was not completed within {timeout.total_seconds():g} s; it "
+                    "still goes on, so wait again, or abort the group",
+                    operation=self.operation,
+                )
+            error = self._settled(end)
+            if error is not None:
+                raise error
+        return True
 
     def is_completed(self) -> bool:
         """Whether it is over, well or with an error; never waits."""
-        if not self._native.test():
+        end = self._native.test()
+        if end == _NOT_OVER:
             return False
-        self._settle()
+        self._settle(end)
         return True
 
     @property
@@ -73,28 +86,48 @@ class Work:
         """Of a send or receive: the other rank; -1 while any may be."""
         return self._native.peer()
 
-    def exception(self) -> PeerError | None:
-        """Once it is completed: what went wrong, or None."""
-        return self._settle() if self._native.test() else None
+    def is_success(self) -> bool:
+        """Whether it is over and went well."""
+        return self.is_completed() and self.exception() is None
 
-    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+    def exception(self) -> Exception | None:
+        """Once it is completed: what went wrong, or None."""
+        end = self._native.test()
+        return None if end == _NOT_OVER else self._settled(end)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(self)` when it is completed: at once if it is, else in another thread."""
         if not _callbacks.add(self._native, self, callback):
-            self._settle()
-            callback(self)
+            self._run(callback)
 
-    def _settle(self) -> PeerError | None:
-        if self._native.trouble() != 0:
-            return self._communicator.error(self.operation)
-        with self._settling:
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
-        return None
+    def _settled(self, end: int) -> Exception | None:
+        """Of an operation that is over: what went wrong, or None."""
+        self._settle(end)
+        return self._failure() if end else self._unfinished
 
-    def _run(self, callback: Callable[[Work], object]) -> None:
-        self._settle()
+    def _settle(self, end: int) -> None:
+        """Once it is over, once: finish. Whoever comes meanwhile waits."""
+        if self._finish is None:
+            return
+        with self._lock:
+            if self._finish is not None and end == 0:
+                try:
+                    self._finish()
+                except Exception as error:
+                    self._unfinished = error
+            self._finish = None
+
+    def _failure(self) -> Exception:
+        return self._communicator.error(self.operation)
+
+    def _run(self, callback: Callable[[Any], object]) -> None:
+        self._settle(self._native.end())
         callback(self)
+
+
+def report(error: BaseException) -> None:
+    """Of a callback, whose error nobody waits for: as of a thread that ends with it."""
+    threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
 
 class _Callbacks:
@@ -107,12 +140,12 @@ class _Callbacks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told = threading.Condition(self._lock)
-        self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Work], object]]]] = {}
+        self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Any], object]]]] = {}
         self._threads: list[threading.Thread] = []
         self._running = 0  # threads that run callbacks
         self._turn = threading.Lock()
 
-    def add(self, native: _native.Work, work: Work, callback: Callable[[Work], object]) -> bool:
+    def add(self, native: _native.Work, work: Work, callback: Callable[[Any], object]) -> bool:
         """Returns False, and does nothing, if the operation is over already."""
         with self._lock:
             if not native.watch():
@@ -165,9 +198,7 @@ class _Callbacks:
             try:
                 work._run(callback)
             except BaseException as error:
-                threading.excepthook(
-                    threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
-                )
+                report(error)
         with self._told:
             self._running -= 1
             self._told.notify_all()

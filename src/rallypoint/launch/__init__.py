@@ -1,18 +1,63 @@
-"""The agent: starts the workers of this machine, watches them, and ends everything it started."""
+"""The agent: starts the workers of this machine, watches them, and ends everything it started.
+
+For Python programs the package has the names of torch.distributed.run, .launcher and the parts of
+.elastic.agent that programs use. They are loaded on first use: the command line does without.
+"""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.launch.api import LaunchConfig, elastic_launch
+    from rallypoint.cli.in_process import config_from_args, get_args_parser, main, parse_args, run
+    from rallypoint.launch.api import elastic_launch
+    from rallypoint.launch.child_failure import ChildFailedError, ProcessFailure
+    from rallypoint.launch.elastic_agent import (
+        LocalElasticAgent,
+        RunResult,
+        WorkerSpec,
+        WorkerState,
+    )
+    from rallypoint.launch.launch_config import DefaultLogsSpecs, LaunchConfig, Std
 
-__all__ = ["LaunchConfig", "elastic_launch"]
+_HOMES = {
+    "ChildFailedError": "rallypoint.launch.child_failure",
+    "DefaultLogsSpecs": "rallypoint.launch.launch_config",
+    "LaunchConfig": "rallypoint.launch.launch_config",
+    "LocalElasticAgent": "rallypoint.launch.elastic_agent",
+    "ProcessFailure": "rallypoint.launch.child_failure",
+    "RunResult": "rallypoint.launch.elastic_agent",
+    "Std": "rallypoint.launch.launch_config",
+    "WorkerSpec": "rallypoint.launch.elastic_agent",
+    "WorkerState": "rallypoint.launch.elastic_agent",
+    "elastic_launch": "rallypoint.launch.api",
+}
+# The command line, called by Python programs. It stands above this package, which only says where.
+_COMMAND_LINE = ("main", "get_args_parser", "parse_args", "run", "config_from_args")
+_HOMES.update(dict.fromkeys(_COMMAND_LINE, "rallypoint.cli.in_process"))
+
+__all__ = [
+    "ChildFailedError",
+    "DefaultLogsSpecs",
+    "LaunchConfig",
+    "LocalElasticAgent",
+    "ProcessFailure",
+    "RunResult",
+    "Std",
+    "WorkerSpec",
+    "WorkerState",
+    "config_from_args",
+    "elastic_launch",
+    "get_args_parser",
+    "main",
+    "parse_args",
+    "run",
+]
 
 
 def __getattr__(name: str) -> object:
     """Load the Python API on first use: the command line does without it."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'rallypoint.launch' has no attribute {name!r}")
-    from rallypoint.launch import api
+    from importlib import import_module
 
-    return getattr(api, name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,7 +1,8 @@
 """The agent: one thread, one event loop, that performs what node.py decides.
 
 It waits for kernel events only: the guardian's reports, the workers' control sockets and output,
-signals, the coordinator's orders, and the deadlines that the decisions set. It holds no policy.
+signals, the coordinator's orders, and the deadlines that the decisions set. It holds no policy, and
+waits for nothing else: what may block has a thread of its own, or a queue.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rallypoint.launch.face import Face
 from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.job import BACKENDS, MAX_LOCAL_WORKERS, Job
 from rallypoint.launch.last_calls import FlightRecords
+from rallypoint.launch.limits import limit_error
 from rallypoint.launch.meeting import Alone, Meeting
 from rallypoint.launch.memory_limit import count_oom_kills
 from rallypoint.launch.node import (
@@ -24,43 +26,64 @@ from rallypoint.launch.node import (
     EndEverything,
     NodeState,
     Phase,
+    Say,
     SignalWorkers,
     Tell,
 )
 from rallypoint.launch.output import Output
+from rallypoint.launch.result import JobResult
+from rallypoint.launch.sessions import choose_sessions
 from rallypoint.launch.signals import FORWARDED, Signals
+from rallypoint.launch.sink import STDERR
 from rallypoint.launch.worker import Worker
-from rallypoint.launch.worker_group import WorkerGroup, signal_name
+from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
 from rallypoint.rendezvous.reports import Finish, Outcome, Start, Stop
 from rallypoint.rendezvous.round import Seat
 
+# At the end, how long a reader of the output may take nothing until it is left to itself.
+_PATIENCE_S = 30.0
 _PATIENCE_WHEN_STOPPED_S = 1.0
+_LAST_WORDS_S = 2.0  # the same for what the launcher itself says
 _LONG_S = 1.0  # an operation that took longer is worth a word when a signal stops the job
 # The guardian knows each worker of all rounds by one 32-bit number.
 _ROUNDS = (1 << 32) // MAX_LOCAL_WORKERS
 
 
 def run(job: Job) -> int:
-    """Run `job` to its end and return the exit status for the launcher.
+    """Run `job` to its end and return the exit status for the launcher; raises as `perform`."""
+    return perform(job).status
+
+
+def perform(job: Job, meeting: Meeting | None = None) -> JobResult:
+    """Run `job` to its end, with others if `meeting` or the job say so.
 
     Raises:
         HostError: the store or the guardian could not be started; nothing is left running.
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
     _fill_standard_descriptors()
-    agent = Agent(job, _meeting_of(job))
+    try:
+        agent = Agent(job, meeting or _meeting_of(job))
+    except (OSError, RuntimeError) as error:
+        raise limit_error(error, job.local_world_size) or error from None
     try:
         with Signals(agent.selector, agent.signal_received, job.stop_signals):
             try:
                 agent.start()
-                status = agent.wait()
+                agent.wait()
             finally:
                 agent.end()
-    finally:
-        # Signals work as ever again: nothing runs any more, and the reader may be slow.
-        agent.close()
+    except (OSError, RuntimeError) as error:
+        agent.close(is_heard=agent.pass_on_output())
+        raise limit_error(error, job.local_world_size) or error from None
+    except BaseException:
+        agent.close(is_heard=agent.pass_on_output())
+        raise
+    # Signals have their usual effects again: nothing runs any more, and the reader may be slow.
+    is_heard = agent.pass_on_output()
     agent.report()
-    return status
+    agent.close(is_heard=is_heard)
+    return agent.result
 
 
 class Agent:
@@ -79,26 +102,35 @@ class Agent:
         self._workers: dict[int, Worker] = {}  # by rank
         self._records: FlightRecords | None = None  # of the round
         self._unkillable: list[int] = []
+        self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
+        self._error_files: dict[int, str] = {}  # where they stay, if they do
         self._oom_kills: int | None = None
         self._started = time.monotonic()
         self._face = Face(job, self._started)
+        self._fence_at: float | None = None  # what the guardian knows
+        self._writes_to_guardian = False
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
         self._output = Output(self._job, self.selector)
         scratch = self._output.scratch
         self._face.job_began(scratch.path if scratch.is_kept else "")
-        self._guardian = Guardian(temporary_directory=scratch.to_remove)
+        sessions = choose_sessions(self._job.local_world_size, self._job.environ)
+        self._guardian = Guardian(temporary_directory=scratch.to_remove, sessions=sessions)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         self._oom_kills = count_oom_kills()
+        if self._job.rendezvous is not None or self._job.nodes.count > 1:
+            _allow_many_connections()  # to this process: the guardian's workers keep their limit
         self._meeting.open(self.selector)
 
-    def wait(self) -> int:
-        """Perform orders and decisions until the job is over; the exit status."""
+    def wait(self) -> None:
+        """Perform orders and decisions until the job is over."""
         while True:
             self._obey()
             if self._state.phase is Phase.DONE:
-                return self._state.status
+                return
+            self._renew_fence()
+            self._watch_guardian()
             sources = (self._state.wake_at, self._meeting.wake_at, self._face.wake_at)
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
@@ -118,12 +150,19 @@ class Agent:
             self._output.scratch.kill_marked()
         self._meeting.close()
 
-    def close(self) -> None:
-        """Pass on the last output, and close everything."""
+    def pass_on_output(self) -> bool:
+        """Write the workers' last output; whether all readers took it in time."""
         self._let_workers_go()
-        patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        patience_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        return self._output is None or self._output.flush(patience_s)
+
+    def close(self, *, is_heard: bool) -> None:
+        """Write the launcher's last words, for as long as they may be read; close everything."""
+        self._let_workers_go()
         if self._output is not None:
-            self._output.close(patience_s)
+            self._output.close()
+        self._face.close()
+        STDERR.flush(_LAST_WORDS_S if is_heard else 0.0)
         self.selector.close()
 
     def report(self) -> None:
@@ -153,12 +192,38 @@ class Agent:
             else:
                 lines.append(f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s")
             lines += self._last_calls(least_s=_LONG_S)
+        elif finish is not None and finish.outcome is Outcome.MISSED:
+            lines.append(f"the job ended before this node had a place in it: {finish.because}")
         if self._state.unkillable:
             pids = ", ".join(map(str, self._state.unkillable))
             lines.append(
                 f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
             )
+        if finish is not None and finish.outcome is Outcome.GIVEN_UP:
+            lines += self._leave_error()
         self._face.job_ended(self._state.status, "\n".join(lines), time.monotonic())
+
+    @property
+    def result(self) -> JobResult:
+        """How it ended."""
+        return JobResult(
+            status=self._state.status,
+            ranks=range(0) if self._seat is None else _ranks_of(self._seat),
+            failures=tuple(self._state.group.failures()),
+            error_files=self._error_files,
+            recorded=self._recorded,
+        )
+
+    def _leave_error(self) -> list[str]:
+        """The root cause for whoever started the launcher, as torchrun does; lines to tell."""
+        path = self._job.environ.get("TORCHELASTIC_ERROR_FILE")
+        failures = self._state.group.failures()
+        if not path or not failures:
+            return []
+        from rallypoint.launch.child_failure import leave_error
+
+        trouble = leave_error(path, failures[0], self._recorded.get(failures[0].exit.rank))
+        return [trouble] if trouble else []
 
     def _summary(
         self,
@@ -216,13 +281,15 @@ class Agent:
     def _start_round(self, start: Start) -> None:
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
-        ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
+        ranks = _ranks_of(seat)
         decision = self._state.started(seat.number, ranks, seat.node_rank)
-        if self._state.phase is not Phase.RUNNING:
+        if not decision.reason:  # something runs, or nothing will any more
             return
         self._perform(decision)
         calls = self._last_calls()
         self._let_workers_go()
+        self._recorded.clear()
+        self._error_files.clear()
         self._seat = seat
         self._face.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
@@ -236,7 +303,7 @@ class Agent:
             else:  # not here
                 text = f"round {before} ended: {elsewhere or start.because}"
                 text += f"; {start.because}" * (start.because not in text)
-            self._face.round_ended(text)
+            self._face.told(text)
             self._oom_kills = count_oom_kills()
         self._face.round_runs()
 
@@ -244,6 +311,7 @@ class Agent:
         assert self._output is not None
         assert self._guardian is not None
         self._output.start_round(seat.number)
+        self._renew_fence()
         self._records = FlightRecords(seat.local_world_size)
         for place in seat.placements:
             worker = Worker(self._job, place, self._output.streams_of(place))
@@ -258,9 +326,8 @@ class Agent:
             )
 
     def _let_workers_go(self) -> None:
-        patience_s = None if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
         for worker in self._workers.values():
-            worker.drain_output(patience_s)
+            worker.drain_output()
             if worker.control in self.selector.get_map():
                 self.selector.unregister(worker.control)
             worker.control.close()
@@ -291,7 +358,7 @@ class Agent:
     def _guardian_spoke(self) -> None:
         assert self._guardian is not None
         try:
-            reports = self._guardian.read()
+            reports = self._guardian.read(wait=False)
         except GuardianLostError:
             self.selector.unregister(self._guardian)
             self._perform(self._state.guardian_lost())
@@ -305,6 +372,9 @@ class Agent:
                 self._unkillable.append(report.pid)
             case ReportKind.ENDED:
                 self._perform(self._state.everything_ended(tuple(self._unkillable)))
+            case ReportKind.FENCED:
+                self._meeting.fenced()
+                self._obey()  # before the ends that follow, which are no failures
             case _:
                 worker = self._worker_of(report.worker)
                 if worker is None:
@@ -327,17 +397,27 @@ class Agent:
         if not end.succeeded:
             self._look_at_calls()
         self._read(worker)  # what it said before it ended counts as before
-        if not end.succeeded and worker.rank not in self._state.group.errors:
-            from rallypoint.launch.failure import read_error_file
-
-            error = worker.recorded_error(lambda text: read_error_file(text, time_s=end.time_s))
-            if error is not None:
-                self._perform(self._state.worker_reported(worker.rank, error, now))
+        if not end.succeeded:
+            self._read_error_file(worker, end)
         error = self._state.group.errors.get(worker.rank)
         if error is not None and self._job.logs.are_kept:
             worker.keep_error(error)
+            self._error_files[worker.rank] = worker.error_file
         self._face.worker_ended(end, self._state.group.failure_text(end))
         self._perform(self._state.worker_exited(end, now))
+
+    def _read_error_file(self, worker: Worker, end: Exit) -> None:
+        """For workers that do not report over the control socket, and for our own caller."""
+        text = worker.recorded()
+        if text is None:
+            return
+        self._recorded[worker.rank] = text
+        if worker.rank not in self._state.group.errors:
+            from rallypoint.launch.failure import read_error_file
+
+            error = read_error_file(text, time_s=end.time_s)
+            if error is not None:
+                self._perform(self._state.worker_reported(worker.rank, error, time.monotonic()))
 
     def _read(self, worker: Worker) -> None:
         messages, is_open = worker.control.receive()
@@ -357,14 +437,13 @@ class Agent:
         for action in decision.actions:
             match action:
                 case SignalWorkers():
-                    if self._state.phase is Phase.STOPPING and action.signal != signal.SIGCONT:
-                        for rank in action.ranks:
-                            self._workers[rank].control.abort(decision.reason)
                     self._signal(action)
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
                 case Tell(report):
                     self._meeting.tell(report)
+                case Say(text):
+                    self._face.told(text)
 
     def _signal(self, action: SignalWorkers) -> None:
         if self._seat is None:
@@ -374,6 +453,23 @@ class Agent:
             self._to_guardian(
                 lambda guardian, rank=rank: guardian.signal(base + rank, action.signal)  # type: ignore[misc]
             )
+
+    def _renew_fence(self) -> None:
+        """Until when the guardian lets workers run, should this process be stopped."""
+        until = self._meeting.fence_at
+        if until != self._fence_at:
+            self._fence_at = until
+            self._to_guardian(lambda guardian: guardian.fence(until))
+
+    def _watch_guardian(self) -> None:
+        guardian = self._guardian
+        if guardian is None or guardian not in self.selector.get_map():
+            return
+        if guardian.has_unsent != self._writes_to_guardian:
+            self._writes_to_guardian = guardian.has_unsent
+            events = selectors.EVENT_READ
+            events |= selectors.EVENT_WRITE if self._writes_to_guardian else 0
+            self.selector.modify(guardian, events, self._guardian_spoke)
 
     def _to_guardian(self, request: Callable[[Guardian], None]) -> None:
         if self._guardian is None:
@@ -398,6 +494,20 @@ def _meeting_of(job: Job) -> Meeting:
     from rallypoint.launch.static import meeting_of
 
     return meeting_of(job)
+
+
+def _allow_many_connections() -> None:
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:  # contextlib would cost each launch
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return  # it works with fewer
+
+
+def _ranks_of(seat: Seat) -> range:
+    return range(seat.first_rank, seat.first_rank + seat.local_world_size)
 
 
 def _fill_standard_descriptors() -> None:

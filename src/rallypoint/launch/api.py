@@ -1,6 +1,6 @@
-"""Launching from Python: `elastic_launch` and `LaunchConfig`, with torch's names.
+"""Launching from Python: `elastic_launch`, with torch's names.
 
-The caller's process becomes the agent for as long as the call takes.
+The caller's process becomes the agent for as long as the call takes, in whichever thread.
 """
 
 from __future__ import annotations
@@ -8,161 +8,134 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
-from rallypoint.launch.agent import run
+from rallypoint.launch.agent import perform
 from rallypoint.launch.call import read_result, write_call
-from rallypoint.launch.job import Job, Nodes, Rendezvous
-from rallypoint.rendezvous.round import Endpoint
+from rallypoint.launch.child_failure import ChildFailedError, process_failures
+from rallypoint.launch.job import Job
+from rallypoint.launch.launch_config import (
+    LaunchConfig,
+    cpus_of,
+    logs_of,
+    nodes_of,
+    rendezvous_of,
+)
+from rallypoint.launch.meeting import Meeting
+from rallypoint.launch.result import JobResult
+from rallypoint.launch.signals import read_signals
 
-DEFAULT_STATIC_PORT, DEFAULT_C10D_PORT = 29500, 29400
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
-    """How to launch; field names are torch's.
-
-    Attributes:
-        min_nodes, max_nodes: how many nodes; they may differ if `rdzv_backend` is not "static".
-        nproc_per_node: workers on this node.
-        run_id: the job's name, the same on all nodes.
-        role: what this node's workers do; several nodes may have different ones.
-        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet.
-        rdzv_backend: "static" (nodes are known by their ranks), or "c10d" or "etcd" (they come and
-            go).
-        rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others, and
-            with the others what --rdzv-conf takes.
-        local_addr: this node's address as others know it; found out if None.
-        max_restarts: how many new rounds the job may take because workers failed.
-        shutdown_timeout: seconds from asking workers to end until they are killed.
-        environ: what the workers inherit; the caller's own if None.
-        monitor_interval, start_method: accepted for torch's sake; workers are watched, not polled,
-            and always start as new interpreters.
-    """
-
-    min_nodes: int = 1
-    max_nodes: int = 1
-    nproc_per_node: int = 1
-    run_id: str = "none"
-    role: str = "default"
-    rdzv_endpoint: str = ""
-    rdzv_backend: str = "static"
-    rdzv_configs: Mapping[str, Any] = field(default_factory=dict)
-    max_restarts: int = 3
-    monitor_interval: float = 0.1
-    start_method: str = "spawn"
-    shutdown_timeout: float = 30.0
-    environ: Mapping[str, str] | None = None
-    local_addr: str | None = None
-    token: bytes | None = None
-
-    def rendezvous(self) -> Rendezvous | None:
-        """How nodes find each other, if they are not known from the start.
-
-        Raises:
-            InvalidArgumentError: numbers or endpoint that cannot be.
-        """
-        if self.rdzv_backend == "static" or self.max_nodes == 1:
-            return None
-        configuration = {key: str(value) for key, value in self.rdzv_configs.items()}
-        wish = configuration.pop("rank", None)
-        host, port = self._endpoint(DEFAULT_C10D_PORT)
-        return Rendezvous(
-            backend=self.rdzv_backend,
-            endpoints=(Endpoint(host=host, port=port),) if host else (),
-            run_id=self.run_id,
-            min_nodes=self.min_nodes,
-            max_nodes=self.max_nodes,
-            configuration=configuration,
-            node_rank=None if wish is None else int(wish),
-            local_addr=self.local_addr,
-            token=self.token,
-        )
-
-    def _endpoint(self, default_port: int) -> tuple[str, int]:
-        host, colon, port = self.rdzv_endpoint.rpartition(":")
-        if not colon or port.endswith("]"):
-            host, port = self.rdzv_endpoint, str(default_port)
-        if self.rdzv_endpoint and not (host and port.isdigit()):
-            raise InvalidArgumentError(
-                f"rdzv_endpoint={self.rdzv_endpoint!r} must be host:port, node 0's."
-            )
-        return host.strip("[]"), int(port)
-
-    def nodes(self) -> Nodes:
-        """With which other nodes.
-
-        Raises:
-            InvalidArgumentError: numbers or endpoint that cannot be.
-        """
-        if self.rendezvous() is not None:
-            return Nodes(token=self.token)
-        if self.min_nodes != self.max_nodes:
-            raise InvalidArgumentError(
-                f"min_nodes={self.min_nodes} and max_nodes={self.max_nodes} differ: the number of"
-                ' static nodes cannot change; choose rdzv_backend="c10d".'
-            )
-        host, port = self._endpoint(0 if self.max_nodes == 1 else DEFAULT_STATIC_PORT)
-        return Nodes(
-            count=self.max_nodes,
-            node_rank=int(self.rdzv_configs.get("rank", 0)),
-            master_addr=host or "127.0.0.1",
-            master_port=port,
-            join_timeout_s=float(self.rdzv_configs.get("timeout", 600.0)),
-            token=self.token,
-        )
+Entrypoint = Callable[..., Any] | str
 
 
 class elastic_launch:  # noqa: N801 - torch's name
     """Run a function, or a program, in the workers of a job: ``elastic_launch(config, f)(*args)``.
 
     Calling it returns what each of this node's workers returned, by global rank; for a program,
-    which returns nothing, the values are None.
+    which returns nothing, the values are None. A function is defined at the top level of a module
+    or script; with cloudpickle installed, anywhere, also in a notebook.
 
     Raises:
-        WorkersFailedError: the job failed; its `failures` hold what this node's workers raised.
+        InvalidArgumentError: function or arguments cannot be handed to other processes.
+        ChildFailedError: workers of this node failed; `failures` tells of each.
+        WorkersFailedError: the job was stopped by a signal, or failed on another node.
     """
 
-    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
+    def __init__(
+        self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: object = None
+    ) -> None:
+        if health_check_server is not None:
+            raise InvalidArgumentError(
+                "health_check_server is a plug-in of torch's agent, which this launcher is not;"
+                " leave it out."
+            )
         self._config = config
         self._entrypoint = entrypoint
 
     def __call__(self, *args: object) -> dict[int, Any]:
         """Launch, and wait for the end."""
-        with tempfile.TemporaryDirectory(prefix="rallypoint_call_") as directory:
-            path = f"{directory}/call"
-            if isinstance(self._entrypoint, str):
-                command = (self._entrypoint, *map(str, args))
-            else:
-                write_call(path, self._entrypoint, args, with_number=False)
-                command = (sys.executable, "-u", "-m", "rallypoint.launch.call", path)
-            config = self._config
-            status = run(
-                Job(
-                    command=command,
-                    local_world_size=config.nproc_per_node,
-                    role=config.role,
-                    max_restarts=config.max_restarts,
-                    run_id=config.run_id,
-                    host=os.uname().nodename,
-                    environ=dict(os.environ if config.environ is None else config.environ),
-                    nodes=config.nodes(),
-                    rendezvous=config.rendezvous(),
-                    shutdown_timeout_s=config.shutdown_timeout,
-                )
-            )
-            names = [name.removeprefix("call.") for name in os.listdir(directory)]
-            found = {int(name): read_result(path, int(name)) for name in names if name.isdigit()}
-        if status:
-            failures = {rank: result[2] for rank, result in found.items() if result and result[2]}
-            raise WorkersFailedError(
-                f"the job ended with status {status}; the launcher's summary on stderr tells why",
-                status=status,
-                failures=failures,
-            )
-        if isinstance(self._entrypoint, str):
-            return dict.fromkeys(range(config.nproc_per_node))
-        return {rank: result[0] for rank, result in sorted(found.items()) if result}
+        result, values = launch(self._config, self._entrypoint, args)
+        raise_if_failed(result, name_of(self._entrypoint, args))
+        return values
+
+
+def launch(
+    config: LaunchConfig,
+    entrypoint: Entrypoint,
+    args: tuple[object, ...],
+    meeting: Callable[[Job], Meeting] | None = None,
+) -> tuple[JobResult, dict[int, Any]]:
+    """Launch, and wait for the end: how the job ended, and what the workers returned."""
+    if not config.run_id:  # several nodes could not agree on a random name
+        alone = config.max_nodes == 1
+        config.run_id = str(int.from_bytes(os.urandom(16))) if alone else "none"
+    with tempfile.TemporaryDirectory(prefix="rallypoint_call_") as directory:
+        path = f"{directory}/call"
+        if isinstance(entrypoint, str):
+            command = (entrypoint, *map(str, args))
+        else:
+            write_call(path, entrypoint, args, with_number=False)
+            command = (sys.executable, "-u", "-m", "rallypoint.launch.call", path)
+        job = job_of(config, command)
+        result = perform(job, meeting and meeting(job))
+        if isinstance(entrypoint, str):
+            return result, dict.fromkeys(result.ranks)
+        values = {rank: read_result(path, rank) for rank in result.ranks}
+    return result, {rank: value[0] for rank, value in values.items() if value}
+
+
+def raise_if_failed(result: JobResult, name: str) -> None:
+    """Raise what `elastic_launch` does, unless the job succeeded.
+
+    Raises:
+        ChildFailedError, WorkersFailedError: it failed.
+    """
+    if not result.status:
+        return
+    failures = process_failures(result)
+    # Whoever was stopped by a signal did not fail, whatever its workers made of it.
+    if failures and result.status < 128:
+        raise ChildFailedError(name, failures, result.status)
+    raise WorkersFailedError(
+        f"the job ended with status {result.status}; the launcher's summary on stderr tells why",
+        status=result.status,
+    )
+
+
+def job_of(config: LaunchConfig, command: tuple[str, ...]) -> Job:
+    """What the agent is given.
+
+    Raises:
+        InvalidArgumentError: a field of the configuration that cannot be.
+    """
+    if config.event_log_handler not in ("null", "console"):
+        raise InvalidArgumentError(
+            f"event_log_handler={config.event_log_handler!r}; it must be null or console."
+        )
+    return Job(
+        command=command,
+        local_world_size=config.nproc_per_node,
+        role=config.role,
+        max_restarts=config.max_restarts,
+        run_id=config.run_id,
+        host=config.local_addr or os.uname().nodename,
+        environ=dict(os.environ if config.environ is None else config.environ),
+        nodes=nodes_of(config),
+        rendezvous=rendezvous_of(config),
+        logs=logs_of(config),
+        shutdown_timeout_s=float(config.shutdown_timeout or 0.0),
+        stop_signals=read_signals(config.signals_to_handle, "signals_to_handle"),
+        has_virtual_local_rank=config.virtual_local_rank,
+        cpus=cpus_of(config),
+        prints_events=config.event_log_handler == "console",
+    )
+
+
+def name_of(entrypoint: Entrypoint, args: tuple[object, ...]) -> str:
+    """What a failure calls it: the function's name, or the script's."""
+    if not isinstance(entrypoint, str):
+        return getattr(entrypoint, "__name__", type(entrypoint).__name__)
+    scripts = (str(word) for word in args if not str(word).startswith("-"))
+    return next(scripts, entrypoint) if entrypoint == sys.executable else entrypoint

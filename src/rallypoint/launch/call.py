@@ -2,6 +2,9 @@
 
 FILE is the caller's, on this machine and readable by it alone: a pickle of search path, main
 module, function and arguments. What the function returns or raises goes to FILE.NUMBER.
+
+Functions and classes travel by name; those that have none in another process (of a notebook, or
+defined in a function) travel as a whole, by cloudpickle, where that is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rallypoint.base.errors import InvalidArgumentError, UnreadableCallError
+
 
 def write_call(
     path: str, function: Callable[..., Any], args: Sequence[object], *, with_number: bool
@@ -20,17 +25,44 @@ def write_call(
     """Put a call where workers find it; with `with_number` each gets its number as first argument.
 
     Raises:
-        Whatever pickle raises for a function or arguments that cannot be handed over.
+        InvalidArgumentError: the function or its arguments cannot be handed over.
     """
     main = sys.modules["__main__"]
     # What is defined in the caller's script is found by running that script under another name.
     name = getattr(main.__spec__, "name", None)
     place = None if name else getattr(main, "__file__", None)
-    place = os.path.abspath(place) if place else None
-    data = pickle.dumps((function, tuple(args), with_number))
+    place = os.path.abspath(place) if place and os.path.exists(place) else None
+    try:
+        data = _pickled((function, tuple(args), with_number), has_main=bool(name or place))
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{getattr(function, '__qualname__', function)!s} or its arguments cannot be handed to"
+            f" other processes: {error}"
+        ) from error
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         pickle.dump((sys.path, name, place), file)
         file.write(data)
+
+
+def _pickled(value: object, *, has_main: bool) -> bytes:
+    """Bytes that another process can read, which has this one's main module or has not."""
+    try:
+        data = pickle.dumps(value)
+        # By name; a text that happens to say so costs nothing but the detour.
+        if has_main or b"__main__" not in data:
+            return data
+        reason = "the main module has no file that they could import, as in a notebook"
+    except Exception as error:  # pickle raises many kinds
+        reason = str(error)
+    try:
+        import cloudpickle
+    except ImportError:
+        raise TypeError(
+            f"{reason}; define them at the top level of a module or script, or install cloudpickle"
+            " (pip install 'rallypoint[cloudpickle]')"
+        ) from None
+    by_value: bytes = cloudpickle.dumps(value)
+    return by_value
 
 
 def read_result(path: str, number: int) -> tuple[object, BaseException | None, str] | None:
@@ -45,12 +77,11 @@ def read_result(path: str, number: int) -> tuple[object, BaseException | None, s
 
 def run(path: str, number: int) -> None:
     """Perform the call, and leave what came of it."""
-    with open(path, "rb") as file:
-        search_path, name, place = pickle.load(file)
-        sys.path[:] = search_path
-        if name or place:
-            _run_main(name, place)
-        function, args, with_number = pickle.load(file)
+    try:
+        function, args, with_number = _read_call(path)
+    except Exception as error:
+        _leave(path, number, None, error, traceback.format_exc())
+        raise
     try:
         value = function(number, *args) if with_number else function(*args)
     except BaseException as error:
@@ -58,6 +89,27 @@ def run(path: str, number: int) -> None:
             _leave(path, number, None, error, traceback.format_exc())
         raise
     _leave(path, number, value, None, "")
+
+
+def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
+    with open(path, "rb") as file:
+        search_path, name, place = pickle.load(file)
+        sys.path[:] = search_path
+        if name or place:
+            try:
+                _run_main(name, place)
+            except (ImportError, SyntaxError) as error:
+                raise UnreadableCallError(
+                    f"the caller's main module {name or place} cannot be imported: {error}"
+                ) from error
+        try:
+            call: tuple[Callable[..., Any], Sequence[object], bool] = pickle.load(file)
+        except Exception as error:  # whatever the classes of the arguments raise
+            raise UnreadableCallError(
+                "the function or its arguments cannot be read in the worker:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+    return call
 
 
 def _run_main(name: str | None, place: str | None) -> None:
@@ -74,7 +126,8 @@ def _run_main(name: str | None, place: str | None) -> None:
 
 def _leave(path: str, number: int, value: object, error: BaseException | None, trace: str) -> None:
     try:
-        data = pickle.dumps((value, error, trace))
+        # The caller can import what is defined there, if not by name then by cloudpickle's number.
+        data = _pickled((value, error, trace), has_main=True)
         pickle.loads(data)  # some exceptions can be pickled, but not read back
     except Exception as reason:
         if error is None:

@@ -10,11 +10,9 @@ import socket
 
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
-    Abort,
     Message,
     Unknown,
     decode,
-    encode,
 )
 from rallypoint.base.errors import ControlMessageError
 
@@ -62,13 +60,6 @@ class ControlChannel:
             if not isinstance(message, Unknown):
                 messages.append(message)
         return messages, True
-
-    def abort(self, reason: str) -> None:
-        """Tell the worker to give up; lost if the worker does not read or is gone."""
-        try:
-            self._socket.send(encode(Abort(reason)))
-        except OSError:
-            return
 
     def close(self) -> None:
         """Close the agent's end."""

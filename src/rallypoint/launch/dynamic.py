@@ -11,24 +11,37 @@ import os
 import selectors
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from random import SystemRandom
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import ControlMessageError, HostError
-from rallypoint.cluster.network import check_reachable, is_here, own_address
+from rallypoint.cluster.names import in_thread
+from rallypoint.cluster.network import (
+    IFNAME_VARIABLES,
+    UnknownHostError,
+    can_bind,
+    check_reachable,
+    is_here,
+    is_own_name,
+    own_address,
+)
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.meeting import Meeting
-from rallypoint.launch.store_host import ANY, StoreHost, listen
+from rallypoint.launch.store_host import StoreHost, listen
 from rallypoint.launch.terminal import say
+from rallypoint.rendezvous.admit import why_not
+from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.decide import Part, Participant
+from rallypoint.rendezvous.lease_clock import lease_time
 from rallypoint.rendezvous.link import TOKEN_REFUSED
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.messages import decode, encode
 from rallypoint.rendezvous.patience import read_attempt, read_is_host, read_patience, read_quorum
 from rallypoint.rendezvous.protocol import (
+    Beat,
     Begin,
     Call,
     Decision,
@@ -42,13 +55,18 @@ from rallypoint.rendezvous.reports import Finish, Join, Notice, Outcome, Refuse,
 from rallypoint.rendezvous.round import Endpoint, Member
 from rallypoint.rendezvous.rules import ETCD, Rules
 from rallypoint.rendezvous.switchboard import Receiver, Switchboard
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.rendezvous.etcd_link import EtcdLink
 
 _GOODBYE_S = 2.0
+# The guardian ends workers so long after we should have: within what the others wait (kill_s).
+_GUARD_S = 0.2
 _BINDING_S = 0.5
+_LOOK_AGAIN_S = 1.0  # for a name
+_STRANGE_AFTER = 2
 
 
 def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
@@ -60,18 +78,17 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
     """
     configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
     patience = read_patience(configuration, rendezvous.backend)
-    address = _own_address(endpoints, rendezvous.local_addr)
     if rendezvous.token is None and not is_loopback(endpoints[0].host):
         say(
             "warning: anyone who reaches the endpoint can take part in the job; set the same"
             " RALLYPOINT_TOKEN on all nodes."
         )
-    slot, listener = None, None
     is_etcd = rendezvous.backend == "etcd"
-    if not is_etcd:
-        slot, listener = _take_endpoint(endpoints, read_is_host(configuration))
+    place = _Place(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
+    place.find(patience.join_timeout_s)
+    address, slot, listener = place.address, place.slot, place.listener
     if listener is None:
-        listener = listen(_place_of(address), 0)
+        listener = listen(_place_of(address, is_chosen=place.is_chosen), 0)
     me = Member(
         key=os.urandom(8).hex(),
         host=job.host,
@@ -79,6 +96,7 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
         role=job.role,
         wish=rendezvous.node_rank,
         address=address,
+        addresses=() if is_loopback(address) else _own_addresses(),
         port=listener.getsockname()[1],
     )
     setup = Setup(
@@ -98,60 +116,131 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
         quorum=read_quorum(configuration),
     )
     is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
-    if not is_etcd:
-        return Dynamic(setup, listener, token, is_verbose=is_verbose)
-    from rallypoint.rendezvous.etcd_link import EtcdLink, read_tls  # threads, http: only here
+    etcd = None
+    if is_etcd:
+        from rallypoint.rendezvous.etcd_link import EtcdLink, read_tls  # threads, http: only here
 
-    etcd = EtcdLink(setup, endpoints, read_tls(configuration))
-    return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd)
+        etcd = EtcdLink(setup, endpoints, read_tls(configuration))
+    place_of_stores = _place_of(address, is_chosen=place.is_chosen)
+    return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores)
 
 
-def _own_address(endpoints: tuple[Endpoint, ...], local_addr: str | None) -> str:
-    """This node's, towards the first endpoint that has a name and a way to it."""
-    first_error: HostError | None = None
-    for endpoint in endpoints:
+class _Place:
+    """Where this node is in the network, once the endpoints' names are known.
+
+    Attributes:
+        address: what it gives out.
+        is_chosen: the user named it, or its interface: listen there only.
+        slot, listener: which endpoint this node listens at, if it does.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, *, is_host: bool | None) -> None:
+        self.address = ""
+        self.is_chosen = False
+        self.slot: int | None = None
+        self.listener: socket.socket | None = None
+        self._endpoints = rendezvous.endpoints
+        self._local_addr = rendezvous.local_addr
+        self._is_host = is_host
+
+    def find(self, patience_s: float) -> None:
+        """Find it, and wait for names that nobody knows yet, as of a machine that is just starting.
+
+        Raises:
+            HostError: there is no way to the endpoints, or nobody knew their names for so long.
+        """
+        began = time.monotonic()
+        notice_at = began + NOTICE_EVERY_S
+        while True:
+            try:
+                return in_thread(self._find)
+            except UnknownHostError as error:
+                now = time.monotonic()
+                if now >= began + patience_s:
+                    raise HostError(f"after {now - began:.0f} s: {error}") from None
+                if now >= notice_at:
+                    notice_at += NOTICE_EVERY_S
+                    say(f"waiting for a name, for {now - began:.0f} s so far: {error}")
+            time.sleep(min(_LOOK_AGAIN_S, patience_s))
+
+    def _find(self) -> None:
+        self.address = self._own_address()
+        if self._is_host is not False:
+            self._take_endpoint()
+
+    def _own_address(self) -> str:
+        """Towards the first endpoint that has a name and a way to it."""
+        first_error: HostError | None = None
+        wish = self._local_addr
+        if wish is None and not is_loopback(self._endpoints[0].host):
+            wish = _address_by_interface()
+        for endpoint in self._endpoints:
+            try:
+                address = self._address_towards(endpoint, wish)
+                self.is_chosen = wish is not None and can_bind(address)
+                check_reachable(address, (endpoint.host, endpoint.port))
+            except HostError as error:
+                # An unknown name may be known later: that counts more than what will not change.
+                if first_error is None or isinstance(error, UnknownHostError):
+                    first_error = error
+            else:
+                return address
+        assert first_error is not None
+        raise first_error
+
+    def _address_towards(self, endpoint: Endpoint, wish: str | None) -> str:
         try:
-            address = own_address(endpoint.host, local_addr)
-            check_reachable(address, (endpoint.host, endpoint.port))
-        except HostError as error:
-            first_error = first_error or error
-        else:
-            return address
-    assert first_error is not None
-    raise first_error
+            return own_address(endpoint.host, wish)
+        except UnknownHostError:
+            if wish is None and is_own_name(endpoint.host):  # others know it, sooner or later
+                from rallypoint.cluster.interface import any_address
 
-
-def _take_endpoint(
-    endpoints: tuple[Endpoint, ...], is_host: bool | None
-) -> tuple[int | None, socket.socket | None]:
-    """Listen at the first endpoint that is this machine, if there is one and it is free."""
-    if is_host is False:
-        return None, None
-    for slot, endpoint in enumerate(endpoints):
-        if is_host or _is_here(endpoint, must_be_known=len(endpoints) == 1):
-            listener = _listen(endpoint, is_ours=bool(is_host))
-            if listener is not None:
-                return slot, listener
-    return None, None
-
-
-def _is_here(endpoint: Endpoint, *, must_be_known: bool) -> bool:
-    try:
-        return is_here(endpoint.host)
-    except HostError:
-        if must_be_known:
+                return any_address()
             raise
-        return False  # a machine that is down may have no name
+
+    def _take_endpoint(self) -> None:
+        """Listen at the first endpoint that is this machine, if there is one and it is free."""
+        for slot, endpoint in enumerate(self._endpoints):
+            if self._is_host or self._is_here(endpoint):
+                is_chosen = self.is_chosen and endpoint.host in (self._local_addr, self.address)
+                place = _place_of(self.address if is_chosen else endpoint.host, is_chosen=is_chosen)
+                self.listener = _listen(place, endpoint.port, is_ours=bool(self._is_host))
+                if self.listener is not None:
+                    self.slot = slot
+                    return
+
+    def _is_here(self, endpoint: Endpoint) -> bool:
+        try:
+            return is_here(endpoint.host, self._local_addr)
+        except UnknownHostError:
+            if len(self._endpoints) == 1:
+                raise
+            return False  # a machine that is down may have no name
 
 
-def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
+def _own_addresses() -> tuple[str, ...]:
+    from rallypoint.cluster.interface import own_addresses
+
+    return own_addresses()
+
+
+def _address_by_interface() -> str | None:
+    """From RALLYPOINT_SOCKET_IFNAME and the like."""
+    if not any(os.environ.get(name) for name in IFNAME_VARIABLES):
+        return None
+    from rallypoint.cluster.interface import chosen_address
+
+    return chosen_address(os.environ)
+
+
+def _listen(place: str, port: int, *, is_ours: bool) -> socket.socket | None:
     """The endpoint's listener; None if another agent of this machine is there already."""
     deadline = time.monotonic() + _BINDING_S
     while True:
         try:
-            return listen(_place_of(endpoint.host), endpoint.port)
+            return listen(place, port)
         except HostError:
-            if not is_ours and _answers(endpoint):
+            if not is_ours and _answers(place, port):
                 return None
             # One that began just now has the port for a moment before it listens there.
             if time.monotonic() > deadline:
@@ -159,18 +248,17 @@ def _listen(endpoint: Endpoint, *, is_ours: bool) -> socket.socket | None:
             time.sleep(0.01)
 
 
-def _place_of(address: str) -> str:
+def _place_of(address: str, *, is_chosen: bool = False) -> str:
     """Where to listen for those who know us by this address."""
     if not is_loopback(address):
-        return ANY
+        return address if is_chosen else ANY
     return "127.0.0.1" if address == "localhost" else address
 
 
-def _answers(endpoint: Endpoint) -> bool:
+def _answers(place: str, port: int) -> bool:
     """Whether somebody listens at this port of this machine."""
-    place = _place_of(endpoint.host)
     with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
-        return probe.connect_ex((place, endpoint.port)) == 0
+        return probe.connect_ex((place, port)) == 0
 
 
 class Dynamic(Meeting, Receiver):
@@ -180,9 +268,11 @@ class Dynamic(Meeting, Receiver):
         listener: at the address and port that `setup.me` names; taken over.
         is_verbose: tell the reason of each decision.
         etcd: which decides who coordinates; None: the agents do.
+        place: where workers' stores listen.
     """
 
     may_leave = True
+    tells_late_comers = False  # that the job is over; else they wait for the next one
 
     def __init__(
         self,
@@ -192,12 +282,14 @@ class Dynamic(Meeting, Receiver):
         *,
         is_verbose: bool = False,
         etcd: EtcdLink | None = None,
+        place: str = ANY,
     ) -> None:
         super().__init__(setup.me.key)
         self._setup = setup
         self._etcd = etcd
         self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
         self._board = Switchboard(setup.me.key, token, listener, self)
+        self._place = place
         self._is_verbose = is_verbose
         self._part = Part.SEEKING
         self._events: deque[Callable[[float], Decision]] = deque()
@@ -206,6 +298,7 @@ class Dynamic(Meeting, Receiver):
         self._round = -1
         self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._strangers: Counter[Endpoint] = Counter()  # calls in vain
 
     # Meeting.
 
@@ -225,6 +318,10 @@ class Dynamic(Meeting, Receiver):
         self._board.poll()
         self._hear_etcd()
         self._happened(self._core.tick)
+
+    def fenced(self) -> None:
+        """See Meeting."""
+        self._happened(self._core.fenced)
 
     def settle(self) -> None:
         """See Meeting. Old stores can go."""
@@ -275,12 +372,17 @@ class Dynamic(Meeting, Receiver):
         except ControlMessageError as error:
             say(str(error))
             return
+        claimed = message.member.key if isinstance(message, Join) else getattr(message, "key", key)
+        if isinstance(message, Join | Beat) and claimed != key:
+            say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
+            return
         if isinstance(message, Join) and numeric_family(message.member.address) is None:
             wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
             self._board.send(key, None, encode(Refuse(key, wrong)))
             return
         if isinstance(message, Join) and self._finish is not None:
-            self._board.send(key, None, encode(Over(finish=self._finish)))
+            if self.tells_late_comers and not why_not(self._setup, message):
+                self._board.send(key, None, encode(Over(finish=self._finish)))
             return
         self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
 
@@ -290,6 +392,10 @@ class Dynamic(Meeting, Receiver):
             self._etcd.lost(key)
         self._happened(lambda now: self._core.closed(key, why, now))
 
+    def failed(self, address: str, what: str) -> None:
+        """See Receiver."""
+        say(f"the agent at {address}: {what}.")
+
     def unreachable(self, at: Endpoint, why: str) -> None:
         """See Receiver."""
         if why == TOKEN_REFUSED and not self._core.job:
@@ -297,7 +403,26 @@ class Dynamic(Meeting, Receiver):
             finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
             self.orders.append(finish)
             return
+        self._name_stranger(at, why)
         self._happened(lambda now: self._core.unreachable(at, why, now))
+
+    def _name_stranger(self, at: Endpoint, why: str) -> None:
+        """At an endpoint of this machine is a program that does not answer as an agent: say which.
+
+        Not at the first time: an agent that begins or ends can look the same for a moment.
+        """
+        is_here = is_loopback(at.host) or at.host in (self._setup.me.address, os.uname().nodename)
+        self._strangers[at] += 1
+        if not is_here or self._strangers[at] != _STRANGE_AFTER:
+            return
+        from rallypoint.store.port_holder import holder_of
+
+        holder = holder_of(at.port)
+        if holder.startswith("process"):  # else nobody listens there
+            say(
+                f"the endpoint {at} is held by {holder}, which does not answer as an agent of this"
+                f" job ({why}); end that, or choose another --rdzv-endpoint."
+            )
 
     # Etcd.
 
@@ -318,11 +443,17 @@ class Dynamic(Meeting, Receiver):
         if self._is_busy:
             return
         self._is_busy = True
-        while self._events:
-            self._perform(self._events.popleft()(time.monotonic()))
-        self._is_busy = False
-        alarms = [at for at in (self._core.wake_at, self._board.wake_at) if at is not None]
+        try:
+            while self._events:
+                self._perform(self._events.popleft()(lease_time()))
+        finally:
+            self._is_busy = False
+        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
+        if self._core.wake_at is not None:
+            alarms.append(self._core.wake_at - lease_time() + time.monotonic())
         self.wake_at = min(alarms, default=None)
+        fence_at = self._core.fence_at
+        self.fence_at = None if fence_at is None else fence_at + _GUARD_S
 
     def _perform(self, decision: Decision) -> None:
         self._tell(decision.reason)
@@ -369,10 +500,9 @@ class Dynamic(Meeting, Receiver):
         """On a fresh port in each round, for its members only."""
         if number in self._stores:
             self._stores.pop(number).close()
-        addresses = [member.address for member in members]
-        are_all_here = all(is_loopback(address) for address in addresses)
+        are_all_here = all(is_loopback(member.address) for member in members)
         own = self._setup.me.address
-        store = self._stores[number] = StoreHost(_place_of(own))
-        store.serve(None if are_all_here else addresses)
+        store = self._stores[number] = StoreHost(self._place)
+        store.serve(None if are_all_here else addresses_of_members(members))
         endpoint = Endpoint(host=own, port=store.port)
         self._happened(lambda now: self._core.store_opened(number, endpoint, now))

@@ -108,8 +108,8 @@ class Face:
             say(f"{where}: {reason}")
         self._record("decision", phase=where, reason=reason)
 
-    def round_ended(self, text: str) -> None:
-        """Why, though the job goes on."""
+    def told(self, text: str) -> None:
+        """What the user should know, though the job goes on."""
         if self._job.talk is not Talk.QUIET:
             say(text)
 
@@ -122,6 +122,9 @@ class Face:
         elif self._tells_events:
             say(f"job succeeded after {duration(uptime_s)}")
         self._record("job_ended", status=status, uptime_s=round(uptime_s, 3), text=text or None)
+
+    def close(self) -> None:
+        """Write the last event."""
         if self._journal is not None:
             self._journal.close()
 

@@ -71,7 +71,8 @@ def summary(group: WorkerGroup, telling: Telling) -> str:
         lines.append(f"{telling.title}: {alike[0].text}{_count(alike)}")
         lines += _details(alike[0], alike, telling)
     if folds:
-        lines.append(f"  also failed: {_listing(folds)}")
+        root = None if telling.elsewhere else failures[0]
+        lines.append(f"  also failed: {_listing(folds, root)}")
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
@@ -119,11 +120,21 @@ def _count(alike: Sequence[Failure]) -> str:
     return f" (x{len(alike)} {name_ranks(sorted(each.exit.rank for each in alike))})"
 
 
-def _listing(folds: Sequence[Sequence[Failure]]) -> str:
-    items = [alike[0].text + _count(alike) for alike in folds]
+def _listing(folds: Sequence[Sequence[Failure]], root: Failure | None) -> str:
+    items = [_without_repeating(alike[0], root) + _count(alike) for alike in folds]
     shown = "; ".join(items[:_MAX_LISTED])
     hidden = len(items) - _MAX_LISTED
     return f"{shown}; and {hidden} more" if hidden > 0 else shown
+
+
+def _without_repeating(failure: Failure, root: Failure | None) -> str:
+    """The same message of another place in the program, as of all ranks that called different
+    operations, is told once.
+    """
+    if failure.error is None or root is None or root.error is None:
+        return failure.text
+    is_same = (failure.error.type, failure.error.message) == (root.error.type, root.error.message)
+    return f"rank {failure.exit.rank} with the same" if is_same else failure.text
 
 
 def _details(failure: Failure, alike: Sequence[Failure], telling: Telling) -> list[str]:
@@ -155,7 +166,8 @@ def _who_killed(oom_kills: int | None) -> str:
             "neither the launcher sent this signal nor, by the count of this control group, the"
             " kernel's out-of-memory killer"
         )
+    times = "once" if oom_kills == 1 else f"{oom_kills} times"
     return (
-        f"the kernel's out-of-memory killer struck {oom_kills} times in this control group"
+        f"the kernel's out-of-memory killer struck {times} in this control group"
         " meanwhile: give the job more memory, or start fewer workers"
     )

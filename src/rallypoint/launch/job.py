@@ -17,12 +17,14 @@ from rallypoint.launch.log_spec import LogSpec
 from rallypoint.rendezvous.members import Limits
 from rallypoint.rendezvous.round import Endpoint, Member, Placement, Seat
 
+TOKEN = "RALLYPOINT_TOKEN"  # the name of the variable
 # Where the guardian puts a worker's end of the control socket, and the memory of its record.
 CONTROL_FD_NUMBER = 3
 FLIGHT_RECORD_NUMBER = 4
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
+_CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
@@ -202,6 +204,17 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
         return (program, *(_substitute(text, number) for text in arguments))
 
 
+def round_secret(token: str, run_id: str, number: int) -> str:
+    """What workers know instead of the job's token: the same on all nodes, for one round.
+
+    Who reads it in a worker's environment can take part in that round's groups, but not in the job.
+    """
+    import hmac  # slow, and only for jobs with a token
+
+    text = f"round {number} of {run_id}".encode()
+    return hmac.digest(token.encode(errors="surrogateescape"), text, "sha256").hex()
+
+
 def _substitute(text: str, number: str) -> str:
     """As torchrun, with one dollar more as the way to write the macro itself."""
     parts = text.split("$" + LOCAL_RANK_MACRO)
@@ -240,22 +253,27 @@ def worker_environ(
     environ.update(contract.to_environ())
     if job.has_virtual_local_rank:
         environ["LOCAL_RANK"] = "0"
-        environ["CUDA_VISIBLE_DEVICES"] = _device_of(place.local_rank, job.environ)
+        # ROCm looks at HIP_VISIBLE_DEVICES first, and so do we, as torchrun.
+        source = "HIP_VISIBLE_DEVICES" if job.environ.get("HIP_VISIBLE_DEVICES") else _CUDA_DEVICES
+        device = _device_of(place.local_rank, source, job.environ.get(source))
+        environ[source] = environ[_CUDA_DEVICES] = device
+    token = environ.get(TOKEN)
+    if token:
+        environ[TOKEN] = round_secret(token, job.run_id, seat.number)
     environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
     offset = place.local_rank * FLIGHT_RECORD_BYTES
     environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"
     return environ
 
 
-def _device_of(local_rank: int, environ: Mapping[str, str]) -> str:
-    """What CUDA_VISIBLE_DEVICES must be for this worker to see its device only."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+def _device_of(local_rank: int, variable: str, visible: str | None) -> str:
+    """What `variable` must be for this worker to see its device only."""
     if visible is None:
         return str(local_rank)
     devices = [each.strip() for each in visible.split(",") if each.strip()]
     if local_rank >= len(devices):
         raise InvalidArgumentError(
-            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={visible} has no device for local rank"
+            f"--virtual-local-rank: {variable}={visible} has no device for local rank"
             f" {local_rank}; start fewer workers, or make more devices visible."
         )
     return devices[local_rank]

@@ -130,3 +130,12 @@ def format_prefix(template: str, *, rank: int, local_rank: int, role: str, host:
             f"--log-prefix is {template!r}; it may use {{rank}}, {{local_rank}}, {{role}} and"
             " {host}, as in '{rank}: '."
         ) from None
+
+
+def translate_template(template: str) -> str:
+    """Torch's form of a prefix, with ${rank}, ${local_rank}, ${role_name}, ${hostname}, as ours."""
+    from string import Template  # slow, and seldom needed
+
+    names = {"rank": "rank", "local_rank": "local_rank", "role_name": "role", "hostname": "host"}
+    marked = Template(template).safe_substitute({k: f"\0{v}\1" for k, v in names.items()})
+    return marked.replace("{", "{{").replace("}", "}}").replace("\0", "{").replace("\1", "}")

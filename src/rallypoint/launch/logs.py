@@ -2,111 +2,116 @@
 
     worker stdout --pipe--> LineReader --lines--> Outlet --> the agent's stdout
 
-Rules: a line is never torn by another worker's; nothing is lost; the agent never blocks on a slow
-reader: an outlet that is full makes it stop reading the pipes, and so the workers wait, not it.
+Rules: a line is never torn by another worker's; the agent never waits for a slow reader: an outlet
+that is full makes it stop reading the pipes, and so the workers wait, not it. What dead workers
+left is taken at once, as the next round cannot wait; only of that something may be lost (sink.py).
 """
 
 from __future__ import annotations
 
 import os
-import select
 import selectors
-from collections.abc import Callable
+from collections import deque
 
+from rallypoint.launch.file_work import FileWork
+from rallypoint.launch.sink import STDERR, Sink
 from rallypoint.launch.terminal import STATUS
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.tee import Tee
 
 _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
-_PIPE_BUF = 4096  # what poll promises a pipe can take without blocking
+_MAX_PIPE_BYTES = 1 << 20  # as the kernel allows its users
 _FULL_BYTES = 256 << 10
 _LOW_BYTES = 64 << 10
-_NEWLINE = 10
-
-Callback = Callable[[], None]
 
 
 class Outlet:
     """One of the agent's own output streams. It takes bytes at once and writes them when it can."""
 
-    def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, fd: int, sink: Sink, selector: selectors.BaseSelector, files: FileWork
+    ) -> None:
         self.readers: list[LineReader] = []
-        self._fd = fd
+        self._sink = sink
         self._selector = selector
-        self._pending = bytearray()
-        self.is_full = False
-        self._is_registered = False
-        self._is_broken = False
-        self._can_wait = True
+        self._files = files
+        self._rests: deque[Tee] = deque()  # of dead workers; shown before anything of the living
+        self._is_showing_rests = False
+        self._is_sink_full = False
+        self._has_told_full = False
         self._is_terminal = os.isatty(fd)
+        self._room = sink.tell_room(_LOW_BYTES)
+        selector.register(self._room, selectors.EVENT_READ, self._has_room)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether readers should keep what they have."""
+        return self._is_sink_full or bool(self._rests)
+
+    def has_room_for(self, reader: LineReader) -> bool:
+        """Whether that one may give more: of dead workers, the first one comes first."""
+        return not self._is_sink_full and (not self._rests or self._rests[0] is reader)
 
     def write(self, data: bytes) -> None:
-        """Queue `data`, and write what can be written now."""
-        if self._is_broken:
-            return  # nobody reads; the workers' output is dropped, the job goes on
-        self._pending += data
-        self._write_some()
-
-    def flush(self, patience_s: float | None) -> None:
-        """Write everything; drop it if the reader takes nothing for `patience_s` (None: never)."""
-        while self._pending and not self._is_broken:
-            if self._can_wait and not self._is_writable(patience_s):
-                self._break()
-            else:
-                self._write_chunk(_PIPE_BUF if self._can_wait else len(self._pending))
-        self._update()
-
-    def _write_some(self) -> None:
-        while self._pending and not self._is_broken and self._is_writable(0):
-            # Files never block, and cannot be waited for.
-            self._write_chunk(_PIPE_BUF if self._can_wait else len(self._pending))
-        self._update()
-
-    def _is_writable(self, timeout_s: float | None) -> bool:
-        if not self._can_wait:
-            return True
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
-
-    def _write_chunk(self, size: int) -> None:
+        """Take whole lines."""
         if self._is_terminal:
             STATUS.hide()
-        try:
-            written = os.write(self._fd, memoryview(self._pending)[:size])
-        except BlockingIOError:  # the stream is set so by someone who shares it
-            self._is_writable(1.0)
-            return
-        except OSError:
-            self._break()
-            return
-        if self._is_terminal and written:
-            STATUS.may_show = self._pending[written - 1] == _NEWLINE
-        del self._pending[:written]
+        self._sink.write(data)
+        self.update()
 
-    def _break(self) -> None:
-        self._is_broken = True
-        self._pending.clear()
+    def show_rest(self, rest: Tee) -> None:
+        """Show what waits in its file, as soon as there is room."""
+        self._rests.append(rest)
+        self.update()
 
-    def _update(self) -> None:
-        if bool(self._pending) != self._is_registered:
-            if self._is_registered:
-                self._selector.unregister(self._fd)
-            else:
-                try:
-                    self._selector.register(self._fd, selectors.EVENT_WRITE, self._write_some)
-                except PermissionError:  # epoll's answer for a file
-                    self._can_wait = False
-                    return self._write_some()
-            self._is_registered = not self._is_registered
-        is_full = len(self._pending) > (_LOW_BYTES if self.is_full else _FULL_BYTES)
-        if is_full != self.is_full:
-            self.is_full = is_full
-            self.readers[:] = self.readers[1:] + self.readers[:1]  # another one is first next time
-            for reader in tuple(self.readers):
-                reader.pause(is_full)
-                if self.is_full != is_full:
-                    break  # what this reader had has filled it again, and all have been told
-        return None
+    def flush(self, patience_s: float) -> bool:
+        """Write everything; False if the reader took nothing for `patience_s`, and gets no more."""
+        while self._sink.flush(patience_s):
+            if not self._rests:
+                return True
+            self.update()
+            if self._rests and not self._files.flush(patience_s):
+                break
+        return False
+
+    def close(self) -> None:
+        """It was the last word."""
+        self._selector.unregister(self._room)
+        self._sink.forget_room()
+
+    def _has_room(self) -> None:
+        os.eventfd_read(self._room)
+        self.update()
+
+    def update(self) -> None:
+        """Go on with what dead workers left, and tell readers whether there is room."""
+        if self._is_showing_rests:
+            return
+        self._measure()
+        self._is_showing_rests = True
+        while self._rests and not self._is_sink_full:
+            if not self._rests[0].show_rest():
+                break  # it waits for its file, or for room, and goes on by itself
+            self._rests.popleft()
+            self._measure()
+        self._is_showing_rests = False
+        if self.is_full != self._has_told_full:
+            self._tell_readers(self.is_full)
+
+    def _measure(self) -> None:
+        limit = _LOW_BYTES if self._is_sink_full else _FULL_BYTES
+        self._is_sink_full = self._sink.pending > limit
+
+    def _tell_readers(self, is_full: bool) -> None:
+        self._has_told_full = is_full
+        self.readers[:] = self.readers[1:] + self.readers[:1]  # another one is first next time
+        for reader in tuple(self.readers):
+            reader.pause(is_full)
+            if self._has_told_full != is_full:
+                break  # what this reader had has filled it again, and all have been told
 
 
 class Lines:
@@ -165,16 +170,17 @@ class LineReader:
         else:
             self.close()
 
-    def finish(self, patience_s: float | None) -> None:
-        """All writers are dead: take all that is left, and wait for the outlet as `flush` does."""
+    def finish(self) -> None:
+        """All writers are dead: take all that is left."""
+        left = _MAX_PIPE_BYTES  # someone who cannot be killed may go on writing
         while self._is_open:
             try:
-                data = os.read(self._fd, _READ_BYTES)
+                data = os.read(self._fd, _READ_BYTES) if left > 0 else b""
             except BlockingIOError:
-                data = b""  # someone who cannot be killed holds the other end
+                data = b""
+            left -= len(data)
             if data:
                 self._take(data)
-                self._outlet.flush(patience_s)
             else:
                 self.close()
 
@@ -212,11 +218,11 @@ def with_prefix(block: bytes, prefix: bytes) -> bytes:
     return prefix + block[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
-def open_outlets(selector: selectors.BaseSelector) -> tuple[Outlet, Outlet]:
+def open_outlets(selector: selectors.BaseSelector, files: FileWork) -> tuple[Outlet, Outlet]:
     """Outlets for stdout and stderr: one and the same if both lead to the same place."""
-    out = Outlet(1, selector)
     try:
         same = os.path.samestat(os.fstat(1), os.fstat(2))
     except OSError:
         same = False
-    return out, out if same else Outlet(2, selector)
+    err = Outlet(2, STDERR, selector, files)
+    return err if same else Outlet(1, Sink(1), selector, files), err

@@ -26,9 +26,12 @@ class Meeting(ABC):
     Attributes:
         key: which member of a round this agent is.
         may_leave: whether the others go on when a signal stops this agent.
+        fence_at: until when (lease_time) this node's workers may run if nothing more is heard, as
+            the others may then start anew without it; None: for ever.
     """
 
     may_leave = False
+    fence_at: float | None = None
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -50,6 +53,9 @@ class Meeting(ABC):
     @abstractmethod
     def tick(self) -> None:
         """Time has passed."""
+
+    def fenced(self) -> None:  # noqa: B027 - most have no such time
+        """The guardian is ending the workers, as that time is over."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -95,9 +101,9 @@ class Alone(Meeting):
 
     def close(self) -> None:
         """See Meeting."""
-        self.settle()
-        if self._store is not None:
-            self._store.close()
+        for store in (self._old_store, self._store):
+            if store is not None:
+                store.close()
 
     def _perform(self, decision: Decision) -> None:
         if decision.reason and self._job.talk is Talk.VERBOSE:

@@ -15,7 +15,13 @@ from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
-from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
+from rallypoint.launch.worker_group import (
+    Exit,
+    Failure,
+    GroupState,
+    WorkerGroup,
+    name_ranks,
+)
 from rallypoint.rendezvous.reports import (
     Broken,
     Ended,
@@ -29,9 +35,12 @@ from rallypoint.rendezvous.reports import (
 from rallypoint.rendezvous.verdict import Cause
 
 SIGINT, SIGTERM, SIGCONT = 2, 15, 18
+# Exit statuses, beside 128 + a signal's number and a command line's 2: docs/exit-statuses.md.
+SUCCEEDED, FAILED, NOTHING_RAN = 0, 1, 3
 ECHO_GRACE_S = 0.3
 FOLD_GRACE_S = 0.1
 MAX_FOLD_GRACE_S = 1.0
+TELL_AFTER_S = 1.0  # workers that are still there so long after they were asked to end are named
 # The guardian gives up on what it cannot kill after 5 s; one that is silent for longer hangs.
 GUARDIAN_PATIENCE_S = 8.0
 
@@ -74,7 +83,13 @@ class Tell(Record):
     report: Report
 
 
-Action = SignalWorkers | EndEverything | Tell
+class Say(Record):
+    """Tell the user."""
+
+    text: str
+
+
+Action = SignalWorkers | EndEverything | Tell | Say
 
 
 class Decision(Record):
@@ -104,6 +119,7 @@ class NodeState:
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
         self._hold_until = 0.0
+        self._stop_until = 0.0
 
     # Orders.
 
@@ -197,6 +213,9 @@ class NodeState:
         match self.phase:
             case Phase.HOLDING:
                 return self._stop(SIGTERM, "a rank failed", now)
+            case Phase.STOPPING if now < self._stop_until:
+                self.wake_at = self._stop_until
+                return Decision((Say(self._patience(now)),), "not all workers have ended yet")
             case Phase.STOPPING:
                 return self._end(
                     f"{len(self.group.running)} workers still ran {self._shutdown_timeout_s:g} s"
@@ -242,15 +261,17 @@ class NodeState:
 
     @property
     def status(self) -> int:
-        """The launcher's exit status: 0 only if every worker of the job succeeded."""
+        """The launcher's exit status: 0 only if every worker succeeded, and some ran here."""
         if self.guardian_lost_because or self.finish is None:
-            return 1
+            return FAILED
         match self.finish.outcome:
             case Outcome.SUCCEEDED:
-                return 0
+                return SUCCEEDED
+            case Outcome.MISSED:
+                return NOTHING_RAN
             case Outcome.STOPPED if self.stop_signal is not None:
                 return 128 + self.stop_signal
-        return 1
+        return FAILED
 
     def _cause(self, failure: Failure) -> Cause:
         return Cause(
@@ -288,13 +309,21 @@ class NodeState:
     def _stop(self, signal: int, reason: str, now: float) -> Decision:
         self._move(Phase.STOPPING)
         self.group.stopping()
-        self.wake_at = now + self._shutdown_timeout_s
+        self._stop_until = now + self._shutdown_timeout_s
+        self.wake_at = now + min(self._shutdown_timeout_s, TELL_AFTER_S)
         ranks = tuple(sorted(self.group.running))
         if not ranks:
             return self._end(reason, now)
         # SIGCONT: a worker that is suspended could not act on the first signal.
         signals = (SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT))
         return Decision((*signals, *self._broken()), reason)
+
+    def _patience(self, now: float) -> str:
+        return (
+            f"waiting up to {self._stop_until - now:.0f} s more for"
+            f" {name_ranks(sorted(self.group.running))} to end;"
+            f" {'a second' if self.stop_signal == SIGINT else 'an'} interrupt (Ctrl-C) kills them"
+        )
 
     def _end(self, reason: str, now: float) -> Decision:
         told = self._broken() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()

@@ -6,9 +6,13 @@ Every round has files of its own; descriptors of an old round end with its worke
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
+from collections.abc import Callable
+from functools import partial
 
+from rallypoint.launch.file_work import FileWork
 from rallypoint.launch.job import Job
 from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
 from rallypoint.launch.scratch import Scratch
@@ -30,10 +34,12 @@ class Streams:
     Attributes:
         descriptors: what the worker gets for them.
         error_file: where it may record its error; None if there is no place.
+        files: by which to read it.
     """
 
-    def __init__(self, error_file: str | None) -> None:
+    def __init__(self, error_file: str | None, files: FileWork) -> None:
         self.error_file = error_file
+        self.files = files
         self.descriptors: list[int] = []
         self.readers: list[LineReader] = []
         self.to_close: list[int] = []
@@ -44,11 +50,11 @@ class Streams:
             os.close(fd)
         self.to_close.clear()
 
-    def finish(self, patience_s: float | None) -> None:
-        """After the end of everything: pass on what is left (see Outlet.flush)."""
+    def finish(self) -> None:
+        """After the end of everything: pass on what is left, without waiting for who reads it."""
         self.started()
         for reader in self.readers:
-            reader.finish(patience_s)
+            reader.finish()
 
 
 class Output:
@@ -67,6 +73,7 @@ class Output:
             log_directory=job.logs.directory,
             is_kept=job.logs.are_kept,
         )
+        self._files = FileWork(selector)
         self._outlets: tuple[Outlet, Outlet] | None = None
         self._filtered: dict[int, FilteredFile] = {}
         self._has_failed = False
@@ -78,37 +85,55 @@ class Output:
         found = self.scratch.attempt
         for stream in (STDOUT, STDERR):
             path = f"{self.scratch.attempt}/{local_rank}/{NAMES[stream]}.log"
-            if local_rank is not None and os.path.exists(path):
+            if local_rank is not None and self._ask(partial(os.path.exists, path)):
                 found = path
-        return f"{found} ({FULL})" if is_full(self.scratch.path) else found
+        is_full_there = self._ask(partial(is_full, self.scratch.path))
+        return f"{found} ({FULL})" if is_full_there else found
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        try:
+            return self._files.call(question)
+        except OSError:
+            return False
 
     def start_round(self, number: int) -> None:
         """Before the workers of a round."""
         self._end_round()
         self.scratch.start_round(number)
-        if any(self._job.logs.filters.values()):
+        if any(self._job.logs.filters.values()) and self._ask(self.scratch.make_attempt):
             from rallypoint.launch.tee import FilteredFile
 
             for stream, texts in self._job.logs.filters.items():
                 path = f"{self.scratch.attempt}/filtered_{NAMES[stream]}.log"
                 try:
-                    self._filtered[stream] = FilteredFile(path, texts, self._failed)
+                    self._filtered[stream] = FilteredFile(path, texts, self._files, self._failed)
                 except OSError as error:
                     self._failed(path, error)
 
     def streams_of(self, place: Placement) -> Streams:
         """Where one worker of the round writes to."""
-        directory = self.scratch.directory_of(place.local_rank)
-        streams = Streams(f"{directory}/error.json" if directory else None)
+        try:
+            directory = self._files.call(lambda: self.scratch.directory_of(place.local_rank))
+        except OSError as error:
+            directory = ""
+            self._failed(self.scratch.attempt, error)
+        streams = Streams(f"{directory}/error.json" if directory else None, self._files)
         for stream in (STDOUT, STDERR):
             streams.descriptors.append(self._open(streams, place, stream, directory))
         return streams
 
-    def close(self, patience_s: float | None) -> None:
-        """Write the last lines, and close everything."""
+    def flush(self, patience_s: float) -> bool:
+        """Write the last lines; False if a reader took nothing for so long, and gets no more."""
         self._end_round()
-        for outlet in self._outlets or ():
-            outlet.flush(patience_s)
+        flushed = [outlet.flush(patience_s) for outlet in dict.fromkeys(self._outlets or ())]
+        return all([*flushed, self._files.flush(patience_s)])
+
+    def close(self) -> None:
+        """Close everything."""
+        self._end_round()
+        for outlet in dict.fromkeys(self._outlets or ()):
+            outlet.close()
+        self._files.close()
 
     def _end_round(self) -> None:
         for filtered in self._filtered.values():
@@ -121,12 +146,14 @@ class Output:
             return stream
         path = f"{directory}/{NAMES[stream]}.log"
         try:
+            if way in (Way.FILE, Way.TEE) and not directory:
+                raise OSError(errno.ENOENT, "its directory could not be made")
             if way is Way.DROPPED:
                 fd = os.open(os.devnull, os.O_WRONLY)
             elif way is Way.FILE:
                 from rallypoint.launch.tee import open_log
 
-                fd = open_log(path)
+                fd = self._files.call(lambda: open_log(path))
             else:
                 reader = self._reader(place, stream, path if way is Way.TEE else "")
                 streams.readers.append(reader)
@@ -142,7 +169,7 @@ class Output:
         from rallypoint.launch.logs import LineReader, open_outlets
 
         if self._outlets is None:
-            self._outlets = open_outlets(self._selector)
+            self._outlets = open_outlets(self._selector, self._files)
         outlet = self._outlets[stream - 1]
         prefix = self._job.logs.prefix_of(
             rank=place.rank,
@@ -159,6 +186,7 @@ class Output:
             prefix,
             self._selector,
             path=path,
+            files=self._files,
             filtered=self._filtered.get(stream),
             failed=self._failed,
         )

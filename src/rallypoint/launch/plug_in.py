@@ -26,10 +26,11 @@ from rallypoint.base.errors import (
     RendezvousClosedError,
 )
 from rallypoint.base.record import Record
+from rallypoint.cluster.interface import own_addresses
 from rallypoint.cluster.network import own_address
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.meeting import Meeting
-from rallypoint.launch.store_host import ANY, StoreHost
+from rallypoint.launch.store_host import StoreHost
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.messages import decode_record, encode
 from rallypoint.rendezvous.parameters import RendezvousParameters
@@ -48,6 +49,7 @@ from rallypoint.rendezvous.reports import (
 )
 from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
 from rallypoint.rendezvous.verdict import Next, RoundEnd, judge
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 
 _LOOK_EVERY_S = 0.2
 _GOODBYE_S = 2.0
@@ -82,13 +84,19 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> PlugIn:
             **config,
         )
     )
-    address = rendezvous.local_addr or own_address(rendezvous.endpoints[0].host)
+    address = own_address(rendezvous.endpoints[0].host, rendezvous.local_addr)
+    return meeting_through(handler, job, address)
+
+
+def meeting_through(handler: RendezvousHandler, job: Job, address: str = "") -> PlugIn:
+    """The meeting of a handler that a program has made; `address` is this node's, if known."""
     member = Member(
         key=os.urandom(8).hex(),
         host=job.host,
         local_world_size=job.local_world_size,
         role=job.role,
         address=address,
+        addresses=() if is_loopback(address) else own_addresses(),
     )
     return PlugIn(handler, member, job.max_restarts)
 
@@ -196,7 +204,7 @@ class PlugIn(Meeting):
         """What follows from everyone's cards; None if one does not come."""
         card = Card(member=self._member.__replace__(node_rank=info.rank), last_round=self._round)
         if info.rank == 0:
-            card = card.__replace__(store=self._open_store())
+            card = card.__replace__(store=self._open_store(info))
         info.store.set(f"rallypoint/card/{info.rank}", encode(card))
         keys = [f"rallypoint/card/{rank}" for rank in range(info.world_size)]
         while not info.store.check(keys):
@@ -207,6 +215,8 @@ class PlugIn(Meeting):
         store = cards[0].store
         if store is None:
             raise InvalidArgumentError("node 0 told no worker store; update it there.")
+        if self._store is not None and info.rank == 0 and not is_loopback(self._member.address):
+            self._store.allow(addresses_of_members(each.member for each in cards))
         opened = Round(
             number=max(each.last_round for each in cards) + 1,
             members=tuple([each.member for each in cards]),
@@ -214,10 +224,11 @@ class PlugIn(Meeting):
         )
         return opened.seats()[self._member.key]
 
-    def _open_store(self) -> Endpoint:
+    def _open_store(self, info: RendezvousInfo) -> Endpoint:
         if self._store is not None:
             self._store.close()
-        address = self._member.address
+        known = info.bootstrap_store_info  # by node 0's address
+        address = self._member.address or (known.master_addr if known else os.uname().nodename)
         self._store = StoreHost("127.0.0.1" if is_loopback(address) else ANY)
         self._store.serve()
         return Endpoint(host=address, port=self._store.port)

@@ -55,6 +55,7 @@ class ProgramNode:
         self.finish: Finish | None = None
         self.error: Exception | None = None
         self._meeting = meeting
+        meeting.tells_late_comers = True
         self._name = name
         self._wants = True  # a round
         self._ended = -1  # the newest round whose end was reported

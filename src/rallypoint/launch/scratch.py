@@ -61,15 +61,17 @@ class Scratch:
         return "" if self.is_kept else self.path
 
     def start_round(self, number: int) -> None:
-        """Before the files of a round: a place for them."""
+        """Before the files of a round."""
         self.attempt = f"{self.path}/attempt_{number}"
-        if self.path:
-            _make(self.attempt)
 
     def directory_of(self, local_rank: int) -> str:
-        """This worker's part of the current round; empty if there is no place for it."""
+        """Make this worker's part of the current round; empty if there is no place for it."""
         directory = f"{self.attempt}/{local_rank}"
-        return directory if self.path and _make(directory) else ""
+        return directory if self.make_attempt() and _make(directory) else ""
+
+    def make_attempt(self) -> bool:
+        """A place for the files of the current round; whether there is one."""
+        return bool(self.path) and _make(self.attempt)
 
     def kill_marked(self) -> list[int]:
         """Kill what carries one of these error files in its environment, and so is ours.

@@ -118,13 +118,14 @@ def spawn(
     """Run ``fn(i, *args)`` in `nprocs` new processes, i from 0.
 
     Args:
-        fn: a function that can be pickled: defined at the top level of a module.
+        fn: a function, defined at the top level of a module or script; with cloudpickle installed,
+            anywhere, also in a notebook.
         join: wait for all; else return a context whose `join` does.
         daemon, start_method: accepted for torch's sake; children never outlive this process, and
             always start as new interpreters.
 
     Raises:
-        InvalidArgumentError: `nprocs` is not positive.
+        InvalidArgumentError: `nprocs` is not positive, or `fn` or `args` cannot be handed over.
         WorkersFailedError: with `join`, one failed; its exception is the cause.
     """
     if nprocs < 1:

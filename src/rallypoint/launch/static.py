@@ -16,22 +16,25 @@ import socket
 import time
 from datetime import timedelta
 
-from rallypoint.base.address import endpoint_of, is_loopback
+from rallypoint.base.address import endpoint_of, is_loopback, numeric_family
 from rallypoint.base.errors import (
     ControlMessageError,
     HostError,
     InvalidArgumentError,
     StoreConnectionError,
     StoreError,
+    StoreRefusedError,
 )
+from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job
 from rallypoint.launch.meeting import Alone, Meeting
-from rallypoint.launch.store_host import ANY, StoreHost, listen
+from rallypoint.launch.store_host import StoreHost, listen
 from rallypoint.launch.terminal import say
 from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.messages import Opened, decode, encode
 from rallypoint.rendezvous.reports import Finish, Outcome, Report, Start, Stop
 from rallypoint.rendezvous.round import Endpoint, Member, Round, Seat
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch
@@ -48,9 +51,11 @@ class Host(Alone):
     """Node 0: the coordinator, for its own agent and for the others."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job, job.member, job.limits)
         nodes = job.nodes
-        self._interface = "127.0.0.1" if is_loopback(nodes.master_addr) else ANY
+        self._is_local = is_loopback(nodes.master_addr)
+        super().__init__(job, _member_of(job), job.limits)
+        self._interface = _interface_of(nodes.master_addr)
+        self._host = "127.0.0.1" if self._interface == ANY else self._interface
         self._server: StoreServer | None = None
         self._control: TCPStore | None = None
         self._watch: Watch | None = None
@@ -60,7 +65,7 @@ class Host(Alone):
     def open(self, selector: selectors.BaseSelector) -> None:
         """See Meeting."""
         nodes, token = self._job.nodes, self._job.nodes.token
-        if token is None and self._interface == ANY:
+        if token is None and not self._is_local:
             say(
                 "warning: anyone who reaches this host can take part in the job; set the same"
                 " RALLYPOINT_TOKEN on all nodes."
@@ -68,13 +73,13 @@ class Host(Alone):
         listener = listen(self._interface, 0)
         self._server = StoreServer(listen_fd=listener.detach(), token=token, log_fd=-1)
         port = self._server.port
-        self._control = TCPStore("127.0.0.1", port, timeout=_seconds(_ANSWER_S), token=token)
+        self._control = TCPStore(self._host, port, timeout=_seconds(_ANSWER_S), token=token)
         self._control.set(_JOB, f"{nodes.count} {self._job.run_id}")
         self._watch = self._control.watch(_NODES)
         selector.register(self._watch, selectors.EVENT_READ, self._read)
         self._store = StoreHost(self._interface, nodes.master_port)
         self._store.serve()
-        with TCPStore("127.0.0.1", nodes.master_port, timeout=_seconds(_ANSWER_S)) as first:
+        with TCPStore(self._host, nodes.master_port, timeout=_seconds(_ANSWER_S)) as first:
             first.set(_WHERE, str(port))
             first.check([_WHERE])  # an answer: it has been set
         super().open(selector)
@@ -117,13 +122,12 @@ class Host(Alone):
         self._sent += 1
 
     def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
-        del members  # whoever knows the port is let in: addresses are not known here
         self.settle()
         if self._store is not None:
             self._store.close()
         self._store = StoreHost(self._interface, self._job.nodes.master_port)
         # The others may start their workers at once: unlike those of one node, they do not wait.
-        self._store.serve()
+        self._store.serve(None if self._is_local else addresses_of_members(members))
         return Endpoint(host=self._job.nodes.master_addr, port=self._store.port)
 
     def _read(self) -> None:
@@ -163,6 +167,7 @@ class Guest(Meeting):
         self._endpoint = endpoint_of(self._nodes.master_addr, self._nodes.master_port)
         self._control: TCPStore | None = None
         self._watch: Watch | None = None
+        self._claim_text = f"{os.urandom(8).hex()} {job.host}"  # the same for each try
         self._told = 0
         self._taken = 0
         self._begin = self._notice_at = 0.0
@@ -181,6 +186,8 @@ class Guest(Meeting):
             return
         try:
             self._join()
+        except StoreRefusedError as error:
+            self._give_up(f"node 0 at {self._endpoint} does not let this node in: {error}")
         except StoreError as error:
             now = time.monotonic()
             waited_s = now - self._begin
@@ -226,7 +233,7 @@ class Guest(Meeting):
             self._claim(control)
             self._watch = control.watch(_ORDERS)
             _notice_silence(self._watch.fileno())
-            control.set_ephemeral(self._key("here"), encode(self._job.member))
+            control.set_ephemeral(self._key("here"), encode(_member_of(self._job)))
         except BaseException:
             control.close()
             raise
@@ -245,9 +252,8 @@ class Guest(Meeting):
                 " same --rdzv-id on all nodes, and each job its own --master-port."
             )
         name = f"{_CLAIMS}{self._nodes.node_rank}"
-        mine = f"{os.urandom(8).hex()} {self._job.host}"
-        holder = control.compare_set(name, "", mine).decode()
-        if holder != mine:
+        holder = control.compare_set(name, "", self._claim_text).decode()
+        if holder != self._claim_text:
             raise HostError(
                 f"node rank {self._nodes.node_rank} is taken by host {holder.partition(' ')[2]!r};"
                 f" this is {self._job.host!r}: give each node its own --node-rank."
@@ -286,6 +292,23 @@ class Guest(Meeting):
 def meeting_of(job: Job) -> Meeting:
     """The meeting of several nodes that this job's agent takes part in."""
     return Guest(job) if job.nodes.node_rank else Host(job)
+
+
+def _member_of(job: Job) -> Member:
+    """This agent, and from where its workers may come."""
+    if is_loopback(job.nodes.master_addr):
+        return job.member
+    from rallypoint.cluster.interface import own_addresses
+
+    return job.member.__replace__(addresses=own_addresses())
+
+
+def _interface_of(master_addr: str) -> str:
+    """Where node 0 listens: at that address, if it is one of this machine's."""
+    if is_loopback(master_addr):
+        return "127.0.0.1"
+    is_own = numeric_family(master_addr) is not None and can_bind(master_addr)
+    return master_addr if is_own else ANY
 
 
 def _seconds(seconds: float) -> timedelta:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.port_range import bind_free
 from rallypoint.rendezvous.round import Endpoint
+from rallypoint.rendezvous.workers_store import ANY
 
 TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.store.server import StoreServer
-
-ANY = "::"
 
 
 class StoreHost:
@@ -45,6 +47,11 @@ class StoreHost:
             if allowed is not None:
                 self._server.allow(allowed)
 
+    def allow(self, allowed: Sequence[str]) -> None:
+        """From now on answer those at these addresses only."""
+        if self._server is not None:
+            self._server.allow(allowed)
+
     def close(self) -> None:
         """Stop listening; connections end."""
         self._listener.close()
@@ -53,19 +60,15 @@ class StoreHost:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """A listening socket; port 0 is a free one of RALLYPOINT_PORT_RANGE, if that is set.
 
     Raises:
         HostError: it cannot listen there; the message names address, port and who holds it.
     """
+    if not port and os.environ.get(PORT_RANGE):
+        return bind_free(lambda free: _listen(host, free))
     try:
-        if host == ANY and socket.has_dualstack_ipv6():
-            return socket.create_server(
-                (ANY, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096
-            )
-        host = "0.0.0.0" if host == ANY else host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=4096)
+        return _listen(host, port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise HostError(
@@ -78,3 +81,13 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: it is in use by {holder_of(port)};"
             " end that, or choose another with --master-port."
         ) from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if host == ANY and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            (ANY, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096
+        )
+    host = "0.0.0.0" if host == ANY else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=4096)

@@ -1,7 +1,8 @@
 """What the launcher itself writes on stderr: messages and, at a terminal, one line of status.
 
 The line is always the last one, and never mixed with output: whoever writes to the terminal hides
-it first, and it shows only where a line begins. There is one stderr, and so one `STATUS`.
+it first, and writes whole lines. There is one stderr, and so one `STATUS`. Nothing here waits for
+a terminal that is stopped or a pipe that is full (sink.py).
 """
 
 from __future__ import annotations
@@ -9,25 +10,22 @@ from __future__ import annotations
 import os
 import sys
 
+from rallypoint.launch.sink import STDERR
+
 _ERASE = "\r\x1b[K"
 
 
 class StatusLine:
-    """The line.
-
-    Attributes:
-        may_show: whether the last output ended its line.
-    """
+    """The line."""
 
     def __init__(self) -> None:
-        self.may_show = True
         self._is_shown = False
         self._is_wanted = True
 
     def show(self, text: str) -> None:
         """Write the line, or write it anew."""
-        if not (self._is_wanted and self.may_show):
-            return
+        if not self._is_wanted or STDERR.pending:
+            return  # who does not read shall not find a hundred of them
         try:
             columns = os.get_terminal_size(2).columns or 80  # 0: the terminal does not say
         except OSError:
@@ -72,9 +70,13 @@ def print_line(text: str) -> None:
 
 
 def _write(text: str) -> bool:
+    stream = sys.stderr
     try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        if stream is not sys.__stderr__:  # an embedding program's own
+            stream.write(text)
+            stream.flush()
+        elif stream.fileno() == 2:
+            STDERR.write(text.encode(errors="backslashreplace"))
     except (OSError, ValueError, AttributeError):  # closed, or None
         return False  # nobody listens; the exit status still tells
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from functools import partial
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.control import ControlChannel
@@ -73,27 +73,42 @@ class Worker:
             core_dumped=report.code == _CLD_DUMPED,
         )
 
-    def recorded_error(self, parse: Callable[[str], WorkerError | None]) -> WorkerError | None:
-        """What torch's @record left, for workers that do not report over the control socket."""
-        path = self._streams.error_file
-        if path is None:
-            return None
+    @property
+    def error_file(self) -> str:
+        """Where it may record its error; empty if there is no place for it."""
+        return self._streams.error_file or ""
+
+    def recorded(self) -> str | None:
+        """What it left there, as torch's @record does; None: nothing."""
         try:
-            with open(path, "rb") as file:
-                return parse(file.read(_MAX_ERROR_FILE_BYTES).decode(errors="replace"))
+            return self._streams.files.call(partial(_read, self.error_file))
         except OSError:
             return None
 
     def keep_error(self, error: WorkerError) -> None:
         """Leave what the worker reported where torch's @record would have written it."""
         path = self._streams.error_file
-        if path is None or os.path.exists(path):
-            return
-        from rallypoint.base.error_file import write_error
+        if path is not None:
+            try:
+                self._streams.files.call(partial(_keep, path, error))
+            except OSError:
+                return
 
-        text = f"{error.type}: {error.message}"
-        write_error(path, error=text, traceback=error.traceback, time_s=error.time_s)
+    def drain_output(self) -> None:
+        """After the end of everything: pass on what is left in the pipes."""
+        self._streams.finish()
 
-    def drain_output(self, patience_s: float | None) -> None:
-        """After the end of everything: pass on what is left in the pipes (see Outlet.flush)."""
-        self._streams.finish(patience_s)
+
+def _read(path: str) -> str:
+    # What a worker left may be a pipe; that is not waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return (file.read(_MAX_ERROR_FILE_BYTES) or b"").decode(errors="replace")
+
+
+def _keep(path: str, error: WorkerError) -> None:
+    if os.path.exists(path):
+        return
+    from rallypoint.base.error_file import write_error
+
+    text = f"{error.type}: {error.message}"
+    write_error(path, error=text, traceback=error.traceback, time_s=error.time_s)

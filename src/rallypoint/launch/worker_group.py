@@ -17,6 +17,7 @@ from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 
 _MAX_MESSAGE = 200  # characters, in a line that tells of a failure
+_MAX_CALLS = 1000  # the same for what several ranks called, with places in their programs
 
 
 class GroupState(Enum):
@@ -92,9 +93,13 @@ class Failure(Record):
             return f"could not be started: {self.exit.start_error}"
         if self.error is not None:
             message = self.error.message.strip().partition("\n")[0]
-            if len(message) > _MAX_MESSAGE:
-                words, _, rest = message[:_MAX_MESSAGE].rpartition(" ")
+            is_of_all = self.error.type.endswith("MismatchError")  # what each rank called
+            limit = _MAX_CALLS if is_of_all else _MAX_MESSAGE
+            if len(message) > limit:
+                words, _, rest = message[:limit].rpartition(" ")
                 message = f"{words or rest} ..."
+            if self.error.type == "SystemExit":
+                return f"{self.ending}: {message}"
             return f"raised {self.error.type}{': ' if message else ''}{message}"
         return self.ending
 

@@ -10,8 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from types import CodeType
+from typing import NamedTuple
 
 from rallypoint.base.errors import HostError, InvalidArgumentError, MismatchError, RallypointError
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
@@ -65,24 +66,29 @@ def failure(
     return error
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A line of the user's code; put into words only if it must be told."""
+class Site(NamedTuple):
+    """A line of the user's code; found out, and put into words, only if it must be told."""
 
-    path: str
-    line: int
+    code: CodeType
+    instruction: int
 
     @classmethod
-    def of_caller(cls) -> Site:
-        """The innermost frame that is neither this package's nor what PyTorch puts around it."""
-        frame = sys._getframe(1)
+    def of_caller(cls, skip: int = 1) -> Site:
+        """The innermost frame that is neither this package's nor what PyTorch puts around it.
+
+        Args:
+            skip: so many frames are known to be this package's, and not looked at.
+        """
+        frame = sys._getframe(skip)
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
             frame = frame.f_back
-        return cls(frame.f_code.co_filename, frame.f_lineno)
+        return cls(frame.f_code, frame.f_lasti)
 
     def __str__(self) -> str:
         here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed
-        return f"{self.path.removeprefix(here)}:{self.line}"
+        lines = self.code.co_lines()
+        line = next((line for begin, end, line in lines if begin <= self.instruction < end), None)
+        return f"{self.code.co_filename.removeprefix(here)}:{line or self.code.co_firstlineno}"
 
 
 def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, str]:

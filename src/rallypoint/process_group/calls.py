@@ -8,10 +8,9 @@ only laid out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy import ndarray
@@ -22,7 +21,7 @@ from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.arrays import Array, address, describe, dtype_name
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, code_and_factor
-from rallypoint.process_group.work import Called, OneWork, Work
+from rallypoint.process_group.work import Called, OneWork
 from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import seconds_of
 
@@ -88,7 +87,10 @@ def run(
     async_op: bool = False,
     timeout: timedelta | None = None,
     algorithm: str | None = None,
-) -> Work | None:
+    results: Sequence[Any] | None = None,
+    then: Callable[[], None] | None = None,
+    kind: type[OneWork] = OneWork,
+) -> OneWork | None:
     """Run a collective, or begin it.
 
     Args:
@@ -97,6 +99,9 @@ def run(
         root: a rank in the group.
         uneven: blocks may differ in length, here or elsewhere.
         algorithm: the one that must serve it; the group's choice unless given.
+        results: what a work has as its result; the outputs unless given.
+        then: called when it has gone well and the outputs are filled in.
+        kind: of the work.
 
     Raises as `collectives.all_reduce`.
     """
@@ -110,18 +115,12 @@ def run(
     is_even = not uneven and len({array.size for array in whole}) == 1
     if not is_even and given_in and given_out:
         _check_own(_of(given_in, group), _of(given_out, group), operation)
-    if is_even and not async_op and timeout is None and factor is None and _is_simple(arrays):
-        source, target = _joined(given_in), _room_for(given_out)
-        pair = ([source], [target]) if source is not None and target is not None else ([], [])
-        if source is not None and not _can_share(group, collective, *pair, root):
-            source = source.copy()
-        result = group.run(collective + variant, code, root, source, target)
-        if result == 0:
-            if target is not None:
-                _spread(target, given_out)
-            return None
-        if result > 0:
-            raise called.error(group, result)
+    is_simple = is_even and not async_op and timeout is None and factor is None
+    is_simple = is_simple and _is_simple(arrays)
+    if is_simple and _done_as_one(group, collective, given_in, given_out, called):
+        if then is not None:
+            then()
+        return None
     staged = [(array, room_of(array)) for array in given_out]
     targets = [room for _, room in staged]
     sources = [packed(array) for array in given_in]
@@ -132,6 +131,8 @@ def run(
     def finish() -> None:
         for array, room in copied:
             array[...] = room
+        if then is not None:
+            then()
 
     submitted = group.communicator.submit(
         collective + variant,
@@ -143,13 +144,19 @@ def run(
         factor=1.0 if factor is None else factor,
         uneven=uneven,
         timeout_s=-1.0 if timeout is None else seconds_of(timeout),
-        finish=finish if copied else None,
+        waits=not async_op and deferred is None,
     )
     if isinstance(submitted, int):
         raise _refusal(submitted, called, op)
     if async_op or deferred is not None:
-        called = replace(called, site=Site.of_caller())
-    work = OneWork(submitted, group, called, given_out)
+        called = called._replace(site=Site.of_caller())
+    work = kind(
+        submitted,
+        group,
+        called,
+        given_out if results is None else results,
+        finish if copied or then is not None else None,
+    )
     if async_op:
         return work
     if deferred is None:
@@ -157,6 +164,26 @@ def run(
     else:
         deferred.append(work)
     return None
+
+
+def _done_as_one(
+    group: ProcessGroup,
+    collective: Collective,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    called: Called,
+) -> bool:
+    """Run a collective with all blocks side by side; False if the engine does not take it."""
+    source, target = _joined(inputs), _room_for(outputs)
+    pair = ([source], [target]) if source is not None and target is not None else ([], [])
+    if source is not None and not _can_share(group, collective, *pair, called.root):
+        source = source.copy()
+    code = group.run(collective + called.variant, called.op, called.root, source, target)
+    if code > 0:
+        raise called.error(group, code)
+    if code == 0 and target is not None:
+        _spread(target, outputs)
+    return code == 0
 
 
 def _refusal(code: int, called: Called, op: Operator | None) -> CallerError:

@@ -117,6 +117,8 @@ def _coalescing_manager(
     try:
         yield manager
     finally:
-        chosen.deferred, chosen.run, chosen.run_apart = None, run, run_apart
+        chosen.deferred = None
+        if not chosen.is_destroyed:  # in the block; then it refuses calls
+            chosen.run, chosen.run_apart = run, run_apart
     if not async_ops:
         manager.wait()

@@ -22,14 +22,17 @@ from rallypoint.process_group.init import check_timeout
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
+from rallypoint.store.store import Store
 
 _SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
 _ALL_REDUCE = int(Collective.ALL_REDUCE)  # 0, so that a variant of it is the variant's number
 _BROADCAST = int(Collective.BROADCAST)
 _REDUCE = int(Collective.REDUCE)
 _BARRIER = int(Collective.BARRIER)
-_NOTHING = np.empty(0, np.float32)
+_NOTHING = np.empty(0, np.uint8)
 _GRACE = timedelta(seconds=1)  # for a verdict that is on its way
+_AT_ONCE = timedelta(0)
+_ALL = "all"  # a verdict of monitored_barrier: nobody is missing
 
 
 def all_reduce(
@@ -218,7 +221,11 @@ def monitored_barrier(
     """Wait until all ranks of the group have come here; after `timeout`, say who has not.
 
     Ranks meet at the store, so that the group can still be used after a failure. All ranks that
-    have come get the same error, which names all that have not, whatever `wait_all_ranks` says.
+    come get the same verdict: that of the first whose time is over, which names all that were
+    missing then. With a time-out of 0 rank 0 only looks who is here already.
+
+    Args:
+        wait_all_ranks: as in torch, have the message begin with all missing ranks, not the first.
 
     Raises:
         CollectiveTimeoutError: some ranks did not come.
@@ -226,44 +233,57 @@ def monitored_barrier(
     chosen = joined(group, "monitored_barrier")
     if chosen is None:
         return
-    wait = check_timeout(timeout, chosen.timeout)
+    wait = _AT_ONCE if timeout == _AT_ONCE else check_timeout(timeout, chosen.timeout)
     store, count = chosen.world.store, chosen.counts["monitored_barrier"]
     chosen.counts["monitored_barrier"] += 1
     prefix = f"{chosen.world.prefix}/monitored_barrier/{chosen.group_name}"
+    came = [f"{prefix}/{count}/{rank}" for rank in range(chosen.size())]
     verdict = f"{prefix}/{count}/verdict"
-    store.set(f"{prefix}/{count}/{chosen.own_rank}", "")
-    if chosen.own_rank > 0:
-        try:
-            store.wait([verdict], wait + _GRACE)
-        except StoreTimeoutError:
-            raise _not_there(chosen, [0], wait) from None
-        missing = store.get(verdict).decode()
+    store.set(came[chosen.own_rank], "")
+    awaited, patience = (came, wait) if chosen.own_rank == 0 else ([verdict], wait + _GRACE)
+    is_late = _are_missing(store, awaited, patience)
+    if is_late or chosen.own_rank == 0:
+        missing = [str(rank) for rank, key in enumerate(came) if is_late and not store.check([key])]
+        told = store.compare_set(verdict, "", ",".join(missing) or _ALL).decode()  # the first's
     else:
-        missing = _missing(chosen, f"{prefix}/{count}", wait)
-        store.set(verdict, missing)
-        if count and not missing:  # all have read the last verdict
-            for name in ("verdict", *range(chosen.size())):
-                store.delete_key(f"{prefix}/{count - 1}/{name}")
-    if missing:
-        raise _not_there(chosen, [int(rank) for rank in missing.split(",")], wait)
+        told = store.get(verdict).decode()
+    if told != _ALL:
+        raise _not_there(chosen, [int(rank) for rank in told.split(",")], wait, wait_all_ranks)
+    if count and chosen.own_rank == 0:  # all have read the last verdict
+        for name in ("verdict", *range(chosen.size())):
+            store.delete_key(f"{prefix}/{count - 1}/{name}")
 
 
-def _missing(group: ProcessGroup, prefix: str, wait: timedelta) -> str:
-    """The ranks in the group that do not come in time, separated by commas."""
-    keys = {rank: f"{prefix}/{rank}" for rank in range(group.size())}
-    store = group.world.store
+def _are_missing(store: Store, keys: list[str], wait: timedelta) -> bool:
+    """Whether some of the keys do not come in time."""
+    if wait == _AT_ONCE:
+        return not store.check(keys)
     try:
-        store.wait(list(keys.values()), wait)
+        store.wait(keys, wait)
     except StoreTimeoutError:
-        return ",".join(str(rank) for rank, key in keys.items() if not store.check([key]))
-    return ""
+        return True
+    return False
 
 
-def _not_there(group: ProcessGroup, missing: list[int], wait: timedelta) -> CollectiveTimeoutError:
+def _not_there(
+    group: ProcessGroup, missing: list[int], wait: timedelta, tells_all: bool
+) -> CollectiveTimeoutError:
+    """In torch's words, for which programs look, and ours."""
     ranks = [group.ranks[rank] for rank in missing]
+    listed, own = ", ".join(map(str, ranks)), group.ranks[group.own_rank]
+    seconds = f"{wait.total_seconds():g} s"
+    who = f"Ranks {listed}" if tells_all else f"Rank {ranks[0]}"
+    text = f"{who} failed to pass monitoredBarrier in {seconds}"
+    if group.own_rank == 0 and wait == _AT_ONCE:
+        text = f"Rank {own} timed out in monitoredBarrier after {seconds}"
+    elif group.own_rank > 0 and group.own_rank not in missing:
+        text = (
+            f"Rank {own} successfully reached monitoredBarrier, but received errors while waiting "
+            f"for send/recv from rank {group.ranks[0]}: {text}"
+        )
     return CollectiveTimeoutError(
-        f"monitored_barrier: after {wait.total_seconds():g} s, these of the {group.size()} ranks "
-        f"had not come: {', '.join(map(str, ranks))}; see what they are doing",
+        f"monitored_barrier: {text}; after {seconds}, these of the {group.size()} ranks had not "
+        f"come: {listed}; see what they are doing",
         rank=ranks[0],
         operation="monitored_barrier",
     )

@@ -5,7 +5,8 @@
     3. members on different hosts connect with each other (mesh.py)
 
 Nothing of an earlier group can be taken for this one's, because no two groups of a job have the
-same prefix. Who should be in which group is decided elsewhere.
+same prefix. The last member to be done clears away what they left at the store. Who should be in
+which group is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint._native import reads_well, region_bytes
-from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cluster.interface import VARIABLES, host_identity, listening_address
+from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, StoreError
+from rallypoint.cluster.interface import host_identity, listening_address
+from rallypoint.cluster.network import IFNAME_VARIABLES
 from rallypoint.engine.communicator import Communicator, FarPeer, Reach
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
@@ -33,12 +36,13 @@ from rallypoint.process_group.planning import (
     ranks_per_host,
 )
 from rallypoint.process_group.waiting import SPINS_WITH_CORES, YIELDS, have_cores, own_cores
-from rallypoint.store.init_method import await_ranks
+from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
+_LOST_S = 1.0  # after an error, until the store shows whose death it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,14 @@ def form_communicator(
     wishes: Wishes,
     backend: str = "rallypoint",
     name: str = "default group",
+    way: str = "",
+    done: str = "",
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
     Returns it with its algorithms, by the first member's `wishes`, which count for all. `name` is
-    what people call the group.
+    what people call the group. Once no member needs the store any more, the last one clears away
+    what they left there, and the key `way`, and sets the key `done`.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -93,16 +100,26 @@ def form_communicator(
     )
     if rank == 0:
         store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), wishes)))
+    presence = Presence(store, prefix, members)
+    presence.wait([f"{prefix}/table"], deadline)
+    _forget(store, [f"{prefix}/host/{rank}"])  # the table has it
     table = _Table(**json.loads(store.get(f"{prefix}/table")))
     if backend == "shm":
         _check_one_host(table.hosts, members)
-    peers = _connect(store, prefix, rank, members, table, deadline, backend)
-    algorithms = Algorithms(table.wishes)
-    description = describe(name, prefix, members)
-    attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
-    communicator, reach = _share(store, prefix, rank, table.hosts, deadline, attach)
-    communicator.set_reach(reach)
-    communicator.watch_peers()
+    # Not in what follows: an address that cannot be found is this rank's own trouble.
+    address = _own_address(store, backend) if len(set(table.hosts)) > 1 else ""
+    try:
+        peers = _connect(store, prefix, rank, members, table, deadline, address, presence)
+        algorithms = Algorithms(table.wishes)
+        description = describe(name, prefix, members)
+        attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
+        communicator, reach = _share(store, prefix, rank, table.hosts, deadline, attach, presence)
+        communicator.set_reach(reach)
+        communicator.watch_peers()
+    except (PeerLostError, HostError) as error:
+        # Its connection may have ended because its rank, too, has learned of another one's death.
+        raise presence.find_lost(_LOST_S) or error from None
+    _say_formed(store, prefix, table.hosts, way, done)
     return communicator, algorithms
 
 
@@ -130,6 +147,27 @@ def _wished_streams() -> int:
     return int(text)
 
 
+def _say_formed(store: Store, prefix: str, hosts: Sequence[int], way: str, done: str) -> None:
+    """This rank needs nothing more of what lies at the store; the last one clears that away."""
+    if store.add(f"{prefix}/formed", 1) < len(hosts):
+        return
+    ranks = range(len(hosts))
+    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    keys = [f"{prefix}/segment/{first}" for first in firsts]
+    keys += [f"{prefix}/place/{rank}" for rank in ranks if len(firsts) > 1]
+    # Who looks meanwhile whether it may still join a world (worlds.py) sees that it may not.
+    keys += [f"{prefix}/{rank}/came" for rank in ranks] + [f"{prefix}/{rank}" for rank in ranks]
+    keys += [f"{prefix}/{each}" for each in ("table", "formed", "all")] + [way] * bool(way)
+    _forget(store, keys)
+    if done:
+        store.set(done, "")
+
+
+def _forget(store: Store, keys: Sequence[str]) -> None:
+    with suppress(StoreError, RuntimeError):  # a store that cannot, or that has just ended
+        store.delete_keys(keys)
+
+
 def _check_one_host(hosts: Sequence[int], members: Sequence[int]) -> None:
     for rank, host in enumerate(hosts):
         if host != hosts[0]:
@@ -146,17 +184,20 @@ def _connect(
     members: Sequence[int],
     table: _Table,
     deadline: float,
-    backend: str,
+    address: str,
+    presence: Presence,
 ) -> list[FarPeer]:
-    """Connect with the members on other hosts, if there are any."""
+    """Connect with the members on other hosts, if there are any; they reach us at `address`."""
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
     if not far:
         return []
     congestion = Congestion()
-    listener = listen(_own_address(store, backend), congestion)
-    address, port = listener.getsockname()[:2]
-    store.set(f"{prefix}/place/{rank}", json.dumps([address, port, os.getpid()]))
-    told = store.multi_get([f"{prefix}/place/{peer}" for peer in far])
+    listener = listen(address, congestion)
+    place = [*listener.getsockname()[:2], os.getpid()]
+    store.set(f"{prefix}/place/{rank}", json.dumps(place))
+    places = [f"{prefix}/place/{peer}" for peer in far]
+    presence.wait(places, deadline)
+    told = store.multi_get(places)
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return connect_all(
         listener,
@@ -171,6 +212,7 @@ def _connect(
         streams=table.streams,
         congestion=congestion,
         deadline=deadline,
+        check=presence.check_all,
     )
 
 
@@ -178,7 +220,7 @@ def _own_address(store: Store, backend: str) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     host: str | None = getattr(store, "host", None)
-    is_wished = any(os.environ.get(variable) for variable in VARIABLES)
+    is_wished = any(os.environ.get(variable) for variable in IFNAME_VARIABLES)
     if backend == "tcp" and host is None and not is_wished:
         return "127.0.0.1"
     return listening_address(host, os.environ)
@@ -191,12 +233,14 @@ def _share(
     hosts: Sequence[int],
     deadline: float,
     attach: Callable[[int], Communicator],
+    presence: Presence,
 ) -> tuple[Communicator, Reach]:
     """Map the region that the members of this host share; what they read of each other's memory."""
     wished = _wished_reach()
     here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
     key = f"{prefix}/segment/{here[0]}"
     if rank != here[0]:
+        presence.wait([key], deadline)
         address, secret = json.loads(store.get(key))
         offer = Offer(address, bytes.fromhex(secret))
         communicator, reach = join_segment(
@@ -209,7 +253,12 @@ def _share(
         communicator = attach(owner.fd)
         if len(here) > 1:
             store.set(key, json.dumps([owner.offer.address, owner.offer.secret.hex()]))
-            reach = owner.hand_out(here[1:], deadline, lambda: communicator.probe_memory() & wished)
+            reach = owner.hand_out(
+                here[1:],
+                deadline,
+                lambda: communicator.probe_memory() & wished,
+                presence.check_all,
+            )
     finally:
         owner.close()
     return communicator, Reach(reach)

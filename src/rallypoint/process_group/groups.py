@@ -22,7 +22,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.engine.communicator import Communicator
 from rallypoint.process_group.planning import Algorithms, Wishes
-from rallypoint.store.store import Store
+from rallypoint.store.store import Store, seconds_of
 
 NON_GROUP_MEMBER: Final = -100
 
@@ -40,6 +40,7 @@ class ProcessGroup:
         others: the other members' global ranks, and what each is in the group.
         deferred: the operations of an open _coalescing_manager, or None: there is none.
         algorithms, variants: what its calls may be served by; see planning.
+        is_parents: this process was forked off the member, which alone may use it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ProcessGroup:
         self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
+        self.is_parents = False
         self._communicator: Communicator | None = communicator
         self._why_not = "was destroyed"  # what else it may be, if there is no communicator
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
@@ -124,6 +126,11 @@ class ProcessGroup:
             return f"{ranks[0]} to {ranks[-1]}"
         return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change how long operations that begin from now on may wait for a peer."""
+        self.communicator.set_timeout(seconds_of(timeout))
+        self.timeout = timeout
+
     def destroy(self) -> None:
         """Leave the group and give its memory back; a second call does nothing."""
         if self._communicator is None:
@@ -139,6 +146,7 @@ class ProcessGroup:
 
     def abandon(self) -> None:
         """In a forked child: the group is its parent's, which goes on with it undisturbed."""
+        self.is_parents = True
         self._why_not = "belongs to the process that forked this one"
         self._forget()
 
@@ -150,7 +158,8 @@ class ProcessGroup:
         self.receive = self._refuse
 
     def _refuse(self, *_: object) -> Never:
-        name = self.group_name or "of all ranks"
+        # PyTorch calls the default group "0".
+        name = self.group_name if self.group_name not in ("", "0") else "of all ranks"
         raise NotInitializedError(f"the process group {name} {self._why_not}; make a new one")
 
     def __repr__(self) -> str:
@@ -187,6 +196,9 @@ class World:
 
 
 _default: ProcessGroup | None = None
+_LAUNCHED_NOTE = (
+    ": the launcher starts the processes of a job, and leaves it to them to form groups"
+)
 
 
 class _GroupNames(type):
@@ -235,7 +247,7 @@ def resolve(group: Group) -> ProcessGroup:
     if group is None:
         raise NotInitializedError(
             "Default process group has not been initialized, please make sure to call "
-            "init_process_group."
+            f"init_process_group{_LAUNCHED_NOTE * ('TORCHELASTIC_RUN_ID' in os.environ)}."
         )
     if group == NON_GROUP_MEMBER:
         raise InvalidArgumentError(

@@ -1,29 +1,32 @@
 """Forms and dissolves the default process group, and any other.
 
-Each default group of a process has its own number, so that nothing of an earlier one can be taken
-for its own. Finding the store and waiting there is `store.init_method`; sharing memory `formation`.
+Which group is forming at a store is found by `worlds`. Finding the store and waiting there is
+`store.init_method`; sharing memory `formation`.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
+from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
 from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import (
     NON_GROUP_MEMBER,
     Group,
+    GroupMember,
     ProcessGroup,
     World,
-    is_initialized,
     resolve,
     set_default,
 )
 from rallypoint.process_group.planning import Wishes
+from rallypoint.process_group.worlds import closing, find_world, formed_key, meet
 from rallypoint.schedule.choose import check_override
 from rallypoint.schedule.links import parse_model, read_model_text
 from rallypoint.store.init_method import OpenStore, open_store
@@ -32,7 +35,6 @@ from rallypoint.store.store import Store, seconds_of
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 BACKENDS = ("rallypoint", "shm", "tcp")
 
-_worlds_formed = 0
 _leaving_at_exit = weakref.WeakSet[ProcessGroup]()
 
 
@@ -67,6 +69,8 @@ def init_process_group(
         links: a link model, by name or as a TOML file: algorithms are chosen by the times that it
             predicts. RALLYPOINT_LINKS unless given. Of both, what rank 0 says counts for all.
 
+    A process that was forked off a member may form groups of its own, and has no part in those.
+
     Raises:
         AlreadyInitializedError: there is a default group already.
         InvalidArgumentError: an impossible argument or environment variable.
@@ -74,36 +78,44 @@ def init_process_group(
         StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
         HostError: ranks on different machines cannot connect; or, for "shm", there are such.
     """
-    global _worlds_formed  # noqa: PLW0603 - counts this process's worlds; see the module's rule
-    if is_initialized():
+    default = GroupMember.WORLD
+    if default is not None and not default.is_parents:
         raise AlreadyInitializedError(
             "the default process group is already initialized; call destroy_process_group first"
         )
     name = check_backend(backend or "rallypoint")
     wait = check_timeout(timeout, DEFAULT_TIMEOUT)
     wishes = _wishes(algorithm, links)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    base = f"rallypoint/{attempt}/{group_name}"
+    close = _nothing
     if store is not None:
         _check_own_store(init_method, rank, world_size)
         place = OpenStore(store=store, rank=rank, world_size=world_size)
+        found = find_world(place, base, time.monotonic() + wait.total_seconds())
     else:
-        place = open_store(
-            init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
-        )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"rallypoint/{attempt}/{_worlds_formed}/{group_name}"
-    _worlds_formed += 1
-    close = _nothing if store is not None else place.store.close
+
+        def open_place() -> OpenStore:
+            return open_store(
+                init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
+            )
+
+        place, found = meet(open_place, base, wait)
+        close = closing(place, found)
     try:
         formed = form_world(
             place,
-            prefix,
+            found.prefix,
             timeout=wait,
             backend=name,
             wishes=wishes,
             on_destroy=close,
+            way=found.way,
+            done=formed_key(place, found),
         )
     except BaseException:
-        close()
+        if store is None:
+            place.store.close()
         raise
     set_default(formed)
 
@@ -127,8 +139,13 @@ def form_world(
     backend: str,
     wishes: Wishes,
     on_destroy: Callable[[], None],
+    way: str = "",
+    done: str = "",
 ) -> ProcessGroup:
-    """Form a group of all who share a store, with keys that begin with `prefix`."""
+    """Form a group of all who share a store, with keys that begin with `prefix`.
+
+    The last one to be done deletes the key `way`, and sets `done`.
+    """
     members = range(place.world_size)
     communicator, algorithms = form_communicator(
         place.store,
@@ -138,6 +155,8 @@ def form_world(
         timeout=timeout,
         wishes=wishes,
         backend=backend,
+        way=way,
+        done=done,
     )
     world = World(place.store, prefix, algorithms.wishes, on_destroy)
     world.group = ProcessGroup(
@@ -155,7 +174,11 @@ def form_world(
 
 
 def leave_at_exit(group: ProcessGroup) -> None:
-    """A rank that just ends must not look to the others like one that died."""
+    """A rank that just ends must not look to the others like one that died.
+
+    What was imported first is called last at exit: engine.work, which is imported above for that,
+    then runs the callbacks of what leaving has ended.
+    """
     if not _leaving_at_exit:
         atexit.register(_leave_all)
     _leaving_at_exit.add(group)

@@ -30,6 +30,7 @@ from typing import TypeAlias
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
+from rallypoint.base.port_range import bind_free
 from rallypoint.engine.communicator import FarPeer
 from rallypoint.process_group.congestion import Congestion
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
@@ -37,6 +38,7 @@ from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, 
 GREETING = b"RLYMSH1\n"
 SILENCE_S = 5  # after which a host that says nothing counts as lost
 _HEAD = struct.Struct("<II")
+_CHECK_EVERY_S = 1.0
 _STRANGER_S = 5.0  # how long somebody may take to prove himself
 _MOST_STRANGERS = 256
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
@@ -81,7 +83,9 @@ def listen(address: str, congestion: Congestion) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener = socket.create_server((address, 0), family=family, backlog=4096)
+        listener = bind_free(
+            lambda port: socket.create_server((address, port), family=family, backlog=4096)
+        )
     except OSError as error:
         raise HostError(
             f"cannot listen at {address} ({error.strerror}); name another interface with "
@@ -101,6 +105,7 @@ def connect_all(
     streams: int,
     congestion: Congestion,
     deadline: float,
+    check: Callable[[], None],
 ) -> list[FarPeer]:
     """Connect with each of `places`, by rank; the listener is closed.
 
@@ -108,6 +113,7 @@ def connect_all(
         members: what ranks are called in messages.
         streams: how many connections for data there are to be with each.
         deadline: of time.monotonic().
+        check: called every second; raises PeerLostError if a rank has gone.
 
     Raises:
         HostError: a rank cannot be reached, or has another token.
@@ -117,7 +123,7 @@ def connect_all(
     _make_room(len(places) * (_DATA + streams))
     mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion)
     try:
-        mesh.run(deadline)
+        mesh.run(deadline, check)
         return [
             FarPeer(
                 peer,
@@ -210,16 +216,20 @@ class _Mesh:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def run(self, deadline: float) -> None:
+    def run(self, deadline: float, check: Callable[[], None]) -> None:
         """Call the lower ranks and wait for the higher ones."""
         for peer in self._places:
             if peer < self._rank:
                 for purpose in range(self._purposes):
                     self._call(peer, purpose)
+        checked = time.monotonic()
         while len(self.made) < len(self._places) * self._purposes:
             now = time.monotonic()
             if now > deadline:
                 raise self._late()
+            if now - checked > _CHECK_EVERY_S:
+                check()
+                checked = now
             for key, _ in self._selector.select(min(deadline - now, 1.0)):
                 happened: Callable[[], None] = key.data
                 happened()

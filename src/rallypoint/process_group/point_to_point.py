@@ -90,7 +90,7 @@ def recv(
             raise Called("recv", tensor).error(chosen, 1)
     work = post_message(chosen, "recv", other, tag, tensor, timeout=timeout)
     work.wait()
-    return chosen.ranks[work.peer()]
+    return chosen.ranks[work.peer]
 
 
 def isend(
@@ -157,14 +157,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     return [work for work in works if work is not None]
 
 
-class Message(OneWork):
-    """A send or receive under way."""
-
-    def peer(self) -> int:
-        """The other rank, in the group."""
-        return self._work.peer
-
-
 def post_message(
     group: ProcessGroup,
     operation: str,
@@ -174,14 +166,25 @@ def post_message(
     *,
     timeout: timedelta | None,
     site: Site | None = None,
-) -> Message:
-    """Begin a send or receive: `operation` says which. `other` is a rank in the group, or -1."""
+    results: Sequence[Any] | None = None,
+    then: Callable[[], None] | None = None,
+    kind: type[OneWork] = OneWork,
+) -> OneWork:
+    """Begin a send or receive: `operation` says which. `other` is a rank in the group, or -1.
+
+    `results`, `then` and `kind` are as in `calls.run`.
+    """
     sends = operation in ("send", "isend")
     array = as_array(tensor, operation, writes=not sends)
     memory = packed(array) if sends else room_of(array)
 
+    is_copied = not sends and memory is not array
+
     def finish() -> None:
-        array[...] = memory
+        if is_copied:
+            array[...] = memory
+        if then is not None:
+            then()
 
     posted = group.communicator.post(
         sends,
@@ -190,7 +193,6 @@ def post_message(
         memory,
         dtype=DTYPES.index(dtype_name(array)),
         timeout_s=-1.0 if timeout is None else seconds_of(timeout),
-        finish=None if sends or memory is array else finish,
     )
     if posted == TOO_MANY:
         raise InvalidArgumentError(
@@ -199,7 +201,10 @@ def post_message(
     if isinstance(posted, int):
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
     called = Called(operation, array, site=site)
-    return Message(posted, group, called, [] if sends else [tensor])
+    has_more = is_copied or then is not None
+    if results is None:
+        results = [] if sends else [tensor]
+    return kind(posted, group, called, results, finish if has_more else None)
 
 
 def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:

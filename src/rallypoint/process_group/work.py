@@ -1,19 +1,20 @@
 """Handles of operations that go on while Python does something else: torch.distributed's Work.
 
-The engine carries them out; a handle waits, tells how it ended, and runs what was to follow. An
-operation's arrays must not be touched before it is completed.
+The engine carries them out (engine.work); here they get their group's errors, results and futures.
+An operation's arrays must not be touched before it is completed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from rallypoint.base.errors import CollectiveTimeoutError, PeerError, RallypointError
+from rallypoint import _native
+from rallypoint.base.errors import RallypointError
 from rallypoint.engine.work import Work as EngineWork
+from rallypoint.engine.work import report
 from rallypoint.process_group.accounts import Site, failure
 from rallypoint.process_group.arrays import describe
 from rallypoint.process_group.groups import ProcessGroup
@@ -37,7 +38,7 @@ class Work(Protocol):
     def is_success(self) -> bool:
         """Whether it is over and went well."""
 
-    def exception(self) -> RallypointError | None:
+    def exception(self) -> Exception | None:
         """Once it is completed: what went wrong, or None."""
 
     def result(self) -> list[Any]:
@@ -49,9 +50,11 @@ class Work(Protocol):
     def get_future(self) -> Future:
         """What will hold `result()` once it is completed, and can call back then."""
 
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call `callback(self)` when it is completed: at once if it is, else in another thread."""
 
-@dataclass(frozen=True, slots=True)
-class Called:
+
+class Called(NamedTuple):
     """What was called, for the words of an error.
 
     Attributes:
@@ -74,7 +77,7 @@ class Called:
             group,
             code,
             self.operation,
-            describe(self.what),
+            "" if self.operation == "barrier" else describe(self.what),
             op=self.op,
             root=self.root,
             variant=self.variant,
@@ -82,59 +85,55 @@ class Called:
         )
 
 
-class OneWork:
-    """One operation of the engine."""
+class OneWork(EngineWork):
+    """One operation of the engine.
+
+    Args:
+        native: what the communicator's `submit` or `post` returned.
+        outputs: what it fills in.
+        finish: as in engine.work.
+    """
 
     def __init__(
-        self, engine_work: EngineWork, group: ProcessGroup, called: Called, outputs: Sequence[Any]
+        self,
+        native: _native.Work,
+        group: ProcessGroup,
+        called: Called,
+        outputs: Sequence[Any],
+        finish: Callable[[], None] | None = None,
     ) -> None:
-        self._work = engine_work
+        # As EngineWork's own, without the time that a call takes.
+        self._native = native
+        self._communicator = group.communicator
+        self.operation = called.operation
+        self._finish = finish
+        self._lock = threading.Lock()
         self._group = group
         self._called = called
-        self._outputs = list(outputs)
+        self._outputs = outputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See Work."""
-        try:
-            self._work.wait(None if timeout is None else seconds_of(timeout))
-        except CollectiveTimeoutError:
-            if self._work.exception() is None:
-                raise  # the caller's own timeout
-            raise self._error() from None
-        except PeerError:
-            raise self._error() from None
-        return True
-
-    def is_completed(self) -> bool:
-        """See Work."""
-        return self._work.is_completed()
-
-    def is_success(self) -> bool:
-        """See Work."""
-        return self._work.is_completed() and self._work.exception() is None
-
-    def exception(self) -> RallypointError | None:
-        """See Work."""
-        return None if self._work.exception() is None else self._error()
+        if timeout is not None:
+            seconds_of(timeout)  # or it is refused
+        return super().wait(timeout)
 
     def result(self) -> list[Any]:
         """See Work."""
-        return self._outputs
+        return list(self._outputs)
 
     def source_rank(self) -> int:
         """See Work."""
-        place = self._work.peer if self._called.operation == "irecv" else -1
+        place = self.peer if self.operation == "irecv" else -1
         return -1 if place < 0 else self._group.ranks[place]
 
     def get_future(self) -> Future:
         """See Work."""
-        future = Future()
-        self._work.add_done_callback(lambda _: future._settle(self._outputs, self.exception()))
-        return future
+        return Future.of(self)
 
-    def _error(self) -> RallypointError:
+    def _failure(self) -> Exception:
         if self._group.is_destroyed:  # others cannot be asked any more
-            return self._work.exception() or PeerError("the operation failed")
+            return super()._failure()
         return self._called.error(self._group, 1)
 
 
@@ -156,7 +155,7 @@ class ManyWorks:
         """See Work."""
         return all(work.is_success() for work in self.works)
 
-    def exception(self) -> RallypointError | None:
+    def exception(self) -> Exception | None:
         """See Work: the first one's."""
         return next((error for work in self.works if (error := work.exception())), None)
 
@@ -170,20 +169,23 @@ class ManyWorks:
 
     def get_future(self) -> Future:
         """See Work."""
-        future, left, lock = Future(), [len(self.works)], threading.Lock()
+        return Future.of(self)
 
-        def one_done(_: Future) -> None:
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """See Work: of the last one."""
+        left, lock = [len(self.works)], threading.Lock()
+
+        def one_done(_: object) -> None:
             with lock:
                 left[0] -= 1
                 is_last = left[0] == 0
             if is_last:
-                future._settle(self.result(), self.exception())
+                callback(self)
 
         if not self.works:
-            future._settle([], None)
+            callback(self)
         for work in self.works:
-            work.get_future().add_done_callback(one_done)
-        return future
+            work.add_done_callback(one_done)
 
 
 def together(works: Sequence[Work | None], async_op: bool) -> Work | None:
@@ -208,6 +210,13 @@ class Future:
         self._value: Any = None
         self._error: BaseException | None = None
 
+    @classmethod
+    def of(cls, work: Work) -> Future:
+        """Of a work's result."""
+        future = cls()
+        work.add_done_callback(lambda _: future._settle(work.result(), work.exception()))
+        return future
+
     def done(self) -> bool:
         """Whether the value, or an error, is there."""
         return self._is_done.is_set()
@@ -224,12 +233,15 @@ class Future:
         return self._value
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call `callback(self)` once the value or the error is there."""
+        """Call `callback(self)` once the value or the error is there.
+
+        What it raises is reported as an error of a thread is (threading.excepthook).
+        """
         with self._lock:
             if not self._is_done.is_set():
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        self._call(callback)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """A future of what `callback(self)` returns, once this one's value is there."""
@@ -252,4 +264,11 @@ class Future:
             self._is_done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Future], object]) -> None:
+        """Whatever it does: others follow."""
+        try:
             callback(self)
+        except BaseException as error:
+            report(error)

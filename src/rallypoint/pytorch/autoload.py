@@ -7,6 +7,7 @@ machine, so there is none; and what costs time waits until the first group is ma
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 BACKEND = "rallypoint"
@@ -33,6 +34,10 @@ def register() -> None:
     if not dist.is_available() or hasattr(dist.Backend, BACKEND.upper()):
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=list(DEVICES))
+    if os.environ.get("RALLYPOINT_AS_GLOO"):
+        from rallypoint.pytorch import as_gloo
+
+        as_gloo.install()
 
 
 def _create(options: object, backend_options: object) -> object:

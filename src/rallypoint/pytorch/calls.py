@@ -1,7 +1,8 @@
 """What calls from PyTorch have in common: from its options to the engine, and to a Work.
 
-One dense CPU tensor goes straight to the engine; all else through process_group.calls, which is
-also where errors get their words.
+Each tries `_at_once` first: dense CPU tensors go straight to the engine, which looks at them. What
+it cannot take as it is, or not at all, goes through process_group.calls, which is also where errors
+get their words.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.accounts import Site, failure
-from rallypoint.process_group.arrays import describe
+from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.calls import Blocks, run
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.parts import part_sizes
-from rallypoint.process_group.work import Called, OneWork
+from rallypoint.process_group.point_to_point import post_message
+from rallypoint.process_group.work import Called
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
+from rallypoint.pytorch.versions import factor_of
 from rallypoint.pytorch.work import DoneWork, RunningWork, joined
 from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import seconds_of
 
 Tensor = Any  # torch.Tensor, which type checkers do not see
 Options = Any  # of torch, a class for each collective
-Work = Any  # DoneWork or RunningWork
+Work = Any  # DoneWork, RunningWork or RunningWorks
 
 PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
-_UNSET = timedelta(milliseconds=-1)
+UNSET = timedelta(milliseconds=-1)
+_OURS = 3  # frames from Site.of_caller's to that of routes.py
 
 
 @untraced
@@ -43,37 +46,95 @@ class Calls:
     Attributes:
         engine_group: the group as the engine knows it.
         devices: where calls go whose tensors are not on the CPU.
-        own_timeout: for each call, if it is another than the group was formed with.
     """
 
     engine_group: ProcessGroup
     devices: Devices
-    own_timeout: timedelta | None = None
 
     def share_bucket(self, tensor: Tensor) -> None:
         """Have the ranks of this host read a bucket of DDP's, from now on, where it lies."""
         shared_buckets.share(tensor, self.engine_group.communicator)
 
-    def _quick(
-        self, kind: int, name: str, tensor: Tensor, opts: Options, *, op: int = 0, root: int = 0
+    def _at_once(
+        self,
+        collective: int,
+        operation: str,
+        source: Tensor | list[Tensor] | None,
+        target: Tensor | list[Tensor] | None,
+        opts: Options,
+        results: Sequence[Any],
+        *,
+        op: int = 0,
+        root: int = 0,
+        in_place: bool = False,
     ) -> Work | None:
-        """In place, with the tensor as it is; None if the engine cannot take it so."""
+        """With tensors as they are; None, with nothing done, if the engine cannot take them so.
+
+        Then their devices, dtypes, sizes and layouts are still to be looked at.
+
+        Args:
+            collective: a plain int, as in process_group.calls.done_at_once.
+            source, target: all blocks that go in, and all that come out, as a tensor or as a list
+                of one for each rank.
+            in_place: they may be the same tensor.
+        """
         group = self.engine_group
-        timeout = self._timeout(opts)
+        timeout = opts.timeout
         if opts.asyncOp:
-            held = tensor.detach()  # its memory stays, even if the tensor is given other memory
-            timeout_s = -1.0 if timeout is None else seconds_of(timeout)
-            submitted = group.communicator.submit(kind, op, root, held, held, timeout_s=timeout_s)
-            if isinstance(submitted, int):
+            timeout_s = -1.0 if timeout == UNSET else seconds_of(timeout)
+            native = group.communicator.submit(
+                collective, op, root, source, target, -1, 1.0, False, timeout_s, True, in_place
+            )
+            if isinstance(native, int):
                 return None
-            called = Called(name, tensor, op, root, site=Site.of_caller())
-            return RunningWork(OneWork(submitted, group, called, [tensor]), [tensor])
-        if timeout is not None:
+            what = source if type(target) is not list or type(source) is list else target
+            called = Called(operation, what, op, root, 0, Site.of_caller(_OURS))
+            return RunningWork(native, group, called, results)
+        if timeout != UNSET:
             return None
-        code = group.run(kind, op, root, tensor, tensor)
-        if code > 0:
-            raise failure(group, code, name, describe(tensor), op=op, root=root)
-        return DoneWork((tensor,)) if code == 0 else None
+        code = (group.run if in_place else group.run_apart)(collective, op, root, source, target)
+        if code == 0:
+            return DoneWork(results)
+        if code < 0:
+            return None
+        what = source if type(target) is not list or type(source) is list else target
+        raise Called(operation, what, op, root).error(group, code)
+
+    def _send(self, tensor: Tensor, to: int, tag: int) -> Work:
+        work = self._post(True, to, tag, tensor)
+        if work is not None:
+            return work
+        array = Memory("send", moves=True).reads(tensor)
+        return post_message(
+            self.engine_group, "isend", to, tag, array, timeout=None, kind=RunningWork
+        )
+
+    def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
+        work = self._post(False, source, tag, tensor)
+        if work is not None:
+            return work
+        memory = Memory("recv", moves=True)
+        array = memory.writes(tensor)
+        return post_message(
+            self.engine_group,
+            "irecv",
+            source,
+            tag,
+            array,
+            timeout=None,
+            results=[tensor],
+            then=memory.finish if memory.has_copies else None,
+            kind=RunningWork,
+        )
+
+    def _post(self, sends: bool, peer: int, tag: int, tensor: Tensor) -> Work | None:
+        """As `_at_once`."""
+        group = self.engine_group
+        native = group.communicator.post(sends, peer, tag, tensor, -1, -1.0, True)
+        if isinstance(native, int):
+            return None
+        called = Called("isend" if sends else "irecv", tensor)
+        return RunningWork(native, group, called, () if sends else (tensor,))
 
     def _in_place(
         self, collective: Collective, operation: str, tensor: Tensor, opts: Options, root: int = 0
@@ -112,6 +173,7 @@ class Calls:
         uneven: bool = False,
         memory: Memory | None = None,
     ) -> Work:
+        finish = memory.finish if memory is not None and memory.has_copies else None
         work = run(
             self.engine_group,
             collective,
@@ -122,35 +184,30 @@ class Calls:
             root=root,
             uneven=uneven,
             async_op=opts.asyncOp,
-            timeout=self._timeout(opts),
+            timeout=None if opts.timeout == UNSET else opts.timeout,
+            results=returns,
+            then=finish,
+            kind=RunningWork,
         )
-        finish = memory.finish if memory is not None and memory.has_copies else None
-        if work is not None:
-            return RunningWork(work, returns, finish)
-        if finish is not None:
-            finish()
-        return DoneWork(returns)
-
-    def _timeout(self, opts: Options) -> timedelta | None:
-        return self.own_timeout if opts.timeout == _UNSET else opts.timeout
+        return DoneWork(returns) if work is None else work
 
     def _of_root(
-        self, lists: Sequence[Sequence[Tensor]], opts: Options, operation: str, side: str
+        self, lists: Sequence[Sequence[Tensor]], root: int, operation: str, side: str
     ) -> Sequence[Tensor] | None:
         """The root's tensors, one for each rank; None on the others, which must not give any."""
-        if self._rank(opts.rootRank, operation) == self.engine_group.own_rank:
+        if root == self.engine_group.own_rank:
             given: Sequence[Tensor] = only(lists, operation)
-            self._check_count(given, operation, side)
             return given
+        self._rank(root, operation)
         if lists:
             raise InvalidArgumentError(
-                f"{operation}: {side}s are for the root only, rank {opts.rootRank}; pass none here"
+                f"{operation}: {side}s are for the root only, rank {root}; pass none here"
             )
         return None
 
     def _rank(self, rank: int, operation: str) -> int:
         """A root or peer, checked to be a rank of the group."""
-        if not 0 <= rank < self.engine_group.size():
+        if not 0 <= rank < len(self.engine_group.ranks):
             raise InvalidArgumentError(
                 f"{operation}: {rank} is not a rank of this group, which has "
                 f"{self.engine_group.size()} ranks"
@@ -172,12 +229,6 @@ class Calls:
         return tensor.split(sizes) if tensor.dim() else [tensor]
 
 
-class Begun(list[Any]):
-    """Works begun side by side; `whole` is all of them as one."""
-
-    whole: Work
-
-
 @contextmanager
 def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
     """Calls with `opts` in here only begin; at the end all are waited for, if that is asked for."""
@@ -192,6 +243,12 @@ def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
         works.whole.wait()
 
 
+class Begun(list[Any]):
+    """Works begun side by side; `whole` is all of them as one."""
+
+    whole: Work
+
+
 def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: str) -> None:
     """Refuse lists of different lengths."""
     if len(outputs) != len(inputs):
@@ -204,7 +261,7 @@ def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: 
 def operator_of(op: Any) -> Operator:  # noqa: ANN401 - torch's ReduceOp
     """The engine's operator for torch's."""
     code = int(op.op)
-    return PremulSum(float(op.factor)) if code == PREMUL_SUM else ReduceOp(code)
+    return PremulSum(factor_of(op)) if code == PREMUL_SUM else ReduceOp(code)
 
 
 def only(tensors: Sequence[Any], operation: str) -> Any:  # noqa: ANN401 - a tensor, or a list of them

@@ -1,20 +1,19 @@
 """Where a group's calls go whose tensors are on GPUs: to NCCL, or to the engine by way of the host.
 
 NCCL takes them where every rank has a GPU of its own, which is decided the same on all ranks from
-what each told at the start. Its group is made at the first such call. All others are staged: see
+what each told at the start. Its backend is made at the first such call. All others are staged: see
 memory.py.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,8 @@ import torch.distributed as dist
 from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.groups import ProcessGroup
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+# Has a backend take the calls for a kind of device; returns the group to which they go then.
+Adopt = Callable[[str, Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ def why_staged(seats: Sequence[Seat]) -> str | None:
 class Devices:
     """Of one group: the groups that take its calls for other devices."""
 
-    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+    def __init__(self, group: ProcessGroup, store: Any, adopt: Adopt) -> None:  # noqa: ANN401
         self._group = group
+        self._adopt = adopt
         self._store = store
         self._prefix = f"{group.world.prefix}/gpus/{group.group_name}"
         self._groups: dict[str, Any] = {}
@@ -81,6 +82,10 @@ class Devices:
     def group_made(self, kind: str) -> Any:  # noqa: ANN401 - of torch
         """The group for tensors of a kind of device, if there is one yet."""
         return self._groups.get(kind)
+
+    def add(self, kind: str, group: Any) -> None:  # noqa: ANN401 - of torch
+        """From now on, a group takes the calls for a kind of device."""
+        self._groups[kind] = group
 
     def made(self) -> list[Any]:
         """The groups that have been made."""
@@ -98,7 +103,7 @@ class Devices:
         )
         if reason is None:
             store = dist.PrefixStore(f"{self._prefix}/{kind}", self._store)
-            return MAKERS[kind](store, self._group)
+            return MAKERS[kind](store, self._group, self._adopt)
         if self._group.own_rank == 0:
             warnings.warn(
                 f"rallypoint: {kind} tensors are copied to the host and back in the group "
@@ -108,50 +113,16 @@ class Devices:
         return None
 
 
-def nccl_group(store: Any, group: ProcessGroup) -> Any:  # noqa: ANN401 - of torch
-    """A group of the same ranks, for CUDA tensors."""
+def nccl_group(store: Any, group: ProcessGroup, adopt: Adopt) -> Any:  # noqa: ANN401 - of torch
+    """NCCL among the same ranks, for CUDA tensors."""
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = False
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.ranks)
     options.group_name = f"{group.group_name}:nccl"
     backend = dist.ProcessGroupNCCL(store, group.own_rank, group.size(), options)
-    return over(backend, store, group, "cuda", dist.ProcessGroup.BackendType.NCCL)
-
-
-def over(backend: Any, store: Any, group: ProcessGroup, device: str, kind: Any) -> Any:  # noqa: ANN401
-    """torch's own ProcessGroup over one of its backends."""
-    whole = dist.ProcessGroup(store, group.own_rank, group.size())
-    whole._set_default_backend(kind)
-    whole._register_backend(torch.device(device), kind, backend)
-    whole._set_group_name(f"{group.group_name}:{device}")
-    return whole
+    return adopt("cuda", dist.ProcessGroup.BackendType.NCCL, backend)
 
 
 # By the kind of device; what a rank needs for it is in its Seat.
-MAKERS: dict[str, Callable[[Any, ProcessGroup], Any]] = {"cuda": nccl_group}
-
-
-def by_device(method: Method) -> Method:
-    """Have a group's method, whose first argument has tensors in it, done where they are."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: Any, tensors: Any, *others: Any, **named: Any) -> Any:  # noqa: ANN401
-        if (kind := _elsewhere(tensors, others)) is not None:
-            group = self.devices.group_for(kind)
-            if group is not None:
-                return getattr(group, name)(tensors, *others, **named)
-        return method(self, tensors, *others, **named)
-
-    return call  # type: ignore[return-value]
-
-
-def _elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: ANN401
-    """The kind of device of a call's tensors, unless it is the CPU."""
-    first = tensors
-    while type(first) is list:
-        if not first:  # on all but the root, scatter and gather have one list of two
-            return _elsewhere(others[0], ()) if others and type(others[0]) is list else None
-        first = first[0]
-    return None if first.is_cpu else str(first.device.type)
+MAKERS: dict[str, Callable[[Any, ProcessGroup, Adopt], Any]] = {"cuda": nccl_group}

@@ -1,8 +1,8 @@
 """Forms the engine's group behind a torch process group, over the store that torch hands out.
 
 A store may outlive a group: torchrun keeps one across restarts, and init_process_group after
-destroy_process_group meets there again. So each rank counts, in the store itself, how often it
-came, and each round of the launcher has its own keys: nothing of an earlier group is ever read.
+destroy_process_group meets there again. So the members first agree on keys that no earlier group
+has used (store/fresh_round.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rallypoint.process_group.groups import ProcessGroup, World
 from rallypoint.process_group.init import leave_at_exit
 from rallypoint.process_group.planning import Wishes
 from rallypoint.pytorch.store import TorchStore
+from rallypoint.store.fresh_round import fresh_round
 
 
 def form(
@@ -35,10 +36,8 @@ def form(
     Raises as process_group.formation.form_communicator.
     """
     shared = TorchStore(store)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    time_here = shared.add(f"rallypoint/{attempt}/came/{rank}", 1)
-    prefix = f"rallypoint/{attempt}/{time_here}"
     members = global_ranks or list(range(size))
+    prefix = fresh_round(shared, "rallypoint", rank=rank, names=members, timeout=timeout)
     communicator, algorithms = form_communicator(
         shared,
         prefix,

@@ -5,6 +5,7 @@ Carried out before the call returns, as the ranks have to learn first how many e
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,8 +19,16 @@ from rallypoint.pytorch.memory import Memory
 from rallypoint.schedule.collective import Collective
 
 
-def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  # noqa: ANN401
+def all_reduce_sparse(
+    group: ProcessGroup,
+    tensor: Any,  # noqa: ANN401 - of torch
+    op: Operator,
+    timeout: timedelta | None = None,
+) -> None:
     """Combine the sparse COO tensors of all ranks, in place; they have one shape.
+
+    Args:
+        timeout: how long each step may wait for a peer, if not as long as the group's calls.
 
     Raises:
         InvalidTypeError: another operator than SUM or AVG.
@@ -30,7 +39,7 @@ def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  
     own = tensor.detach().coalesce()
     places, values = own.indices().t().contiguous(), own.values().contiguous()
     told = torch.empty(group.size(), 1 + tensor.dim(), dtype=torch.int64)
-    _all_gather(group, torch.tensor([places.shape[0], *tensor.shape]), list(told))
+    _all_gather(group, torch.tensor([places.shape[0], *tensor.shape]), list(told), timeout)
     counts, shapes = told[:, 0], told[:, 1:].tolist()
     for rank, shape in zip(group.ranks, shapes, strict=True):
         if shape != shapes[0]:
@@ -42,8 +51,8 @@ def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  
             )
     all_places = [places.new_empty((int(count), places.shape[1])) for count in counts]
     all_values = [values.new_empty((int(count), *values.shape[1:])) for count in counts]
-    _all_gather(group, places, all_places)
-    _all_gather(group, values, all_values)
+    _all_gather(group, places, all_places, timeout)
+    _all_gather(group, values, all_values, timeout)
     total = torch.sparse_coo_tensor(
         torch.cat(all_places).t(), torch.cat(all_values), tensor.shape, check_invariants=False
     ).coalesce()
@@ -53,7 +62,12 @@ def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Operator) -> None:  
         tensor.copy_(total)
 
 
-def _all_gather(group: ProcessGroup, source: Any, targets: list[Any]) -> None:  # noqa: ANN401
+def _all_gather(
+    group: ProcessGroup,
+    source: Any,  # noqa: ANN401 - of torch
+    targets: list[Any],
+    timeout: timedelta | None,
+) -> None:
     memory = Memory("all_reduce", moves=True)
     array = memory.reads(source)
     run(
@@ -63,5 +77,6 @@ def _all_gather(group: ProcessGroup, source: Any, targets: list[Any]) -> None:  
         array,
         [memory.writes(target) for target in targets],
         uneven=True,
+        timeout=timeout,
     )
     memory.finish()

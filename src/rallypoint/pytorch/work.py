@@ -11,25 +11,30 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 from torch.futures import Future
 
-from rallypoint.process_group.point_to_point import Message
-from rallypoint.process_group.work import ManyWorks, Work
+from rallypoint.engine.work import Work as EngineWork
+from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.work import Called, ManyWorks, OneWork
 from rallypoint.pytorch.untraced import untraced
+
+if TYPE_CHECKING:
+    from rallypoint import _native
 
 _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
+_init = dist.Work.__init__  # of which each part of a microsecond shows
 
 
 class _Telling(threading.local):
     """In a thread that tells what follows a work: where works go that this begins."""
 
-    followers: list[RunningWork] | None = None
+    followers: list[Any] | None = None
 
 
 _telling = _Telling()
@@ -40,7 +45,7 @@ class DoneWork(dist.Work):
     """An operation that was over when its call returned, and went well."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
-        super().__init__()
+        _init(self)
         self._outputs = outputs
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
@@ -71,69 +76,49 @@ class DoneWork(dist.Work):
         """A future that holds `result()`."""
         if _is_for_typed_hook(self._outputs):
             return _typed(self.result())
-        future = Future()
-        future.set_result(self.result())
-        return future
+        return _completed(self.result())
 
 
-@untraced
-class RunningWork(dist.Work):
-    """An operation that goes on in the background.
+class _Running:
+    """How PyTorch waits for what may not be over, and is told: for one operation and for many."""
 
-    Args:
-        work: the engine's.
-        outputs: the tensors that it fills in.
-        finish: called once, before anyone is told that it went well; what it raises is raised by
-            `wait`.
-    """
+    # Most works are only waited for: what is seldom needed is made when it is.
+    _signal: Any = None  # completes the future
+    _future: Any = None
+    _is_told: threading.Event | None = None
+    _followers: list[Any] | None = None  # begun by what follows this one, or them
 
-    def __init__(
-        self, work: Work, outputs: Sequence[Any], finish: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__()
-        self.engine_work = work
-        self._outputs = list(outputs)
-        self._finish = finish
-        self._unfinished: Exception | None = None  # what `finish` raised
-        self._lock = threading.Lock()
-        self._signal: Any = None
-        self._future: Any = None
-        self._is_told = threading.Event()
-        self._followers: list[RunningWork] = []  # begun by what follows this one, or them
+    if TYPE_CHECKING:  # of the work that this is mixed into
+        _lock: Any
+        _outputs: Sequence[Any]
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Wait until it is completed.
+        def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is completed; PyTorch passes a timeout of 0 for none.
 
         Raises:
             PeerError: it failed; MismatchError, PeerLostError and the others say how.
             CollectiveTimeoutError: `timeout` is over; the operation still goes on.
         """
         try:
-            self.engine_work.wait(timeout or None)
+            super().wait(timeout or None)  # type: ignore[misc]
         finally:
-            self._tell_if_over()
-        if self._unfinished is not None:
-            raise self._unfinished
+            if self._signal is not None:
+                self._tell_if_over()
         return True
 
     def is_completed(self) -> bool:
         """Whether it is over, well or with an error; never waits."""
-        if not self.engine_work.is_completed():
+        if not super().is_completed():  # type: ignore[misc]
             return False
-        self._tell_if_over()
+        if self._signal is not None:
+            self._tell_if_over()
         return True
-
-    def is_success(self) -> bool:
-        """Whether it is over and went well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """Once it is over: what went wrong, or None."""
-        return (self.engine_work.exception() or self._unfinished) if self.is_completed() else None
 
     def result(self) -> list[Any]:
         """The tensors that it fills in."""
-        return self._outputs
+        return list(self._outputs)
 
     def synchronize(self) -> None:
         """Wait."""
@@ -141,12 +126,6 @@ class RunningWork(dist.Work):
 
     # torch's own would have the stream wait for what may need the stream itself: see Memory.finish.
     block_current_stream = synchronize
-
-    def source_rank(self) -> int:
-        """Of a receive that is over: the sender's rank in the group."""
-        return self.engine_work.peer() if isinstance(self.engine_work, Message) else -1
-
-    _source_rank = source_rank
 
     def get_future(self) -> Any:  # noqa: ANN401 - of torch
         """A future of `result()`; what follows it may wait for other operations.
@@ -157,14 +136,16 @@ class RunningWork(dist.Work):
         """
         if _is_for_typed_hook(self._outputs):
             self.wait()
-            return _typed(self._outputs)
+            return _typed(self.result())
         with self._lock:
             is_first = self._future is None
             if is_first:
+                self._is_told = threading.Event()
+                self._followers = []
                 self._signal = Future()
                 self._future = self._signal.then(self._value)
         if is_first:
-            self.engine_work.get_future().add_done_callback(lambda _: self._tell_if_over())
+            self.add_done_callback(_Running._tell_if_over)
             if torch._C._current_graph_task_id() != _NO_GRAPH:
                 Variable._execution_engine.queue_callback(self._end_backward)
             elif _telling.followers is not None:
@@ -174,32 +155,28 @@ class RunningWork(dist.Work):
 
     def _end_backward(self) -> None:
         """Called before DDP waits in C++."""
-        self.wait()
-        self._is_told.wait()
+        self._wait_until_told()
         while self._followers:
-            follower = self._followers.pop(0)
-            follower.wait()
-            follower._is_told.wait()
+            self._followers.pop(0)._wait_until_told()
+
+    def _wait_until_told(self) -> None:
+        self.wait()
+        if self._is_told is not None:
+            self._is_told.wait()
 
     def _value(self, _: object) -> list[Any]:
-        error = self.exception()
+        error = super().exception()  # type: ignore[misc]
         if error is not None:
             raise error
-        return self._outputs
+        return self.result()
 
     def _tell_if_over(self) -> None:
-        """Once: finish, and complete the future."""
-        if not self.engine_work.is_completed():
+        """Once: complete the future."""
+        if not super().is_completed():  # type: ignore[misc]
             return
         with self._lock:
-            finish, self._finish = self._finish, None
             signal, self._signal = self._signal, None
-            if finish is not None and self.engine_work.exception() is None:
-                try:
-                    finish()
-                except Exception as error:
-                    self._unfinished = error
-        if signal is None:
+        if signal is None or self._is_told is None:
             return
         outer, _telling.followers = _telling.followers, self._followers
         try:
@@ -209,20 +186,66 @@ class RunningWork(dist.Work):
             self._is_told.set()
 
 
+@untraced
+class RunningWork(_Running, OneWork, dist.Work):
+    """An operation that goes on in the background."""
+
+    def __init__(
+        self,
+        native: _native.Work,
+        group: ProcessGroup,
+        called: Called,
+        outputs: Sequence[Any],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        _init(self)
+        OneWork.__init__(self, native, group, called, outputs, finish)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """See _Running."""
+        # Most works are of this kind, and each step counts.
+        is_plain = self._finish is None and self._signal is None and not timeout
+        if is_plain and self._native.wait(-1.0) == 0 and self._unfinished is None:
+            return True
+        return super().wait(timeout)
+
+    def source_rank(self) -> int:
+        """Of a receive that is over: the sender's rank in the group."""
+        return self.peer if self.operation == "irecv" else -1
+
+    _source_rank = source_rank
+
+
+@untraced
+class RunningWorks(_Running, ManyWorks, dist.Work):
+    """Several operations as one."""
+
+    def __init__(self, works: Sequence[RunningWork], outputs: Sequence[Any]) -> None:
+        _init(self)
+        super().__init__(works)
+        self._lock = threading.Lock()
+        self._outputs = outputs
+
+    _source_rank = ManyWorks.source_rank
+
+
+for _kind in (_Running, OneWork, EngineWork, ManyWorks):
+    untraced(_kind)
+
+
 def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - a Work
     """Several works as one."""
     for work in works:
-        if not isinstance(work, DoneWork | RunningWork):
+        if not isinstance(work, DoneWork | RunningWork | RunningWorks):
             work.wait()  # NCCL's, which has the stream wait, and not this thread
-    running = [work for work in works if isinstance(work, RunningWork)]
-    if not running:
-        return DoneWork(outputs)
+    running = [work for work in works if isinstance(work, RunningWork | RunningWorks)]
+    return RunningWorks(running, outputs) if running else DoneWork(outputs)
 
-    def finish() -> None:
-        for work in running:
-            work.wait()
 
-    return RunningWork(ManyWorks([work.engine_work for work in running]), outputs, finish)
+def _completed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
+    future = Future()
+    future.set_result(outputs)
+    return future
 
 
 def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:

@@ -31,6 +31,12 @@ from rallypoint.rendezvous.round import Member
 from rallypoint.rendezvous.verdict import Cause, Next, RoundEnd, judge
 
 NOTICE_EVERY_S = 10.0
+# Nodes that come and go: after so many new rounds of that kind within so long, those who come wait,
+# longer each time, and come in together.
+FREE_CHANGES = 4
+_CHANGES_S = 300.0
+_ONE_LOSS_S = 1.0  # nodes lost within so long of each other, as behind one switch, are one change
+_LONGEST_PAUSE_S = 60.0
 
 
 # What it asks for.
@@ -109,6 +115,10 @@ class Coordinator:
         self._stop_asked = ""
         self._because = ""  # why there is to be a new round
         self._notice_at = 0.0
+        self._changes: list[float] = []  # when rounds ended as nodes came or went
+        self._lost_at = -_ONE_LOSS_S  # when the newest of them ended as nodes went
+        self._began_at = 0.0
+        self._has_told_pause = False
 
     @classmethod
     def resumed(
@@ -165,7 +175,10 @@ class Coordinator:
             # A new round would throw away what some have finished; who comes has to wait.
             case Stage.RUNNING if self._has_room() and not self.succeeded:
                 self._came.append(member.host)
-                return self._stop(came)
+                pause_s = self._pause_s(now)
+                left_s = self._began_at + pause_s - now
+                is_due = not pause_s or left_s <= 0
+                return self._stop(came) if is_due else self._put_off(came, left_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
     def reported(  # noqa: PLR0911 - one line for each report
@@ -221,6 +234,8 @@ class Coordinator:
             left = Decision((), f"{name} left before the start: {why}")
             return _both(left, self._open_if_complete(now, otherwise=NOTHING))
         if not self._is_in_round(key):
+            if self.stage is Stage.RUNNING and member.host in self._came:
+                self._came.remove(member.host)
             return Decision((), f"{name}, which waited for the next round, left: {why}")
         end = self._ends.get(key)
         if end is not None and end.succeeded:  # it is only missed if there is another round
@@ -232,6 +247,10 @@ class Coordinator:
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
+        if self.stage is Stage.RUNNING and self.wake_at is not None and now >= self.wake_at:
+            self.wake_at = None
+            is_wanted = self._came and not self.succeeded
+            return self._stop(f"{', '.join(self._came)} joined") if is_wanted else NOTHING
         if self.stage is not Stage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
         if self._gathering.is_complete(now):
@@ -338,6 +357,8 @@ class Coordinator:
                 return self._finish(Outcome.GIVEN_UP, verdict.reason, facts.root)
             case Next.RESTART:
                 self.restarts += 1
+            case Next.RESIZE:
+                self._count_change(now)
         self._move(Stage.GATHERING)
         self._because = verdict.reason
         self.opened(now)
@@ -350,7 +371,7 @@ class Coordinator:
             return otherwise
         because, self._because = self._because, ""
         self._move(Stage.RUNNING)
-        self.wake_at = None
+        self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
         self._begin(self._gathering.form(self._ranks))
         action = OpenRound(number=self.round, members=self.members, because=because)
@@ -366,9 +387,34 @@ class Coordinator:
         self._interrupted = ""
         self._is_taken_over = False
 
+    def _count_change(self, now: float) -> None:
+        """A round ended as nodes came or went."""
+        if self._came or now - self._lost_at >= _ONE_LOSS_S:
+            self._changes.append(now)
+        if not self._came:
+            self._lost_at = now
+
+    def _pause_s(self, now: float) -> float:
+        """How long a round runs at least before newcomers end it."""
+        self._changes = [at for at in self._changes if now - at < _CHANGES_S]
+        excess = len(self._changes) - FREE_CHANGES
+        self._has_told_pause = self._has_told_pause and excess > 0
+        return min(2.0**excess, _LONGEST_PAUSE_S) if excess > 0 else 0.0
+
+    def _put_off(self, came: str, pause_s: float, now: float) -> Decision:
+        self.wake_at = now + pause_s
+        text = (
+            f"{came}, and waits for {pause_s:.0f} s: nodes came or went {len(self._changes)} times"
+            f" in the last {_CHANGES_S / 60:.0f} minutes, so that newcomers are taken in together"
+        )
+        notices = () if self._has_told_pause else (Notice(text),)
+        self._has_told_pause = True
+        return Decision(notices, text)
+
     def _stop(self, because: str) -> Decision:
         if self.stage is not Stage.RUNNING:
             return NOTHING
+        self.wake_at = None
         self._move(Stage.STOPPING)
         self.because_stopped = because
         return Decision((Stop(round=self.round, because=because),), because)

@@ -18,6 +18,7 @@ from random import Random
 
 from rallypoint.rendezvous.campaign import Campaign
 from rallypoint.rendezvous.follow import Follower
+from rallypoint.rendezvous.gone import Gone
 from rallypoint.rendezvous.lead import Leader
 from rallypoint.rendezvous.protocol import (
     Accepted,
@@ -91,7 +92,7 @@ class Participant:
         self._voter = Voter(setup, self._rules)
         self._follower = Follower(setup, self._rules, self._voter)
         self._leader: Leader | None = None
-        self._gone: set[str] = set()  # agents that have ended; their keys never come back
+        self._gone = Gone()
         self._term = 0  # the highest one seen
         self._search = Search(setup, self._rules, random, self._gone)
         self._looked_at = float("-inf")  # at the arbiter
@@ -115,6 +116,11 @@ class Participant:
     def round_before(self) -> int:
         """The newest round that ran here, or was to; -1: none."""
         return self._follower.last_round
+
+    @property
+    def fence_at(self) -> float | None:
+        """Until when workers may run here if nothing is heard; None: nothing has to end."""
+        return self._follower.fence_at
 
     @property
     def is_leaving(self) -> bool:
@@ -191,6 +197,11 @@ class Participant:
             asked, self._asked = self._asked, ()
             for propose in asked:
                 self._answer(propose, now)
+        return self._decide(now)
+
+    def fenced(self, now: float) -> Decision:
+        """Workers are being ended at `fence_at`, whatever is known here."""
+        self._do(self._follower.cut_off("this node's launcher was stopped for too long"))
         return self._decide(now)
 
     def tick(self, now: float) -> Decision:
@@ -275,6 +286,7 @@ class Participant:
     ) -> None:
         if self.part is Part.DONE:
             return
+        self._gone.discard(sender)  # its connection had been lost, but not the agent
         match message:
             case Join() | Beat():
                 self._heard_peer(sender, message, now)
@@ -298,6 +310,8 @@ class Participant:
                 self._led(sender, message, now)
             case Ack() | Go() | Halt():
                 self._ordered(sender, message, now)
+            case Over() | Refuse() if not self._may_end(sender):
+                return
             case Over(finish=finish):
                 if self._leader is None or self._leader.agreement.finish is None:
                     self._finish(finish)
@@ -311,6 +325,18 @@ class Participant:
                 self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
             case Notice():
                 self._actions.append(message)
+
+    def _may_end(self, sender: str) -> bool:
+        """Whether to believe that agent that the job is over, or that there is no place in it.
+
+        Who has a coordinator believes that one, etcd, and members; else the one who answers.
+        """
+        if not self._has_leader():
+            return True
+        arbiter = self._rules.arbiter
+        known = {self._key, self._follower.ballot.candidate, arbiter.key if arbiter else ""}
+        members = () if self.agreement is None else self.agreement.members
+        return sender in known or any(sender == member.key for member in members)
 
     def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
         if self._leader is not None:
@@ -458,7 +484,12 @@ class Participant:
         if self._leader is not None:
             self._leader.refused(message)
         leader, decided, campaign = message.leader, message.decided, self._search.campaign
-        if leader and not self._has_leader() and leader.key not in (self._key, *self._gone):
+        if (
+            leader
+            and not self._has_leader()
+            and leader.key != self._key
+            and leader.key not in self._gone
+        ):
             at = Endpoint(host=leader.address, port=leader.port)
             self._actions.append(Send(to=leader.key, at=at, message=self._join()))
         if campaign and decided and decided.number > campaign.decided.number:
@@ -603,6 +634,8 @@ class Participant:
             self._reasons.append(reason)
 
     def _finish(self, finish: Finish) -> None:
+        if finish.outcome is Outcome.SUCCEEDED and not self._follower.has_run:
+            finish = finish.__replace__(outcome=Outcome.MISSED)
         self._move(Part.DONE)
         if self._leader is not None:
             self._pass_on(self._leader)

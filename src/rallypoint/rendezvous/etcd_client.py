@@ -220,9 +220,12 @@ class EtcdClient:
                     host, port, timeout=timeout_s, context=tls
                 )
         self._connection.request("POST", f"/v3/{path}", body, {"Content-Type": "application/json"})
-        answer = json.loads(self._connection.getresponse().read())
+        response = self._connection.getresponse()
+        answer = json.loads(response.read())
         if not isinstance(answer, dict):
             raise ValueError("not an object")
+        if response.status != http.client.OK and not answer.get("code"):  # a proxy's, say
+            raise ValueError(f"HTTP status {response.status}")
         return answer
 
 

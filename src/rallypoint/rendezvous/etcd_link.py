@@ -12,10 +12,9 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base.errors import InvalidArgumentError, RallypointError
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.rendezvous.etcd_client import EtcdClient
 from rallypoint.rendezvous.etcd_rules import EtcdRules
 from rallypoint.rendezvous.etcd_voter import (
@@ -28,6 +27,7 @@ from rallypoint.rendezvous.etcd_voter import (
     Transact,
     is_same,
 )
+from rallypoint.rendezvous.lease_clock import lease_time
 from rallypoint.rendezvous.protocol import Message, Setup
 from rallypoint.rendezvous.round import Endpoint
 
@@ -119,10 +119,10 @@ class EtcdLink:
 
     def _work(self, message: Message) -> None:
         try:
-            request = self._voter.ask(message, time.monotonic())
+            request = self._voter.ask(message, lease_time())
             while request is not None:
-                request = self._voter.go_on(self._carry_out(request), time.monotonic())
-        except RallypointError as error:  # etcd is away, or holds what is not ours
+                request = self._voter.go_on(self._carry_out(request), lease_time())
+        except Exception as error:  # etcd is away, or holds or answers what makes no sense
             self._voter.failed(str(error))
 
     def _carry_out(self, request: Request) -> object:
@@ -158,6 +158,9 @@ def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
     Raises:
         InvalidArgumentError: another protocol, or files that are none.
     """
+    # torch's two etcd backends have two names for each.
+    others = {"ca_cert": "cacert", "ssl_cert": "cert", "ssl_cert_key": "key"}
+    configuration = {others.get(name, name): text for name, text in configuration.items()}
     protocol = configuration.get("protocol", "http")
     files = [name for name in ("cacert", "cert", "key") if name in configuration]
     if protocol not in ("http", "https"):

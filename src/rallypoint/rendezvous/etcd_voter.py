@@ -25,6 +25,7 @@ from typing import Any
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.etcd_keys import Claim, Keys, pack, unpack
 from rallypoint.rendezvous.etcd_rules import EtcdRules
+from rallypoint.rendezvous.gone import Gone
 from rallypoint.rendezvous.protocol import (
     NO_BALLOT,
     Accepted,
@@ -108,7 +109,7 @@ class EtcdVoter:
         self._setup = setup
         self._rules = rules(setup)
         self._keys = Keys.of(setup.run_id, setup.attempt)
-        self._lost: set[str] = set()
+        self._lost = Gone()
         self._now = 0.0
         self._steps: _Steps | None = None
         self._answers: list[Answer] = []
@@ -249,9 +250,10 @@ class EtcdVoter:
 
     def _must_wait(self, claim: Claim) -> float:
         """At least so long; what the agreement says about it is not known here."""
-        if claim.ballot.candidate in (self._setup.me.key, *self._lost):
+        candidate = claim.ballot.candidate
+        if candidate == self._setup.me.key or candidate in self._lost:
             return 0.0
-        fence_s = self._rules.must_wait_s(claim.ballot.candidate, None, ())
+        fence_s = self._rules.must_wait_s(candidate, None, ())
         return self._seen_at + fence_s - self._now
 
     def _promise(self, message: Prepare, vote: _Vote, old: Claim | None) -> _Steps:

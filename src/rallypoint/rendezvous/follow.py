@@ -33,9 +33,11 @@ class Follower:
     Attributes:
         ballot: whose coordinator it follows; its `leader`, where known.
         round: what runs here; -1: nothing.
+        has_run: whether a round ever began here.
         heard_at: when it last heard its coordinator.
         waiting: as the coordinator last said.
         voters: whom to ask if the coordinator is lost.
+        beat_at, beat_s: when it beats next, and how often.
     """
 
     def __init__(self, setup: Setup, rules: Rules, voter: Voter) -> None:
@@ -43,10 +45,12 @@ class Follower:
         self.leader: Member | None = None
         self.round = -1
         self.last_round = -1
+        self.has_run = False
         self.heard_at = _NEVER
         self.waiting = 0
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
+        self.beat_s = setup.patience.beat_s
         self.is_leaving = ""
         self._setup, self._rules, self._voter = setup, rules, voter
         self._lease_until = _NEVER
@@ -55,6 +59,7 @@ class Follower:
         self._first = 0  # the number of the first one
         self._seen = 0
         self._cut_off_round = -1
+        self._is_alone = False
         self._done: tuple[str, ...] = ()
         self._done_number = -1
 
@@ -108,6 +113,9 @@ class Follower:
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.seat.number
+        self.has_run = True
+        self._is_alone = message.seat.nodes == 1
+        self.beat_s = self._setup.patience.beat_of(message.seat.nodes)
         self._voter.decided_in(message.ballot, message.number)
         self._drop(message.seat.number)
         return [Begin(seat=message.seat, because=message.because)]
@@ -164,7 +172,7 @@ class Follower:
 
     def beat(self, now: float) -> Beat:
         """What to tell the coordinator now."""
-        self.beat_at = now + self._setup.patience.beat_s
+        self.beat_at = now + self.beat_s
         return Beat(
             key=self._setup.me.key,
             ballot=self.ballot,
@@ -180,9 +188,11 @@ class Follower:
 
     @property
     def fence_at(self) -> float | None:
-        """When workers must end if nothing is heard until then."""
+        """When workers must end if nothing is heard until then; None: there are none to end."""
         is_over = self.round < 0 or self._cut_off_round == self.round
-        return None if is_over else self._lease_until
+        if is_over or not self._rules.needs_lease(is_alone=self._is_alone):
+            return None
+        return self._lease_until
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""

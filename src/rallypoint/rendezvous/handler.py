@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rallypoint.base.port_range import bind_free
 from rallypoint.store.store import Store
 
 
@@ -117,5 +118,5 @@ class RendezvousHandler(ABC):
 
 
 def _free_port() -> int:
-    with socket.create_server(("", 0)) as listener:
+    with bind_free(lambda port: socket.create_server(("", port))) as listener:
         return int(listener.getsockname()[1])

@@ -10,6 +10,7 @@ from rallypoint.rendezvous.admit import why_not
 from rallypoint.rendezvous.agreements import Agreements, Proposal
 from rallypoint.rendezvous.agreements import text as agreement_text
 from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S, Coordinator, Decision, OpenRound
+from rallypoint.rendezvous.gone import Gone
 from rallypoint.rendezvous.orders import Orders
 from rallypoint.rendezvous.peers import Peer, Peers
 from rallypoint.rendezvous.protocol import (
@@ -62,7 +63,7 @@ class Leader:
         *,
         bound: Agreement | None,
         slots: dict[str, str],
-        gone: set[str],
+        gone: Gone,
         done: tuple[str, ...],
         was_lost: bool,
         now: float,
@@ -86,7 +87,7 @@ class Leader:
         self._orders = Orders(ballot)
         self._presence = Peers(setup, rules, self._agreements, was_lost=was_lost, now=now)
         self.peers = self._presence.by_key
-        self._gone = set(gone)
+        self._gone = Gone(gone)
         self._done = done
         self._wanted = bound
         self._over_at: float | None = None
@@ -122,7 +123,10 @@ class Leader:
         """An agent wants to take part, or has lost sight of us."""
         member, key = join.member, join.member.key
         if self._over_at is not None:
-            return self._send(key, Over(finish=self._finish_of(self.agreement)))
+            # Who never was in this job came for the next one, and asks again until that begins.
+            if join.job == self.agreement.host:
+                self._send(key, Over(finish=self._finish_of(self.agreement)))
+            return None
         wrong = why_not(self._setup, join)
         if wrong:
             return self._send(key, Refuse(key, wrong))

@@ -5,10 +5,13 @@
                                        <-       32 random bytes
     HMAC-SHA256("client", both)        ->
                                        <-       HMAC-SHA256("server", both)
-    frames: 4 bytes of length, payload <->      a frame of length 0 is a heartbeat
+    frames: 4 bytes of length, payload <->
+    length 2**32 - 1: I end this connection, and live
 
 Until both have proved that they know the job token (an empty one, if the job has none), what comes
 is of a fixed length and is not looked into. A frame's length is bounded before memory is taken.
+A process that ends closes its connections without a word; who lives never does: so the two are told
+apart. What does not fit is left out, as messages between agents may be.
 """
 
 from __future__ import annotations
@@ -18,17 +21,23 @@ import os
 import selectors
 import socket
 import struct
+import sys
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
-GREETING = b"RLYLNK2\n"
-MAX_FRAME_BYTES = 4 << 20
+GREETING = b"RLYLNK3\n"
+MAX_FRAME_BYTES = 16 << 20  # who proposes 10,000 members, with all their addresses, takes up to 9
 MAX_UNSENT_BYTES = 32 << 20
 _LENGTH = struct.Struct("!I")
+_DROPPED = 0xFFFFFFFF
 _CHUNK = 64 << 10
 _REFUSED = bytes(PROOF)
+_SILENCE_MS = 10_000  # what is under way is lost: end the connection, and make another
+_FRESH_MS = 3000  # a reset after a longer silence may come from one who gave us up, and lives
+_INFO_BYTES, _LAST_DATA_AT = 104, 52  # of struct tcp_info: tcpi_last_data_recv, in ms
 
 
 class Ear(ABC):
@@ -44,7 +53,11 @@ class Ear(ABC):
 
     @abstractmethod
     def closed(self, link: Link, why: str) -> None:
-        """Nothing comes or goes any more; not told after our own `close`."""
+        """Nothing comes or goes any more; not told after our own `close` or `drop`."""
+
+    @abstractmethod
+    def failed(self, link: Link, what: str) -> None:
+        """Something was left out; the other side lives."""
 
 
 class Link:
@@ -53,9 +66,8 @@ class Link:
     Attributes:
         peer: the other side's numeric address.
         is_open: whether both sides have proved themselves.
-        heard_at: when something last came (time.monotonic()).
-        was_ended: whether the other side closed it, as the kernel does for a process that ends;
-            else it broke on the way, or we closed it.
+        was_ended: whether the kernel closed it for a process that ended; else it broke on the way,
+            or one of both sides ended it, and lives.
     """
 
     def __init__(
@@ -65,7 +77,6 @@ class Link:
         self.peer = ""
         self.is_open = False
         self.was_ended = False
-        self.heard_at = time.monotonic()
         self._sock = sock
         self._selector = selector
         self._ear = ear
@@ -74,15 +85,21 @@ class Link:
         self._unread = bytearray()
         self._unsent = bytearray()
         self._is_closed = False
+        self._is_dropped = False  # to be closed as soon as all is sent
+        self._has_told_full = False
 
     def send(self, payload: bytes) -> None:
-        """Send a frame, now or when there is room."""
-        if not self._is_closed:
+        """Send a frame, now or when there is room. What is too much for that is left out."""
+        if self._is_closed or self._is_dropped:
+            return
+        if len(payload) > MAX_FRAME_BYTES:
+            self._ear.failed(self, f"a message of {len(payload)} bytes is too long, and not sent")
+        elif self._unsent and len(self._unsent) + len(payload) > MAX_UNSENT_BYTES:
+            if not self._has_told_full:
+                self._has_told_full = True
+                self._ear.failed(self, "it reads nothing; until it does, it is told nothing new")
+        else:
             self._write(_LENGTH.pack(len(payload)) + payload)
-
-    def beat(self) -> None:
-        """Show that we are here."""
-        self.send(b"")
 
     def flush(self, patience_s: float) -> None:
         """Wait until everything is sent, but not for longer."""
@@ -109,8 +126,17 @@ class Link:
             pass
         self.close()
 
+    def drop(self) -> None:
+        """End the connection only: the other side hears that this agent lives."""
+        if not self.is_open:
+            return self.close()
+        if not self._is_dropped:
+            self._is_dropped = True
+            self._write(_LENGTH.pack(_DROPPED))
+        return None
+
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, as this agent ends, too."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -157,9 +183,10 @@ class Link:
         if not data:
             self.was_ended = True
             return self._fail(self._end_text())
-        self.heard_at = time.monotonic()
+        if self._is_dropped:
+            return None
         self._unread += data
-        while not self._is_closed and self._take():
+        while not self._is_closed and not self._is_dropped and self._take():
             pass
         return None
 
@@ -169,20 +196,15 @@ class Link:
     def _take(self) -> bool:
         """Use what has come, if it is enough for something."""
         if not self.is_open:
-            needed = self._needed()
-            if len(self._unread) < needed:
-                return False
-            data = bytes(self._unread[:needed])
-            del self._unread[:needed]
-            wrong = self._step(data)
-            if wrong:
-                self._fail(wrong)
-            return not wrong
+            return self._go_on()
         if len(self._unread) < _LENGTH.size:
             return False
         (length,) = _LENGTH.unpack_from(self._unread)
+        if length == _DROPPED:
+            self._fail("it ended the connection, and lives")
+            return False
         if length > MAX_FRAME_BYTES:
-            self._fail(f"it announced a message of {length} bytes")
+            self._refuse(f"it announced a message of {length} bytes")
             return False
         end = _LENGTH.size + length
         if len(self._unread) < end:
@@ -193,10 +215,20 @@ class Link:
             self._ear.received(self, payload)
         return True
 
+    def _go_on(self) -> bool:
+        """Take the next step of the handshake, if enough has come for it."""
+        needed = self._needed()
+        if len(self._unread) < needed:
+            return False
+        data = bytes(self._unread[:needed])
+        del self._unread[:needed]
+        wrong = self._step(data)
+        if wrong:
+            self._fail(wrong)
+        return not wrong
+
     def _write(self, data: bytes) -> None:
         self._unsent += data
-        if len(self._unsent) > MAX_UNSENT_BYTES:
-            return self._fail("it reads nothing")
         try:
             while self._unsent:
                 sent = self._sock.send(self._unsent)
@@ -205,19 +237,43 @@ class Link:
             pass
         except OSError as error:
             return self._broke(error)
+        if not self._unsent:
+            self._has_told_full = False
+            if self._is_dropped:
+                self._close_unread()
+                return None
         return self._watch()
+
+    def _close_unread(self) -> None:
+        """Close so that our last word gets through: what is unread would have the kernel reset."""
+        with suppress(OSError):
+            while self._sock.recv(_CHUNK):
+                pass
+        self.close()
 
     def _opened(self) -> None:
         self.is_open = True
         self._ear.opened(self)
 
     def _broke(self, error: OSError) -> None:
-        self.was_ended = isinstance(error, ConnectionResetError | BrokenPipeError)
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            self.was_ended = self._silent_ms() < _FRESH_MS
         self._fail(f"its connection broke: {error.strerror}")
 
+    def _silent_ms(self) -> int:
+        """Since the kernel last received something, however late we came to read it."""
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        return int.from_bytes(info[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder)
+
+    def _refuse(self, why: str) -> None:
+        self._ear.failed(self, f"{why}; the connection is ended, and made again")
+        self.drop()
+        self._ear.closed(self, why)
+
     def _fail(self, why: str) -> None:
-        if not self._is_closed:
-            self.close()
+        is_told = self._is_closed or self._is_dropped
+        self.close()
+        if not is_told:
             self._ear.closed(self, why)
 
 
@@ -228,7 +284,7 @@ class Called(Link):
         self, sock: socket.socket, selector: selectors.BaseSelector, ear: Ear, token: bytes
     ) -> None:
         super().__init__(sock, selector, ear, token)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _tend(sock)
         self.peer = _plain(sock.getpeername()[0])
         self._theirs = b""
         self._watch()
@@ -272,7 +328,7 @@ class Caller(Link):
         self.peer = address[0]
         self._theirs = b""
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _tend(sock)
             sock.connect(address)
         except BlockingIOError:
             pass
@@ -312,6 +368,16 @@ class Caller(Link):
 
 
 TOKEN_REFUSED = "it has another token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
+
+
+def _tend(sock: socket.socket) -> None:
+    """Send small messages at once, and notice within a while when nothing gets through."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _plain(address: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Record)
 
-VERSION = 3
+VERSION = 4
 REPORTS = (reports.Broken, reports.Ended, reports.StopAsked, reports.Leave)
 
 

@@ -3,7 +3,8 @@
 The defaults, and why they are not torch's:
     join_timeout            600 s   as torch's
     last_call_timeout       3 s     (30) who comes later costs the others a restart, not a place
-    keep_alive_interval     1 s     (5)  a beat is a few bytes on an open connection
+    keep_alive_interval     1 s     (5)  a beat is a few bytes on an open connection; small jobs
+                                         beat more often: `Patience.beat_of`
     keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
 
 With etcd only:
@@ -32,23 +33,29 @@ _NAMES = {
     "read_timeout": "read_s",
 }
 # They mean something to torch's handlers only.
-_IGNORED = ("store_type", "use_libuv")
+_IGNORED = ("store_type", "use_libuv", "cas_backoff_max_seconds", "heartbeat_timeout")
 _ETCD_ONLY = ("close_timeout", "outage_timeout", "read_timeout")
 # How to reach etcd; etcd_link.py reads them.
-_ETCD_NAMES = ("protocol", "cacert", "cert", "key")
+_ETCD_NAMES = ("protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key")
 _MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
+_MOST_BEATS_PER_S = 1000  # of a round's members all together
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class Patience(Record, kw_only=True):
-    """All of it, in seconds."""
+    """All of it, in seconds.
+
+    Attributes:
+        most_beats: into so many beats `silence_s` is divided in small jobs.
+    """
 
     join_timeout_s: float = 600.0
     last_call_s: float = 3.0
     beat_s: float = 1.0
     missed_beats: float = 5.0
+    most_beats: float = 20.0
     close_s: float = 30.0
     outage_s: float = 30.0
     read_s: float = 2.0
@@ -57,6 +64,16 @@ class Patience(Record, kw_only=True):
     def silence_s(self) -> float:
         """After how long without a word a peer counts as lost."""
         return self.beat_s * self.missed_beats
+
+    def beat_of(self, nodes: int) -> float:
+        """How often each of so many members beats.
+
+        What a coordinator knows of a member, or of a quorum, is up to two beats old, and the next
+        beat may be one more away: a pause of `silence_s` less three beats does no harm. So beats
+        are as many as the coordinator can well hear.
+        """
+        often = max(self.silence_s / self.most_beats, nodes / _MOST_BEATS_PER_S)
+        return min(self.beat_s, often)
 
 
 def read_patience(configuration: Mapping[str, str], backend: str = "c10d") -> Patience:

@@ -77,9 +77,10 @@ class Join(Record, kw_only=True):
 
 
 class Outcome(Enum):
-    """How a job ends."""
+    """How a job ends; for a node that never had a place in it, success is MISSED."""
 
     SUCCEEDED = "succeeded"
+    MISSED = "succeeded without this node"
     STOPPED = "stopped"
     GIVEN_UP = "given up"
 

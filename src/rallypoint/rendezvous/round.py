@@ -28,6 +28,7 @@ class Member(Record, kw_only=True):
         node_rank: in the round; -1 before there is one.
         wish: the rank that it asks for, if any.
         address, port: how others reach it; empty: this machine; 0: it does not listen.
+        addresses: from which its workers may come as well.
     """
 
     key: str = ""
@@ -38,6 +39,7 @@ class Member(Record, kw_only=True):
     wish: int | None = None
     address: str = ""
     port: int = 0
+    addresses: tuple[str, ...] = ()
 
 
 class Placement(Record, kw_only=True):

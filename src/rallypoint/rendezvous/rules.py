@@ -109,6 +109,11 @@ class Rules:
         """For how long after it sent the beat that is answered `now` a member may run workers."""
         return min(self.setup.fence_s, quorum_heard_at + self.setup.fence_s - now)
 
+    def needs_lease(self, *, is_alone: bool) -> bool:
+        """Whether others may start workers without this node: not without its vote, if it is the
+        round's only one."""
+        return not is_alone or self.arbiter is not None
+
     def must_fence(self, now: float, lease_until: float) -> bool:
         """Whether a member must end its workers at once."""
         return now >= lease_until

@@ -13,6 +13,7 @@ from random import Random
 
 from rallypoint.rendezvous.campaign import Campaign
 from rallypoint.rendezvous.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.gone import Gone
 from rallypoint.rendezvous.protocol import Action, Agreement, Ballot, Call, Send, Setup
 from rallypoint.rendezvous.reports import Finish, Join, Notice, Outcome
 from rallypoint.rendezvous.round import Endpoint, Member
@@ -33,12 +34,12 @@ class Search:
         why: what went wrong last.
     """
 
-    def __init__(self, setup: Setup, rules: Rules, random: Random, gone: set[str]) -> None:
+    def __init__(self, setup: Setup, rules: Rules, random: Random, gone: Gone) -> None:
         self.campaign: Campaign | None = None
         self.act_at: float | None = None
         self.why = "nobody has answered yet"
         self._setup, self._rules, self._random = setup, rules, random
-        self._gone = gone  # agents that have ended
+        self._gone = gone
         self._tries = 0
         self._since = 0.0
         self._notice_at = 0.0
@@ -109,8 +110,8 @@ class Search:
             for slot, endpoint in enumerate(self._setup.endpoints)
             if slot != self._setup.slot
         ]
-        absent = (*self._gone, self._setup.me.key)
-        others = [voter for voter in voters if voter.key not in absent]
+        me, gone = self._setup.me.key, self._gone
+        others = [voter for voter in voters if voter.key != me and voter.key not in gone]
         for voter in self._random.sample(others, min(len(others), _ASK)):
             at = Endpoint(host=voter.address, port=voter.port)
             asked.append(Send(to=voter.key, at=at, message=join))

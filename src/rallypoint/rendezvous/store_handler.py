@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
 
+from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import (
     ControlMessageError,
     HostError,
@@ -28,7 +29,8 @@ from rallypoint.base.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from rallypoint.cluster.network import own_address
+from rallypoint.cluster.interface import chosen_address, own_addresses
+from rallypoint.cluster.network import addresses_of, can_bind, own_address
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,
@@ -45,6 +47,7 @@ from rallypoint.rendezvous.patience import Patience
 from rallypoint.rendezvous.round import Member
 from rallypoint.rendezvous.standing import Keys, Standing
 from rallypoint.rendezvous.store_meeting import StoreMeeting, ring
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
@@ -93,6 +96,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         Raises:
             InvalidArgumentError: there is no run id, or the numbers cannot be.
             InvalidTypeError: `store` is no store of rallypoint's.
+            HostError: RALLYPOINT_SOCKET_IFNAME, or another such variable, names no interface.
             RendezvousConnectionError: the store cannot be reached.
         """
         if not run_id:
@@ -138,12 +142,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._timeout = timeout
         self._patience = patience
         self._keys = Keys.of(run_id)
+        chosen = local_addr or chosen_address(os.environ)
+        address = chosen or _address_towards(store)
         self._member = Member(
             host=os.uname().nodename,
             local_world_size=1,
-            address=local_addr or _address_towards(store),
+            address=address,
+            addresses=() if is_loopback(address) else own_addresses(),
         )
-        self._has_own_address = local_addr is None
+        self._chosen = chosen
         self._round = -1
         self._meeting: StoreMeeting | None = None
         self._server: StoreServer | None = None
@@ -301,9 +308,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Open an empty store for whatever the nodes start; the address to tell them."""
         self._close_server()
         hosts = {member.host for member in standing.members}
-        is_local = len(hosts) == 1 and self._has_own_address
-        self._server = StoreServer(_LOOPBACK if is_local else "::")
-        return _LOOPBACK if is_local else self._member.address
+        if len(hosts) == 1 and self._chosen is None:
+            self._server = StoreServer(_LOOPBACK)
+            return _LOOPBACK
+        self._server = StoreServer(ANY if self._chosen is None else _place_of(self._chosen))
+        self._server.allow(addresses_of_members(standing.members))
+        return self._member.address
 
     def _close_server(self) -> None:
         server, self._server = self._server, None
@@ -361,6 +371,15 @@ def create_handler(
         keep_alive_interval=interval,
         keep_alive_max_attempt=attempts,
     )
+
+
+def _place_of(chosen: str) -> str:
+    """Where to listen for those who know us by an address, or name, that was chosen."""
+    with suppress(HostError):
+        for address in addresses_of(chosen):
+            if can_bind(address):
+                return address
+    return ANY  # a translated one
 
 
 def _address_towards(store: Store) -> str:

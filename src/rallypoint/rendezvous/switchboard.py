@@ -4,27 +4,31 @@
     call(at, bytes): to whoever answers there
 
 The first frame in each direction is the sender's key. Both sides may call at once; then both
-connections stay. An agent counts as gone when it closed its last connection, as the kernel does for
+connections stay. An agent counts as gone when its last connection is closed as the kernel does for
 a process that ends, or when another one answers where it listened; not when a connection broke on
-the way or could not be made. It has a selector of its own, and is itself selectable.
+the way, could not be made, or was ended by an agent that lives. It has a selector of its own, and
+is itself selectable.
 """
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import time
 from abc import ABC, abstractmethod
 
 from rallypoint.base.errors import HostError
-from rallypoint.cluster.network import addresses_of
+from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.link import Called, Caller, Ear, Link
 from rallypoint.rendezvous.round import Endpoint
 
 HANDSHAKE_S = 5.0
 _MAX_KEY = 64
 _MAX_WAITING = 32  # messages for one connection that is being made; all are said again anyway
-_LOOKUP_REST = 20.0  # a name that nobody knew after a second is not asked for again for so long
+_MAX_STRANGERS = 512  # who have not proved themselves; more wait in the kernel's queue
+_MAX_ACCEPTS = 64  # in a row: others have something to say, too
+_FULL_S = 0.5  # without descriptors, so long until the next try
 
 
 class Receiver(ABC):
@@ -39,6 +43,10 @@ class Receiver(ABC):
         """The agent with this key has ended."""
 
     @abstractmethod
+    def failed(self, address: str, what: str) -> None:
+        """Something was left out between us and the agent there; both live."""
+
+    @abstractmethod
     def unreachable(self, at: Endpoint, why: str) -> None:
         """Nobody answers there, or not to us."""
 
@@ -46,8 +54,8 @@ class Receiver(ABC):
 class _Call:
     """A connection that is being made, and what waits for it."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self) -> None:
+        self.link: Link | None = None  # None: the host's name is being looked up
         self.began = time.monotonic()
         self.waiting: list[tuple[str | None, bytes]] = []  # for whom; None: whoever is there
 
@@ -77,8 +85,11 @@ class Switchboard(Ear):
         self._strangers: dict[Link, float] = {}  # who called, and has not told its key; since when
         self._calls: dict[Endpoint, _Call] = {}
         self._who: dict[Endpoint, str] = {}  # who answered there, while connected
-        self._found: dict[str, list[str]] = {}  # a host's addresses, the next one to try first
-        self._not_before: dict[str, float] = {}  # when a host's name may be looked up again
+        self._names = Names()
+        self._selector.register(self._names, selectors.EVENT_READ, self._names_found)
+        self._listens = True
+        self._listen_at: float | None = None  # again, after there were no descriptors
+        self._is_closing = False
 
     def fileno(self) -> int:
         """For a selector: readable when `poll` has something to do."""
@@ -107,80 +118,112 @@ class Switchboard(Ear):
         now = time.monotonic()
         if self.wake_at is not None and now >= self.wake_at:
             self._drop_slow_ones(now)
+            if self._listen_at is not None and now >= self._listen_at:
+                self._listen_at = None
+            self._update_listener()
 
     def close(self, patience_s: float) -> None:
-        """Say what is still to be said, and end all connections."""
-        self._selector.unregister(self._listener)
+        """Say what is still to be said, and end all connections, telling nobody of their ends."""
+        self._is_closing = True
         self._listener.close()
+        self._names.close()
         deadline = time.monotonic() + patience_s
-        for call in self._calls.values():
-            call.link.close()
-        for link in [*self._keys, *self._strangers]:
-            if link.is_open:
-                link.finish(deadline)
-            else:
-                link.close()
+        for key in list(self._selector.get_map().values()):
+            link = key.data.__self__  # also of those that are being made, or were dropped
+            if isinstance(link, Link):
+                if link.is_open:
+                    link.finish(deadline)
+                else:
+                    link.close()
         self._selector.close()
 
     # Making connections.
 
     def _accept(self) -> None:
-        while True:  # thousands may call at once
+        for _ in range(_MAX_ACCEPTS):  # thousands may call at once
+            if len(self._strangers) >= _MAX_STRANGERS:
+                break
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._listen_at = time.monotonic() + _FULL_S
+                    break
+                continue  # that one is gone already
             try:
                 link = Called(sock, self._selector, self, self._token)
             except OSError:  # gone already
                 sock.close()
                 continue
             self._strangers[link] = time.monotonic()
-            self._set_alarm()
+        self._update_listener()
 
-    def _wait_for(self, at: Endpoint, to: str | None, payload: bytes) -> None:
-        call = self._calls.get(at)
-        if call is None:
-            try:
-                address = self._address_of(at.host)
-                link = Caller((address, at.port), self._selector, self, self._token)
-            except (OSError, HostError) as error:
-                if to is None:
-                    self._receiver.unreachable(at, str(error))
-                return
-            call = self._calls[at] = _Call(link)
-            self._set_alarm()
-        call.waiting = [*call.waiting[1 - _MAX_WAITING :], (to, payload)]
-
-    def _address_of(self, host: str) -> str:
-        if host not in self._found:
-            began = time.monotonic()
-            if began < self._not_before.get(host, began):
-                raise HostError(f"nobody knows the name {host!r}")
-            try:
-                self._found[host] = addresses_of(host)
-            except HostError:
-                # A slow name service must not keep us from our beats.
-                took_s = time.monotonic() - began
-                self._not_before[host] = began + took_s * _LOOKUP_REST
-                raise
-        return self._found[host][0]
-
-    def _drop_slow_ones(self, now: float) -> None:
-        for call in [each for each in self._calls.values() if now >= each.began + HANDSHAKE_S]:
-            call.link.close()
-            self.closed(call.link, f"it did not answer for {HANDSHAKE_S:g} s")
-        for link, since in list(self._strangers.items()):
-            if now >= since + HANDSHAKE_S:
-                link.close()
-                del self._strangers[link]
+    def _update_listener(self) -> None:
+        """Listen only while there is room: else a crowd of strangers would keep us busy."""
+        wants = self._listen_at is None and len(self._strangers) < _MAX_STRANGERS
+        if wants != self._listens:
+            self._listens = wants
+            if wants:
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            else:
+                self._selector.unregister(self._listener)
         self._set_alarm()
 
+    def _wait_for(self, at: Endpoint, to: str | None, payload: bytes) -> None:
+        if self._is_closing:
+            return
+        call = self._calls.get(at)
+        if call is not None:
+            call.waiting = [*call.waiting[1 - _MAX_WAITING :], (to, payload)]
+            return
+        call = self._calls[at] = _Call()
+        call.waiting.append((to, payload))
+        self._dial(at, call)
+
+    def _dial(self, at: Endpoint, call: _Call) -> None:
+        try:
+            address = self._names.address_of(at.host)
+            if address is not None:
+                call.link = Caller((address, at.port), self._selector, self, self._token)
+        except (OSError, HostError) as error:
+            self._names.failed(at.host)
+            self._give_up(at, call, str(error))
+        self._set_alarm()
+
+    def _names_found(self) -> None:
+        for host in self._names.take():
+            for at, call in list(self._calls.items()):
+                if call.link is None and at.host == host:
+                    self._dial(at, call)
+
+    def _give_up(self, at: Endpoint, call: _Call, why: str) -> None:
+        del self._calls[at]
+        if any(to is None for to, _ in call.waiting):
+            self._receiver.unreachable(at, why)
+
+    def _drop_slow_ones(self, now: float) -> None:
+        slow = [item for item in self._calls.items() if now >= item[1].began + HANDSHAKE_S]
+        for at, call in slow:
+            if call.link is None:
+                self._give_up(at, call, f"its name was not found within {HANDSHAKE_S:g} s")
+            else:
+                call.link.drop()
+                self.closed(call.link, f"it did not answer for {HANDSHAKE_S:g} s")
+        for link, since in list(self._strangers.items()):
+            if now < since + HANDSHAKE_S:
+                break  # the oldest come first
+            link.drop()
+            self._forget(link)
+
     def _set_alarm(self) -> None:
-        since = [call.began for call in self._calls.values()]
+        alarms = [call.began + HANDSHAKE_S for call in self._calls.values()]
         if self._strangers:
-            since.append(next(iter(self._strangers.values())))  # the oldest comes first
-        self.wake_at = min(since) + HANDSHAKE_S if since else None
+            alarms.append(next(iter(self._strangers.values())) + HANDSHAKE_S)
+        if self._listen_at is not None:
+            alarms.append(self._listen_at)
+        self.wake_at = min(alarms, default=None)
 
     # Ear.
 
@@ -199,9 +242,11 @@ class Switchboard(Ear):
             key = payload.decode("ascii")
         except UnicodeDecodeError:
             key = ""
-        if not key.isalnum() or len(key) > _MAX_KEY:
+        is_taken = any(other.peer != link.peer for other in self._links.get(key, ()))
+        if not key.isalnum() or len(key) > _MAX_KEY or is_taken:
             self._forget(link)
-            link.close()
+            link.drop()
+            self._update_listener()
             return
         self._keys[link] = key
         self._links.setdefault(key, []).append(link)
@@ -209,9 +254,10 @@ class Switchboard(Ear):
         for at, call in list(self._calls.items()):
             if call.link is link:
                 del self._calls[at]
+                self._names.worked(at.host)
                 self._who[at] = key
                 self._deliver(link, key, call)
-        self._set_alarm()
+        self._update_listener()
 
     def _deliver(self, link: Link, key: str, call: _Call) -> None:
         """Say what waited for the connection to the one who answered, if it was meant."""
@@ -227,18 +273,22 @@ class Switchboard(Ear):
 
     def closed(self, link: Link, why: str) -> None:
         """See Ear."""
+        if self._is_closing:
+            return
         key = self._keys.get(link, "")
         self._forget(link)
         for at, call in list(self._calls.items()):
             if call.link is link:
-                del self._calls[at]
-                found = self._found.get(at.host, [])
-                found.append(found.pop(0)) if found else None
-                if any(to is None for to, _ in call.waiting):
-                    self._receiver.unreachable(at, why)
-        self._set_alarm()
+                self._names.failed(at.host)
+                self._give_up(at, call, why)
+        self._update_listener()
         if key and link.was_ended and not self._links.get(key):
             self._receiver.gone(key, why)
+
+    def failed(self, link: Link, what: str) -> None:
+        """See Ear."""
+        if not self._is_closing:
+            self._receiver.failed(link.peer, what)
 
     def _forget(self, link: Link) -> None:
         key = self._keys.pop(link, "")

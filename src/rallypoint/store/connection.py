@@ -17,7 +17,7 @@ import weakref
 
 from rallypoint import _native
 from rallypoint.base.address import endpoint_of, numeric_family
-from rallypoint.base.errors import StoreConnectionError
+from rallypoint.base.errors import StoreConnectionError, StoreRefusedError
 from rallypoint.store import wire
 
 _FIRST_PAUSE_S = 0.01
@@ -200,9 +200,12 @@ class Connection:
         self._fd = -1
         self._socket.close()
 
+
+class _Socket(socket.socket):
+    """As with torch's stores, letting go of one is enough: nobody is warned of it."""
+
     def __del__(self) -> None:
-        # As with torch's stores, letting go of one is enough.
-        self._socket.close()
+        self.close()
 
 
 class _RefusedError(Exception):
@@ -213,7 +216,8 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
     """Connect and introduce ourselves, trying again until the time is up.
 
     Raises:
-        StoreConnectionError: there is no store at that address, or it wants another token.
+        StoreConnectionError: there is no store at that address.
+        StoreRefusedError: there is one, and it wants another token.
     """
     endpoint = endpoint_of(host, port)
     deadline = time.monotonic() + timeout_s
@@ -222,7 +226,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
         try:
             return _connect_once(host, port, endpoint, deadline, token)
         except _RefusedError as error:
-            raise StoreConnectionError(
+            raise StoreRefusedError(
                 f"the store at {endpoint} refused us: {error}",
                 endpoint=endpoint,
                 operation="connect",
@@ -244,7 +248,7 @@ def _connect_once(
 ) -> Connection:
     failure: OSError = ConnectionRefusedError("the name has no address")
     for family, address in _addresses(host, port):
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = _Socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.connect(address)

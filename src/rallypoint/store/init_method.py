@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from rallypoint.base.errors import InvalidArgumentError, StoreTimeoutError
+from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
 
-_REPORT_EVERY = timedelta(seconds=10)
+REPORT_EVERY = timedelta(seconds=10)
+_LOOK_EVERY = timedelta(seconds=1)  # whether those who came are still there
+_LOOK_AGAIN_S = 0.05
+_MOST_S = 2.0  # to read a verdict
 _NAMED = 16  # how many missing ranks a line names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStore:
-    """A store, and who we are among those who share it."""
+    """A store, and who we are among those who share it.
+
+    Attributes:
+        is_rank_0s: rank 0 runs its server, and ends it with the group.
+    """
 
     store: Store
     rank: int
     world_size: int
+    is_rank_0s: bool = False
 
 
 def open_store(
@@ -78,53 +86,178 @@ def await_ranks(
     world_size: int,
     timeout: timedelta,
     report: Callable[[str], None] | None = None,
-    report_every: timedelta = _REPORT_EVERY,
+    report_every: timedelta = REPORT_EVERY,
     global_ranks: Sequence[int] | None = None,
 ) -> None:
     """Wait until all ranks have called this with the same `name`, which serves once.
 
     While it waits, the lowest rank that is there says every 10 s whom it waits for; `report` gets
-    the line, by default standard error does. It names rank `r` as ``global_ranks[r]``.
+    the line, by default standard error does. It names rank `r` as ``global_ranks[r]``. Rank 0 sees
+    when all have come, or one has come and gone, and tells the others.
 
     Raises:
         StoreTimeoutError: some ranks did not come; the message names them.
+        PeerLostError: one came and died, or gave up. Only our own server shows that.
     """
     done = f"{name}/all"
-    store.set(f"{name}/{rank}", "")
-    if store.add(f"{name}/count", 1) >= world_size:
-        store.set(done, "")
-    started = time.monotonic()
+    names = range(world_size) if global_ranks is None else global_ranks
+    presence = Presence(store, name, names)
+    say_here(store, presence.key(rank))
+    awaited = [presence.key(r) for r in range(world_size)] if rank == 0 else [done]
+    started = reported = time.monotonic()
     while True:
-        left = timeout - timedelta(seconds=time.monotonic() - started)
+        now = time.monotonic()
+        left = timeout - timedelta(seconds=now - started)
         try:
-            store.wait([done], max(min(left, report_every), timedelta(milliseconds=1)))
+            store.wait(
+                awaited, max(min(left, report_every, _LOOK_EVERY), timedelta(milliseconds=1))
+            )
         except StoreTimeoutError as error:
-            there = [r for r in range(world_size) if store.check([f"{name}/{r}"])]
-            names = range(world_size) if global_ranks is None else global_ranks
-            line = _waiting_line(there, names, time.monotonic() - started)
-            if left <= report_every:
+            is_last = left <= min(report_every, _LOOK_EVERY)
+            is_time = is_last or time.monotonic() - reported >= report_every.total_seconds()
+            lost = presence.look(range(world_size) if rank == 0 or is_time else (0,))
+            came = presence.there | presence.gone
+            # At the end others may have given up a moment earlier, for the ranks that never came.
+            if lost is not None and (not is_last or len(came) == world_size):
+                if rank == 0:
+                    store.set(done, str(lost))
+                    presence.await_leaving(rank)
+                raise lost_while_forming(names[lost]) from None
+            if not is_time:
+                continue
+            reported = time.monotonic()
+            line = f"waited {reported - started:.0f} s for {missing_ranks(came, names)}"
+            if is_last:
                 raise StoreTimeoutError(
                     f"{line}; look for their first error",
                     endpoint=error.endpoint,
                     operation="await_ranks",
                     key=name,
                 ) from None
-            if there[0] == rank:
-                (report or _to_stderr)(line)
+            if min(presence.there) == rank:
+                (report or to_stderr)(line)
         else:
-            return
+            break
+    if rank == 0:
+        store.set(done, "")
+    elif verdict := store.get(done):
+        raise lost_while_forming(names[int(verdict)])
 
 
-def _waiting_line(there: list[int], names: Sequence[int], waited_s: float) -> str:
+def say_here(store: Store, key: str) -> None:
+    """Set a key that, at our own server, goes when this process does; `key`/came stays."""
+    if isinstance(store, TCPStore) and store.is_ours:
+        store.set_ephemeral(key, "")
+        store.set(f"{key}/came", "")
+    else:
+        store.set(key, "")
+
+
+class Presence:
+    """Who has come, and whether they are still there, as far as the store can tell.
+
+    Args:
+        name: what the keys of the meeting begin with.
+        names: what the ranks are called.
+    """
+
+    def __init__(self, store: Store, name: str, names: Sequence[int]) -> None:
+        self.there: set[int] = set()  # as seen by `look`
+        self.gone: set[int] = set()
+        self._store = store
+        self._name = name
+        self._names = names
+
+    def key(self, rank: int) -> str:
+        """What is there as long as the rank is."""
+        return f"{self._name}/{rank}"
+
+    def look(self, ranks: Iterable[int]) -> int | None:
+        """Look at these ranks; the first that came and is there no more, or None."""
+        for rank in ranks:
+            if self._store.check([self.key(rank)]):
+                self.there.add(rank)
+            elif self._store.check([f"{self.key(rank)}/came"]):
+                self.there.discard(rank)
+                self.gone.add(rank)
+        return min(self.gone, default=None)
+
+    def await_leaving(self, rank: int) -> None:
+        """Until the others, who are told why, have gone: the store may end with this rank."""
+        until = time.monotonic() + _MOST_S
+        others = [self.key(r) for r in range(len(self._names)) if r != rank]
+        while time.monotonic() < until and any(self._store.check([key]) for key in others):
+            time.sleep(_LOOK_AGAIN_S)
+
+    def check_all(self) -> None:
+        """Once all have come.
+
+        Raises:
+            PeerLostError: one is gone.
+        """
+        if not self._store.check([self.key(rank) for rank in range(len(self._names))]):
+            error = self.find_lost()
+            if error is not None:
+                raise error
+
+    def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
+        """Who was lost first, if anyone: whoever gives up for that reason has said so before.
+
+        A process that is being killed loses its connections one after the other.
+        """
+        lost = f"{self._name}/lost"
+        until = time.monotonic() + patience_s
+        while not self._store.check([lost]):
+            gone = self.look(range(len(self._names)))
+            if gone is not None:
+                self._store.compare_set(lost, "", str(gone))
+            elif time.monotonic() >= until:
+                return None
+            else:
+                time.sleep(_LOOK_AGAIN_S)
+        return lost_while_forming(self._names[int(self._store.get(lost))])
+
+    def wait(self, keys: Sequence[str], deadline: float) -> None:
+        """Wait until there are keys that other ranks set, once all have come.
+
+        Raises:
+            PeerLostError: a rank is gone.
+            StoreTimeoutError: they did not do so by the deadline, of time.monotonic().
+        """
+        while True:
+            left_s = deadline - time.monotonic()
+            most = min(timedelta(seconds=max(left_s, 0.001)), _LOOK_EVERY)
+            try:
+                self._store.wait(keys, most)
+            except StoreTimeoutError:
+                self.check_all()
+                if left_s <= _LOOK_EVERY.total_seconds():
+                    raise
+            else:
+                return
+
+
+def lost_while_forming(rank: int) -> PeerLostError:
+    """A rank has come and gone."""
+    return PeerLostError(
+        f"rank {rank} died or gave up while the group was forming; look for its first error",
+        rank=rank,
+        operation="init_process_group",
+    )
+
+
+def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
+    """Who of the ranks with these names is not there yet."""
     missing = [name for rank, name in enumerate(names) if rank not in there]
     listed = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
     return (
-        f"waited {waited_s:.0f} s for {len(missing)} of {len(names)} ranks; "
+        f"{len(missing)} of {len(names)} ranks; "
         f"missing: {listed or 'none, the last one has just come'}"
     )
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
+    """Tell whoever looks at the rank's output."""
     print(f"rallypoint: {line}", file=sys.stderr, flush=True)
 
 
@@ -144,7 +277,9 @@ def _open_env(
         timeout=timeout,
         wait_for_workers=False,
     )
-    return OpenStore(store=store, rank=me.rank, world_size=me.world_size)
+    return OpenStore(
+        store=store, rank=me.rank, world_size=me.world_size, is_rank_0s=not me.use_agent_store
+    )
 
 
 def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) -> OpenStore:
@@ -153,7 +288,7 @@ def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) 
     store = TCPStore(
         url.hostname, url.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
-    return OpenStore(store=store, rank=rank, world_size=world_size)
+    return OpenStore(store=store, rank=rank, world_size=world_size, is_rank_0s=True)
 
 
 def _path(url: SplitResult) -> str:

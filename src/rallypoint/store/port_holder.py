@@ -51,5 +51,6 @@ def _command(process: Path) -> str:
         words = (process / "cmdline").read_bytes()[:400].rstrip(b"\0").split(b"\0")
     except OSError:
         return "ended meanwhile"
-    text = b" ".join(words).decode(errors="replace")
+    # One line, also of a program that is given as text.
+    text = " ".join(b" ".join(words).decode(errors="replace").split())
     return text if len(text) <= 100 else text[:97] + "..."

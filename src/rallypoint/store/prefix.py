@@ -60,6 +60,10 @@ class PrefixStore(Store):
         """See Store."""
         return self.underlying_store.delete_key(self._full(key))
 
+    def delete_keys(self, keys: Sequence[str]) -> int:
+        """See Store."""
+        return self.underlying_store.delete_keys([self._full(key) for key in keys])
+
     def num_keys(self) -> int:
         """Return how many keys the underlying store has, with the prefix or without."""
         return self.underlying_store.num_keys()

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from rallypoint import _native
 from rallypoint.base.address import endpoint_of, numeric_family
-from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
+from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnectionError
+from rallypoint.base.port_range import bind_free
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class StoreServer:
 
     Args:
         host: address or name to listen on; ``"::"`` is every interface, IPv4 and IPv6.
-        port: 0 takes a free one.
+        port: 0 takes a free one, of RALLYPOINT_PORT_RANGE if that is set.
         listen_fd: a bound socket to take over instead.
         token: clients must prove that they know it before another byte of theirs is looked at.
             Stock clients cannot.
@@ -38,6 +39,7 @@ class StoreServer:
 
     Raises:
         StoreConnectionError: the address cannot be listened on.
+        InvalidArgumentError: the port range is none.
     """
 
     def __init__(
@@ -103,9 +105,15 @@ def _packed(host: str) -> bytes:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, address = _resolve(host)
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
+        if port:
+            return _bind(family, address, port)
+        return bind_free(lambda free: _bind(family, address, free))
+    except (OSError, OverflowError, HostError) as error:
         raise _refusal(host, port, error) from error
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -113,9 +121,9 @@ def _listen(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
         listener.bind((address, port))
         listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except BaseException:
         listener.close()
-        raise _refusal(host, port, error) from error
+        raise
     return listener
 
 

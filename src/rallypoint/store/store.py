@@ -72,6 +72,10 @@ class Store(ABC):
     def delete_key(self, key: str) -> bool:
         """Delete `key`; tell whether it was there."""
 
+    def delete_keys(self, keys: Sequence[str]) -> int:
+        """Delete several keys; how many of them were there."""
+        return sum(map(self.delete_key, keys))
+
     @abstractmethod
     def num_keys(self) -> int:
         """Return how many keys there are."""

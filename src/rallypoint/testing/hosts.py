@@ -108,10 +108,15 @@ class Host(Namespace):
 
 
 class Hosts:
-    """A context manager: `count` hosts that reach each other, and nothing else."""
+    """A context manager: `count` hosts that reach each other, and nothing else.
+
+    Attributes:
+        names: the /etc/hosts of all of them; to be written in place.
+    """
 
     def __init__(self, count: int) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="rallypoint-hosts-"))
+        self.names = self._directory / "hosts"
         self.hosts: list[Host] = []
         self._switch: Namespace | None = None
         try:
@@ -187,15 +192,14 @@ class Hosts:
 
     def _build(self, count: int) -> None:
         numbers = range(1, count + 1)
-        names = self._directory / "hosts"
         lines = [f"{NETWORK}.{number} host{number}\n" for number in numbers]
-        names.write_text("127.0.0.1 localhost\n::1 localhost\n" + "".join(lines))
+        self.names.write_text("127.0.0.1 localhost\n::1 localhost\n" + "".join(lines))
         holder = self._hold([], "exec sleep infinity")
         self._switch = Namespace(holder, holder.pid, has_processes=False)
         self._switch.run("ip", "link", "add", "br0", "type", "bridge")
         self._switch.run("ip", "link", "set", "br0", "up")
         for number in numbers:
-            self.hosts.append(self._host(number, names))
+            self.hosts.append(self._host(number, self.names))
             self._connect(self.hosts[-1])
 
     def _host(self, number: int, names: Path) -> Host:

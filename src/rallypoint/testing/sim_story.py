@@ -27,6 +27,7 @@ PATIENCE = Patience(
     last_call_s=0.5,
     beat_s=0.75,
     missed_beats=4,
+    most_beats=4,  # more would take twice as long to simulate
     close_s=6.0,
     outage_s=6.0,
 )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
-    Abort,
     Hello,
     Unknown,
     WorkerError,
@@ -25,10 +24,9 @@ SHORT = st.text(max_size=200)
 
 @given(
     st.builds(Hello, st.integers(1, 2**31 - 1))
-    | st.builds(Abort, SHORT)
     | st.builds(WorkerError, SHORT, SHORT, SHORT, st.floats(0, 1e10), st.booleans())
 )
-def test_what_is_sent_is_read(message: Hello | Abort | WorkerError) -> None:
+def test_what_is_sent_is_read(message: Hello | WorkerError) -> None:
     assert decode(encode(message)) == message
 
 
@@ -37,10 +35,9 @@ def test_what_is_sent_is_read(message: Hello | Abort | WorkerError) -> None:
 @example(text="x", repeat=10_000_000)
 def test_no_message_is_too_long(text: str, repeat: int) -> None:
     long = text * repeat
-    for message in (WorkerError(long, long, long, 1.0), Abort(long)):
-        packet = encode(message)
-        assert len(packet) <= MAX_MESSAGE_BYTES
-        assert type(decode(packet)) is type(message)
+    packet = encode(WorkerError(long, long, long, 1.0))
+    assert len(packet) <= MAX_MESSAGE_BYTES
+    assert type(decode(packet)) is WorkerError
 
 
 def test_a_long_traceback_keeps_both_its_ends() -> None:
@@ -74,9 +71,10 @@ KEYS = st.sampled_from(["pid", "type", "message", "traceback", "time", "is_echo"
 
 
 @given(
-    kind=st.sampled_from(["hello", "error", "abort"]) | JSON,
+    kind=st.sampled_from(["hello", "error"]) | JSON,
     fields=st.dictionaries(KEYS, JSON),
 )
+@pytest.mark.slow
 def test_hostile_objects_are_refused_or_read(kind: object, fields: dict[str, object]) -> None:
     packet = json.dumps({"v": 1, "kind": kind, **fields}).encode()
     try:
@@ -121,3 +119,4 @@ def test_an_impossible_time_is_refused(time: str) -> None:
 
 def test_an_unknown_kind_is_passed_over() -> None:
     assert decode(b'{"v": 1, "kind": "progress", "step": 3}') == Unknown("progress")
+    assert decode(b'{"v": 1, "kind": "abort", "reason": "why"}') == Unknown("abort")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.cli.logs import read_logs, read_texts, translate_template
-from rallypoint.launch.log_spec import STDERR, STDOUT, Way
+from rallypoint.cli.logs import read_logs, read_texts
+from rallypoint.launch.log_spec import STDERR, STDOUT, Way, translate_template
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -47,5 +49,8 @@ def test_without_a_hint_some_address_of_this_machine() -> None:
         probe.bind((listening_address(None, {}), 0))
 
 
-def test_this_process_is_where_it_is() -> None:
-    assert host_identity() == host_identity() != ""
+def test_processes_of_one_host_have_one_identity() -> None:
+    """tests/system/test_hosts.py has those of several."""
+    code = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == host_identity() + "\n"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
+from tests.conftest import need_ipv6
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cluster import network
 from rallypoint.cluster.network import addresses_of, check_reachable, is_here, own_address
 
 NOBODY = "no-such-host.invalid"
@@ -52,7 +55,18 @@ def test_loopback_is_refused_when_others_are_remote() -> None:
 
 
 def test_ipv6_loopback() -> None:
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6 here")
+    need_ipv6()
     assert is_here("::1")
     assert own_address("::1") == "::1"
+
+
+def test_an_address_is_not_ours_because_it_can_be_bound(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sysctl = tmp_path / "ipv4"
+    sysctl.write_text("1\n")
+    monkeypatch.setattr(network, "_NONLOCAL", f"{tmp_path}/{{}}")
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: None)
+    assert not is_here("192.0.2.7")
+    sysctl.write_text("0\n")
+    assert is_here("192.0.2.7")

@@ -16,6 +16,7 @@ from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer, Reach
+from rallypoint.engine.work import Work
 from rallypoint.process_group.planning import Algorithms, Planner, Wishes
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
@@ -73,6 +74,28 @@ def planner(
     return plan
 
 
+def begin(
+    communicator: Communicator,
+    collective: Collective,
+    *arguments: Any,
+    finish: Callable[[], None] | None = None,
+    **options: Any,
+) -> Work:
+    """A collective in the background."""
+    native = communicator.submit(collective, *arguments, **options)
+    assert not isinstance(native, int), native
+    return Work(native, communicator, NAMES[collective], finish)
+
+
+def post(
+    communicator: Communicator, sends: bool, peer: int, tag: int, array: Any, **options: Any
+) -> Work:
+    """A send or receive in the background."""
+    native = communicator.post(sends, peer, tag, array, **options)
+    assert not isinstance(native, int), native
+    return Work(native, communicator, "send" if sends else "recv")
+
+
 def move(communicator: Communicator, source: int, target: int, tag: int, array: Any) -> int:
     """Send or receive, whichever this rank is to do: 0, or a code that is not."""
     if communicator.rank == source:
@@ -90,7 +113,7 @@ def communicators_of(
     synchronous_send: bool = False,
     transport: str | None = None,
     streams: int = 1,
-    is_alone: bool = True,
+    is_alone: bool | Callable[[], bool] = True,
 ) -> Iterator[Sequence[Communicator]]:
     """Every rank's end of one communicator."""
     place = TRANSPORTS[transport or chosen_transport]
@@ -109,7 +132,7 @@ def communicators_of(
             spins=0,
             yields=100,
             names=NAMES,
-            is_alone=lambda: is_alone,
+            is_alone=is_alone if callable(is_alone) else lambda: bool(is_alone),
             synchronous_send=synchronous_send,
             peers=peers[rank],
         )

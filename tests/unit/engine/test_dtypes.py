@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rallypoint.engine.communicator import BAD_BUFFER, BAD_OPERATOR, DTYPES, Communicator, ReduceOp
+from rallypoint.engine.work import Work
 from rallypoint.schedule.program import Collective
-from tests.unit.engine.ranks import run_ranks
+from tests.unit.engine.ranks import begin, run_ranks
 
 COUNTS = (0, 1, 7, 16, 333, 40_001, 150_001)
 BFLOAT16 = DTYPES.index("bfloat16")
@@ -102,7 +103,7 @@ def test_every_operator_as_numpy(dtype: str, ranks: int) -> None:
                 assert work == BAD_OPERATOR, op
                 continue
             assert not isinstance(work, int), work
-            work.wait()
+            Work(work, communicator, "all_reduce").wait()
             results.append(mine)
         return results
 
@@ -143,7 +144,8 @@ def test_premultiplied_sum(dtype: str) -> None:
         kind = BFLOAT16 if dtype == "bfloat16" else -1
         ones = narrow(np.ones(100)) if dtype == "bfloat16" else np.ones(100, dtype)
         out = np.zeros_like(ones)
-        work = communicator.submit(
+        begin(
+            communicator,
             Collective.ALL_REDUCE,
             ReduceOp.PREMUL_SUM,
             0,
@@ -151,9 +153,7 @@ def test_premultiplied_sum(dtype: str) -> None:
             out,
             dtype=kind,
             factor=0.5 + rank,
-        )
-        assert not isinstance(work, int)
-        work.wait()
+        ).wait()
         assert ((widen(out) if dtype == "bfloat16" else out) == 4.5).all()
         assert ((widen(ones) if dtype == "bfloat16" else ones) == 1).all()
 

@@ -44,6 +44,20 @@ def test_program_of_another_group_is_refused() -> None:
         teach(GOOD)
 
 
+SPAN = 9  # where its header says how many chunks a message has at most
+
+
+def test_messages_that_cannot_fit_are_refused() -> None:
+    """Even of the largest items: what does not fit would overflow the ring, or break a frame."""
+    changed = array("i", GOOD)
+    changed[SPAN] = 1 << 14
+    with pytest.raises(ValueError, match="for rank 1 of 4"):  # decoded, and of another group
+        teach(changed)
+    changed[SPAN] += 1
+    with pytest.raises(ValueError, match="has 16385 chunks, and at most 16384 go at once"):
+        teach(changed)
+
+
 @settings(max_examples=2000, deadline=None)
 @given(place=st.integers(0, len(GOOD) - 1), word=st.integers(-(2**31), 2**31 - 1))
 def test_any_changed_word_is_harmless(place: int, word: int) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import weakref
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerEr
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator, ReduceOp
 from rallypoint.engine.work import Work
 from rallypoint.schedule.program import Collective
-from tests.unit.engine.ranks import communicators_of, move, run_ranks
-
-
-def begin(communicator: Communicator, *arguments: Any, **options: Any) -> Work:
-    work = communicator.submit(*arguments, **options)
-    assert not isinstance(work, int), work
-    return work
+from tests.unit.engine.ranks import begin, communicators_of, move, post, run_ranks
 
 
 def all_reduce(communicator: Communicator, values: Any, **options: Any) -> Work:
@@ -31,10 +26,7 @@ def all_reduce(communicator: Communicator, values: Any, **options: Any) -> Work:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_many_under_way_waited_for_in_any_order(ranks: int) -> None:
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
-
+def test_many_under_way_waited_for_in_any_order(ranks: int, seed: int) -> None:
     def main(communicator: Communicator) -> None:
         sizes = random.Random(seed)  # alike on all ranks
         own = random.Random(seed + communicator.rank)
@@ -143,7 +135,7 @@ def test_waiting_for_a_time_leaves_the_operation_alone() -> None:
         if communicator.rank == 0:
             work = all_reduce(communicator, values)
             with pytest.raises(CollectiveTimeoutError, match="still goes on"):
-                work.wait(0.01)
+                work.wait(timedelta(seconds=0.01))
             assert move(communicator, 0, 1, 0, values[:0]) == 0
             work.wait()
         else:
@@ -303,11 +295,10 @@ def test_a_work_may_be_released_while_someone_waits_for_it() -> None:
     def complete_and_release(*_: object) -> None:
         assert other.send(0, 0, np.ones(1)) == 0
         for _each in range(2):  # the first takes what came; the second lets go of what is done
-            assert not isinstance(own.post(False, 1, 1, np.zeros(1)), int)
+            post(own, False, 1, 1, np.zeros(1))
 
     with communicators_of(2, is_alone=False) as (own, other):
-        work = own.post(False, 1, 0, got)
-        assert isinstance(work, Work)
+        work = post(own, False, 1, 0, got)
         before = signal.signal(signal.SIGUSR1, complete_and_release)
         alarm = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
         try:

@@ -108,6 +108,7 @@ def test_signals_have_names() -> None:
     [
         (None, "often it is the kernel's out-of-memory killer"),
         (0, "neither the launcher sent this signal nor"),
+        (1, "out-of-memory killer struck once in this control group"),
         (2, "out-of-memory killer struck 2 times"),
     ],
 )
@@ -178,3 +179,23 @@ def test_what_torchs_record_writes_is_read() -> None:
 def test_any_other_file_is_none_or_read(text: str) -> None:
     error = read_error_file(text, time_s=WHEN)
     assert error is None or isinstance(error, WorkerError)
+
+
+def test_what_each_rank_called_is_told_whole_and_once() -> None:
+    places = [f"{'x' * 150}.py:{i}" for i in (0, 1)]
+    calls = "; ".join(f"rank {i} called barrier() at {place}" for i, place in enumerate(places))
+    group = group_of(3)
+    for rank, place in enumerate(("in all_reduce", "in barrier")):
+        error = WorkerError("rallypoint.MismatchError", calls, place, WHEN + rank)
+        group.reported(rank, error)
+        group.exited(failed(rank, code=1))
+    lines = told(group)
+    assert lines[0] == f"job failed: rank 0 raised rallypoint.MismatchError: {calls}"
+    assert "  also failed: rank 1 with the same" in lines
+
+
+def test_a_programs_last_words_are_told() -> None:
+    group = group_of(2)
+    group.reported(1, WorkerError("SystemExit", "no data in /data\nreally", "", WHEN))
+    group.exited(failed(1, code=1))
+    assert told(group)[0] == "job failed: rank 1 exited with code 1: no data in /data"

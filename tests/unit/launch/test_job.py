@@ -135,3 +135,31 @@ def test_impossible_jobs_cannot_be_built() -> None:
         Nodes(count=2)
     with pytest.raises(InvalidArgumentError, match="node ranks must be 0, 1"):
         Round(number=0, members=(), store=STORE)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ({"CUDA_VISIBLE_DEVICES": "5,7"}, {"CUDA_VISIBLE_DEVICES": "7"}),
+        (
+            {"CUDA_VISIBLE_DEVICES": "5,7", "HIP_VISIBLE_DEVICES": "2, 3"},
+            {"CUDA_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "3"},
+        ),
+        (
+            {"CUDA_VISIBLE_DEVICES": "5,7", "HIP_VISIBLE_DEVICES": ""},
+            {"CUDA_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": ""},
+        ),
+    ],
+)
+def test_a_virtual_local_rank_has_one_device(outer: dict[str, str], inner: dict[str, str]) -> None:
+    job = make_job(environ=outer).__replace__(has_virtual_local_rank=True)
+    environ = environ_of(job)
+    found = {name: value for name, value in environ.items() if name.endswith("VISIBLE_DEVICES")}
+    assert (environ["LOCAL_RANK"], found) == ("0", inner)
+
+
+def test_too_few_devices_are_named() -> None:
+    job = make_job(environ={"HIP_VISIBLE_DEVICES": "2"}).__replace__(has_virtual_local_rank=True)
+    with pytest.raises(InvalidArgumentError, match="HIP_VISIBLE_DEVICES=2 has no device for local"):
+        environ_of(job)

@@ -21,6 +21,7 @@ from rallypoint.launch.node import (
     EndEverything,
     NodeState,
     Phase,
+    Say,
     SignalWorkers,
     Tell,
 )
@@ -51,6 +52,8 @@ STORIES = {
     "one fails, one does not obey": """
         0.0 1 killed 9 -> stopping: signal 15 to 0 2; signal 18 to 0 2
         0.2 0 exit 0 -> stopping: nothing
+        0.9 tick -> stopping: nothing
+        1.0 tick -> stopping: say waiting up to 9 s more for rank 2 to end
         9.9 tick -> stopping: nothing
         10.0 tick -> ending: end everything
         10.1 2 killed 9 -> ending: nothing
@@ -281,6 +284,8 @@ class Alone:
                     self.shown.append(f"signal {signal} to {show_ranks(ranks)}")
                 case EndEverything():
                     self.shown.append("end everything")
+                case Say(text):
+                    self.shown.append(f"say {text.partition(';')[0]}")
                 case Tell(report):
                     self.answer(self.job.reported("0", report, self._now))
 

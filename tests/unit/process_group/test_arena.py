@@ -40,10 +40,8 @@ def test_is_an_ordinary_array(shape: Any, dtype: str) -> None:
     assert (array == np.ones_like(like)).all()
 
 
-def test_arrays_keep_apart() -> None:
+def test_arrays_keep_apart(seed: int) -> None:
     """Random arrays come and go, each full of its own number."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     rng = random.Random(seed)
     living: dict[int, Any] = {}
     for number in range(400):

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, MismatchError
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    MismatchError,
+    NotInitializedError,
+)
 from rallypoint.process_group.groups import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
@@ -66,11 +71,9 @@ def test_wrong_lists_are_refused() -> None:
 
 
 @pytest.mark.parametrize("async_ops", [False, True])
-def test_a_block_of_any_collectives(async_ops: bool) -> None:
+def test_a_block_of_any_collectives(async_ops: bool, seed: int) -> None:
     """In random order, with arrays that are strided, also twice in a row."""
     ranks = 3
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
 
     def main(group: ProcessGroup) -> None:
         chance, me = random.Random(seed), group.rank()
@@ -125,6 +128,16 @@ def test_what_a_block_refuses() -> None:
         array = np.ones(1)
         dist.all_reduce(array, group=group)
         assert array == 2
+
+    run_ranks(2, main)
+
+
+def test_a_group_destroyed_in_a_block_stays_so() -> None:
+    def main(group: ProcessGroup) -> None:
+        with dist._coalescing_manager(group):
+            group.destroy()
+        with pytest.raises(NotInitializedError, match="was destroyed"):
+            dist.all_reduce(np.ones(1), group=group)
 
     run_ranks(2, main)
 

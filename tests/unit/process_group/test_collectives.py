@@ -249,10 +249,10 @@ def test_wrong_arguments() -> None:
     run_ranks(2, main)
 
 
-def test_collectives_of_arrays_in_arenas_and_not() -> None:
+@pytest.mark.slow
+def test_collectives_of_arrays_in_arenas_and_not(seed: int) -> None:
     """Some ranks have them in arenas, some not; which, changes from call to call."""
-    ranks, seed = 4, random.randrange(1 << 32)
-    print(f"seed {seed}")
+    ranks = 4
 
     def main(group: ProcessGroup) -> None:
         me, common = group.rank(), random.Random(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.process_group import collectives
 from rallypoint.process_group.groups import NON_GROUP_MEMBER, ProcessGroup
 from rallypoint.process_group.subgroups import form_group
 from tests.unit.process_group import ranks
@@ -163,5 +165,50 @@ def test_monitored_barrier_names_who_is_late_and_harms_nothing() -> None:
             dist.barrier(world)
         for _ in range(2):
             dist.monitored_barrier(world)
+
+    run_ranks(4, main)
+
+
+def test_monitored_barrier_has_one_verdict_also_if_rank_0_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collectives, "_GRACE", timedelta(seconds=0.1))
+    told = threading.Barrier(3)
+
+    def main(world: ProcessGroup) -> None:
+        if world.rank() == 0:
+            told.wait()  # the others have given up
+        with pytest.raises(dist.CollectiveTimeoutError, match="had not come: 0;") as caught:
+            dist.monitored_barrier(world, timedelta(seconds=0.1))
+        assert caught.value.rank == 0
+        if world.rank() > 0:
+            told.wait()
+        dist.monitored_barrier(world)
+
+    run_ranks(3, main)
+
+
+def test_monitored_barrier_speaks_as_torch_does() -> None:
+    """Programs look for these words, and its tests."""
+    told = threading.Barrier(4)
+
+    def main(world: ProcessGroup) -> None:
+        short, first = timedelta(seconds=0.1), "Rank 2 failed to pass monitoredBarrier in 0.1 s"
+        for wait, tells_all, words in (
+            (short, False, first),
+            (short, True, first.replace("Rank 2", "Ranks 2, 3")),
+            (timedelta(0), False, "Rank 0 timed out in monitoredBarrier after 0 s"),
+        ):
+            if world.rank() == 0 or (world.rank() == 1 and wait):
+                with pytest.raises(dist.CollectiveTimeoutError) as caught:
+                    dist.monitored_barrier(world, wait, tells_all)
+                told_before = (
+                    "Rank 1 successfully reached monitoredBarrier, but received errors while "
+                    "waiting for send/recv from rank 0: "
+                )
+                assert (told_before if world.rank() == 1 else "") + words in str(caught.value)
+        told.wait()
+        with pytest.raises(dist.InvalidArgumentError, match="must be positive"):
+            dist.monitored_barrier(world, timedelta(seconds=-1))
 
     run_ranks(4, main)

@@ -11,6 +11,8 @@ import rallypoint as dist
 from rallypoint.process_group.groups import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 HUGE = 16 << 20
 RANKS = 2
 

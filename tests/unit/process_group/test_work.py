@@ -11,6 +11,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.subgroups import form_group
+from rallypoint.process_group.work import Future
 from tests.unit.process_group.ranks import run_ranks
 
 
@@ -148,5 +149,29 @@ def test_error_is_known_after_the_group_is_left() -> None:
         group.destroy()
         error = work.exception()
         assert isinstance(error, dist.PeerLostError) and error.rank == 1, error
+
+    run_ranks(2, main)
+
+
+def test_a_callback_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is told as that of a thread is."""
+    told: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failed: told.append(failed.exc_type))
+    future, seen = Future(), []
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(lambda _: seen.append("second"))
+    following = future.then(lambda _: "followed")
+    future._settle(None, None)
+    future.add_done_callback(lambda _: 1 / 0)  # there is nothing to wait for any more
+    assert following.wait() == "followed"
+    assert (seen, told) == (["second"], [ZeroDivisionError, ZeroDivisionError])
+
+
+def test_a_barrier_waited_for_later_is_the_same_call() -> None:
+    def main(group: ProcessGroup) -> None:
+        for waits in (0, 1):
+            work = dist.barrier(group, async_op=group.rank() == waits)
+            if work is not None:
+                work.wait()
 
     run_ranks(2, main)

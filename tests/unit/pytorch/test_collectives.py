@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
+import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ torch: Any = pytest.importorskip("torch")
 from torch.distributed._functional_collectives import AsyncCollectiveTensor  # noqa: E402
 
 from rallypoint.base.errors import InvalidTypeError  # noqa: E402
+from tests.conftest import SOON_S  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
 c10d: Any = torch._C._distributed_c10d
@@ -28,10 +30,8 @@ REDUCES = {
 }
 
 
-def inputs(ranks: int, shape: tuple[int, ...], dtype: Any = torch.float32) -> list[Any]:
+def inputs(ranks: int, shape: tuple[int, ...], seed: int, dtype: Any = torch.float32) -> list[Any]:
     """A tensor for each rank: small whole numbers, whose sums are exact in any dtype."""
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, 5, shape, generator=generator).to(dtype) for _ in range(ranks)]
 
@@ -59,8 +59,8 @@ def views(tensor: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("dtype", REDUCES.values(), ids=REDUCES)
 @pytest.mark.parametrize("ranks", RANKS)
-def test_all_reduce_in_every_layout(ranks: int, dtype: Any, is_async: bool) -> None:
-    given = inputs(ranks, (7, 9), dtype)
+def test_all_reduce_in_every_layout(ranks: int, dtype: Any, is_async: bool, seed: int) -> None:
+    given = inputs(ranks, (7, 9), seed, dtype)
     total = torch.stack(given).sum(0).to(dtype)
 
     def main(group: Any) -> None:
@@ -73,8 +73,8 @@ def test_all_reduce_in_every_layout(ranks: int, dtype: Any, is_async: bool) -> N
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_operators(ranks: int) -> None:
-    given = inputs(ranks, (50,))
+def test_operators(ranks: int, seed: int) -> None:
+    given = inputs(ranks, (50,), seed)
     stacked = torch.stack(given)
     wanted = {
         c10d.ReduceOp.SUM: stacked.sum(0),
@@ -129,6 +129,120 @@ def test_conjugated_and_negated_views() -> None:
     run_ranks(2, main)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ["conjugated", "negated"])
+def test_moves_conjugated_and_negated_views(kind: str, is_async: bool) -> None:
+    """Also to where memory holds items as they are, and back."""
+
+    def view(tensor: Any) -> Any:
+        return tensor.conj() if kind == "conjugated" else tensor.conj().imag
+
+    def main(group: Any) -> None:
+        rank = group.rank()
+        own = view(torch.tensor([1 + 2j, 3 - 4j]) * (1 + rank))
+        wanted = [
+            view(torch.tensor([1 + 2j, 3 - 4j]) * (1 + other)).resolve_neg().resolve_conj()
+            for other in range(2)
+        ]
+        plain = [torch.zeros_like(each) for each in wanted]
+        gathered = asynchronous(c10d.AllgatherOptions, is_async)
+        group.allgather([plain], [own], gathered).wait()
+        assert_equal(torch.stack(plain), torch.stack(wanted))
+        targets = [view(torch.zeros(2, dtype=torch.complex64)) for _ in range(2)]
+        group.allgather([targets], [own], gathered).wait()
+        assert_equal(torch.stack(targets), torch.stack(wanted))
+        whole = torch.zeros(4, dtype=own.dtype)
+        group.all_gather_single(whole, own, gathered).wait()
+        assert_equal(whole, torch.cat(wanted))
+        sent = asynchronous(c10d.BroadcastOptions, is_async)
+        target = own if rank == 0 else torch.zeros(2, dtype=own.dtype)
+        group.broadcast([target], sent).wait()
+        assert_equal(target, wanted[0])
+        came = torch.zeros(2, dtype=own.dtype)
+        works = [group.send([own], 1 - rank, 0), group.recv([came], 1 - rank, 0)]
+        for work in works:
+            work.wait()
+        assert_equal(came, wanted[1 - rank])
+
+    run_ranks(2, main)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tensors_that_share_memory(is_async: bool) -> None:
+    """The result is that of tensors that do not."""
+
+    def main(group: Any) -> None:
+        rank = group.rank()
+        whole = torch.arange(6.0) + 10 * rank
+        options = asynchronous(c10d.AllToAllOptions, is_async)
+        group.all_to_all_single(whole, whole, [], [], options).wait()
+        first = 3.0 * rank
+        assert whole.tolist() == [first + i for i in range(3)] + [first + 10 + i for i in range(3)]
+        parts = [torch.tensor([10.0 * rank + other]) for other in range(2)]
+        group.alltoall(parts, parts[::1], options).wait()
+        assert [float(part) for part in parts] == [rank, 10.0 + rank]
+        gathered = asynchronous(c10d.AllgatherOptions, is_async)
+        whole = torch.full((4,), float(rank))
+        group.all_gather_single(whole, whole[2 * rank : 2 * rank + 2], gathered).wait()
+        assert whole.tolist() == [0, 0, 1, 1]
+        whole = torch.arange(4.0)
+        group.all_gather_single(whole, whole[1:3], gathered).wait()
+        assert whole.tolist() == [1, 2, 1, 2]
+        whole = torch.arange(4.0)
+        reduced = asynchronous(c10d.ReduceScatterOptions, is_async)
+        group.reduce_scatter_single(whole[1:3], whole, reduced).wait()
+        part = [0.0, 2.0] if rank == 0 else [4.0, 6.0]
+        assert whole[1:3].tolist() == part
+
+    run_ranks(2, main)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_short_way_is_taken(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every dense collective, waited for at once or later; whatever the group's time-out."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a dense call went the long way")
+
+    def main(group: Any) -> None:
+        rank = group.rank()
+        group.set_timeout(timedelta(seconds=20))
+        one, whole = torch.ones(2), torch.ones(2 * ranks)
+        many = [torch.ones(2) for _ in range(ranks)]
+        at_root = [many] if rank == 0 else []
+        for is_async in (False, True):
+
+            def of(kind: Any) -> Any:
+                return asynchronous(kind, is_async)  # noqa: B023
+
+            works = [
+                group.allreduce([one], of(c10d.AllreduceOptions)),
+                group.broadcast([one], of(c10d.BroadcastOptions)),
+                group.reduce([one], of(c10d.ReduceOptions)),
+                group.allgather([many], [torch.ones(2)], of(c10d.AllgatherOptions)),
+                group.all_gather_single(whole, torch.ones(2), of(c10d.AllgatherOptions)),
+                group.gather(at_root, [torch.ones(2)], of(c10d.GatherOptions)),
+                group.scatter([one], at_root, of(c10d.ScatterOptions)),
+                group.reduce_scatter([torch.ones(2)], [many], of(c10d.ReduceScatterOptions)),
+                group.reduce_scatter_single(one, whole, of(c10d.ReduceScatterOptions)),
+                group.all_to_all_single(
+                    torch.ones(2 * ranks), whole, [], [], of(c10d.AllToAllOptions)
+                ),
+                group.alltoall([torch.ones(2) for _ in many], many, of(c10d.AllToAllOptions)),
+                group.barrier(opts=of(c10d.BarrierOptions)),
+            ]
+            for work in works:
+                assert work.wait() and work.is_success()
+        if ranks > 1 and rank < 2:
+            works = [group.send([one], 1 - rank, 0), group.recv([torch.ones(2)], 1 - rank, 0)]
+            for work in works:
+                work.wait()
+
+    monkeypatch.setattr("rallypoint.pytorch.calls.run", refuse)
+    monkeypatch.setattr("rallypoint.pytorch.calls.post_message", refuse)
+    run_ranks(ranks, main)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_sparse_sums(ranks: int) -> None:
     def main(group: Any) -> None:
@@ -155,8 +269,8 @@ def test_sparse_sums(ranks: int) -> None:
     "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float8_e5m2]
 )
 @pytest.mark.parametrize("ranks", RANKS)
-def test_moves_any_dtype_between_all(ranks: int, dtype: Any) -> None:
-    given = [tensor.to(dtype) for tensor in inputs(ranks, (ranks, 4))]
+def test_moves_any_dtype_between_all(ranks: int, dtype: Any, seed: int) -> None:
+    given = [tensor.to(dtype) for tensor in inputs(ranks, (ranks, 4), seed)]
 
     def main(group: Any) -> None:
         rank = group.rank()
@@ -244,10 +358,7 @@ def test_coalesced_forms() -> None:
     run_ranks(2, main)
 
 
-def test_messages_in_any_order() -> None:
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
-
+def test_messages_in_any_order(seed: int) -> None:
     def main(group: Any) -> None:
         rank, order = group.rank(), random.Random(seed + group.rank())
         other = 1 - rank
@@ -305,5 +416,32 @@ def test_memory_can_still_be_resized() -> None:
         group.allreduce([tensor[:, 0]]).wait()
         group.allgather([[torch.empty(4, 2), torch.empty(4, 2)]], [tensor]).wait()
         tensor.untyped_storage().resize_(0)
+
+    run_ranks(2, main)
+
+
+def test_memory_in_use_outlives_its_tensor() -> None:
+    """FSDP gives parameters other memory now and then."""
+    has_swapped = [threading.Event(), threading.Event()]
+    storages: Any = torch.UntypedStorage
+
+    def main(group: Any) -> None:
+        tensor = torch.zeros(4)
+        if group.rank() == 1:
+            assert has_swapped[0].wait(SOON_S)
+            group.send([tensor], 0, 0).wait()
+            assert has_swapped[1].wait(SOON_S)
+            group.allreduce([tensor]).wait()
+            return
+        begins: Any = (lambda: group.recv([tensor], 1, 0), lambda: group.allreduce([tensor]))
+        for begin, event in zip(begins, has_swapped, strict=True):
+            memory = tensor.untyped_storage()._weak_ref()
+            work = begin()
+            tensor.data = torch.ones(4)
+            assert not storages._expired(memory)
+            event.set()
+            work.wait()
+            assert tensor.tolist() == [1, 1, 1, 1]
+            storages._free_weak_ref(memory)
 
     run_ranks(2, main)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 from rallypoint.pytorch import devices  # noqa: E402
 from rallypoint.pytorch.devices import Seat, why_staged  # noqa: E402
+from rallypoint.pytorch.versions import HAS_BACKENDS  # noqa: E402
 from rallypoint.pytorch.work import DoneWork  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
@@ -170,7 +171,8 @@ def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
 
     def main(group: Any) -> None:
-        assert group._get_backend(torch.device("meta")) is group  # asking alone makes none
+        ours = group._get_backend(torch.device("cpu"))
+        assert group._get_backend(torch.device("meta")) is ours  # asking alone makes none
         calls = every_call(far(1.0))
         for name, arguments in calls.items():
             getattr(group, name)(*arguments)
@@ -184,7 +186,7 @@ def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPa
         near = torch.ones(1)  # these stay with the engine, between the others
         group.allreduce([near]).wait()
         assert float(near) == 2
-        assert group._get_backend(torch.device("cpu")) is group
+        assert group._get_backend(torch.device("cpu")) is ours
 
     run_ranks(2, main)
 
@@ -247,19 +249,18 @@ def test_nccl_wants_a_gpu_for_each_rank(seats: list[Seat], reason: str | None) -
     assert found is None if reason is None else reason in str(found)
 
 
-def test_the_inner_group_is_one_of_torchs_own() -> None:
-    """Around gloo here, in the place of NCCL: the group that calls are handed to works."""
+def test_another_backend_is_adopted_below_the_group() -> None:
+    """gloo here, in the place of NCCL: the group that calls are handed to works."""
 
     def main(group: Any) -> None:
         store = dist.PrefixStore("inner", group.get_group_store())
         gloo = dist.ProcessGroupGloo(store, group.rank(), group.size())
-        kind = dist.ProcessGroup.BackendType.GLOO
-        inner = devices.over(gloo, store, group.engine_group, "cpu", kind)
-        tensor = torch.ones(3)
-        inner.allreduce([tensor], c10d.AllreduceOptions()).wait()
-        outputs = [torch.empty(3), torch.empty(3)]
-        inner.allgather([outputs], [tensor], c10d.AllgatherOptions()).wait()
-        assert outputs[1].tolist() == [2, 2, 2]
-        inner.shutdown()
+        inner = group.adopt("cuda", dist.ProcessGroup.BackendType.GLOO, gloo)
+        assert inner._get_backend(torch.device("cuda")).name() == "gloo"
+        if HAS_BACKENDS:
+            assert {device.type for device in group._device_types} == {"cpu", "cuda"}
+        group.devices.add("cuda", inner)
+        assert group._get_backend(torch.device("cuda")).name() == "gloo"
+        group.barrier().wait()
 
     run_ranks(2, main)

@@ -181,3 +181,43 @@ def test_streams_need_not_wait_for_what_was_waited_for() -> None:
             assert work.is_success() and tensor.tolist() == [2, 2]
 
     run_ranks(2, main)
+
+
+def test_the_end_of_a_coalescing_block_is_the_end_of_its_calls() -> None:
+    """Of all that were begun in it, collectives and messages."""
+
+    def main(group: Any) -> None:
+        other, cpu = 1 - group.rank(), torch.device("cpu")
+        options, gathering = c10d.AllreduceOptions(), c10d.AllgatherOptions()
+        options.asyncOp = gathering.asyncOp = True
+        value, whole, received = torch.ones(2), torch.empty(4), torch.empty(1)
+        group._start_coalescing(cpu)
+        group.allreduce([value], options)
+        group.all_gather_single(whole, torch.full((2,), float(group.rank())), gathering)
+        group.send([torch.full((1,), float(group.rank()))], other, 0)
+        group.recv([received], other, 0)
+        work = group._end_coalescing(cpu)
+        assert not group.is_watched
+        assert work.wait()
+        assert value.tolist() == [2, 2] and whole.tolist() == [0, 0, 1, 1]
+        assert received.item() == other
+
+    run_ranks(2, main)
+
+
+def test_a_sparse_all_reduce_waits_as_long_as_it_may() -> None:
+    over = threading.Event()
+
+    def main(group: Any) -> None:
+        if group.rank() == 1:
+            over.wait(10)
+            return
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=0.1)
+        try:
+            with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.1"):
+                group.allreduce([torch.eye(2).to_sparse()], options)
+        finally:
+            over.set()
+
+    run_ranks(2, main)

@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
             ("this rank itself", lambda: group.recv([one], own, 0)),
             ("must be positive", lambda: group.allreduce([one], no_time)),
             ("must be positive", lambda: group.set_timeout(timedelta(seconds=-1))),
-            ("must be positive", lambda: group.monitored_barrier(timedelta(0))),
+            ("must be positive", lambda: group.monitored_barrier(timedelta(-1))),
             ("2 is not a rank", lambda: group.split_group([0, 1, 2])),
             ("each once", lambda: group.split_group([0, 1, 0])),
             ("1 output .* for 2", lambda: group.allgather_coalesced([[one]] * 2, lists)),

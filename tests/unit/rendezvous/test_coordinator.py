@@ -410,3 +410,93 @@ def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: i
                 case Finish(outcome=Outcome.SUCCEEDED):
                     assert running == set()
     assert job.restarts <= max_restarts
+
+
+class Flapping:
+    """Two nodes that stay, and one that comes and goes, against one coordinator; by hand."""
+
+    def __init__(self, max_nodes: int = 4) -> None:
+        limits = Limits(min_nodes=2, max_nodes=max_nodes, last_call_s=0.0)
+        self.job = Coordinator(limits, max_restarts=0)
+        self.now = 0.0
+        self.rounds = 0
+        self.notices: list[str] = []
+        self.job.opened(self.now)
+        for key in ("a", "b"):
+            self.join(key)
+        self.tick()
+
+    def join(self, key: str) -> None:
+        self.take(self.job.joined(Member(key=key, host=key, local_world_size=1), self.now))
+
+    def lose(self, key: str) -> None:
+        self.take(self.job.node_lost(key, "it died", self.now))
+
+    def tick(self) -> None:
+        self.take(self.job.tick(self.now))
+
+    def wait(self, seconds: float) -> None:
+        """In steps, so that every alarm is met."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.25
+            self.tick()
+
+    def take(self, decision: Decision) -> None:
+        for action in decision.actions:
+            if isinstance(action, Notice):
+                self.notices.append(action.text)
+            elif isinstance(action, OpenRound):
+                self.rounds += 1
+            elif isinstance(action, Stop):
+                for member in self.job.members:
+                    if member.key in self.job.here:
+                        end = Ended(node_rank=member.node_rank, round=action.round, succeeded=False)
+                        self.take(self.job.reported(member.key, end, self.now))
+
+    def running(self) -> str:
+        return "".join(sorted(member.key for member in self.job.members))
+
+
+def test_a_node_that_dies_every_second_does_not_stop_the_others() -> None:
+    cluster = Flapping()
+    for number in range(60):
+        cluster.join(f"c{number}")
+        cluster.wait(1)
+        cluster.lose(f"c{number}")
+    assert cluster.rounds <= 12  # without pauses 121
+    assert cluster.running() == "ab"
+    assert len([text for text in cluster.notices if "so that newcomers" in text]) == 1
+
+
+def test_newcomers_after_many_changes_come_in_together() -> None:
+    cluster = Flapping()
+    for number in range(3):
+        cluster.join(f"c{number}")
+        cluster.wait(1)
+        cluster.lose(f"c{number}")
+    before = cluster.rounds
+    cluster.join("d")
+    cluster.wait(0.5)
+    cluster.join("e")
+    assert cluster.running() == "ab"
+    cluster.wait(10)
+    assert cluster.running() == "abde"
+    assert cluster.rounds == before + 1
+    cluster.lose("e")
+    cluster.wait(400)  # quiet again: no pause
+    cluster.join("f")
+    assert cluster.running() == "abdf"
+
+
+def test_many_nodes_lost_at_once_are_one_change() -> None:
+    cluster = Flapping(max_nodes=40)
+    for number in range(30):
+        cluster.join(f"c{number}")
+    cluster.wait(400)
+    for number in range(30):
+        cluster.lose(f"c{number}")
+    assert cluster.running() == "ab"
+    cluster.wait(0.25)
+    cluster.join("d")  # comes in at once
+    assert cluster.running() == "abd"

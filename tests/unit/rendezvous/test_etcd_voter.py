@@ -158,6 +158,18 @@ def test_a_closed_connection_ends_the_wait_of_members(etcd: SimEtcd) -> None:
     assert promise.was_lost
 
 
+def test_any_number_of_agents_may_end(etcd: SimEtcd) -> None:
+    """What is remembered of them is bounded, and the newest counts."""
+    begun(etcd, "B")
+    second, held = Agent("B", etcd), agreement(0, "A", "B")
+    for number in range(70_000):
+        second.voter.lost(f"agent {number}")
+    assert isinstance(second.stand(2, 0.0, held), Refused)
+    second.voter.lost("A")
+    assert len(second.voter._lost) == 1 << 16
+    assert isinstance(second.stand(2, 0.0, held), Promise)
+
+
 def test_who_is_no_member_waits_until_no_member_can_run(etcd: SimEtcd) -> None:
     begun(etcd, "B")
     stranger, held = Agent("C", etcd), agreement(0, "A", "B")

@@ -6,11 +6,13 @@ import contextlib
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from rallypoint.rendezvous import link as link_module
 from rallypoint.rendezvous.link import (
     GREETING,
     MAX_FRAME_BYTES,
@@ -29,6 +31,7 @@ class Side(Ear):
         self.link: Link | None = None
         self.frames: list[bytes] = []
         self.why = ""
+        self.failures: list[str] = []
 
     def opened(self, link: Link) -> None:
         self.link = link
@@ -38,6 +41,9 @@ class Side(Ear):
 
     def closed(self, link: Link, why: str) -> None:
         self.why = why
+
+    def failed(self, link: Link, what: str) -> None:
+        self.failures.append(what)
 
 
 class Loop:
@@ -97,7 +103,7 @@ def test_frames_of_all_sizes_come_whole_and_in_order(pair: tuple[Loop, Side]) ->
     for payload in sent:
         caller.link.send(payload)
         loop.side.link.send(payload)
-    caller.link.beat()
+    caller.link.send(b"")  # which says nothing
     loop.until(lambda: len(loop.side.frames) == len(caller.frames) == len(sent))
     assert loop.side.frames == caller.frames == sent
     assert loop.side.link.peer == "127.0.0.1"
@@ -182,17 +188,84 @@ def test_strangers(loop: Loop, data: bytes, why: str) -> None:
 
 
 def test_a_frame_that_is_too_long_is_not_waited_for(pair: tuple[Loop, Side]) -> None:
+    """Nor is it a death: both sides live, and know it."""
     loop, caller = pair
     assert caller.link is not None
-    caller.link._sock.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
-    loop.until(lambda: loop.side.why)
+    assert loop.side.link is not None
+    loop.side.link.send(b"a word before")
+    caller.link._sock.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "big") + bytes(1 << 20))
+    loop.until(lambda: loop.side.why and caller.why)
     assert loop.side.why == f"it announced a message of {MAX_FRAME_BYTES + 1} bytes"
+    assert loop.side.failures == [f"{loop.side.why}; the connection is ended, and made again"]
+    assert caller.frames == [b"a word before"]
+    assert caller.why == "it ended the connection, and lives"
+    assert not caller.link.was_ended
+    assert not loop.side.link.was_ended
+
+
+def test_a_message_that_is_too_long_is_not_sent(pair: tuple[Loop, Side]) -> None:
+    loop, caller = pair
+    assert caller.link is not None
+    caller.link.send(bytes(MAX_FRAME_BYTES + 1))
+    caller.link.send(b"a short one")
+    loop.until(lambda: loop.side.frames)
+    assert loop.side.frames == [b"a short one"]
+    told = f"a message of {MAX_FRAME_BYTES + 1} bytes is too long, and not sent"
+    assert caller.failures == [told]
 
 
 def test_a_peer_that_reads_nothing_does_not_fill_memory(pair: tuple[Loop, Side]) -> None:
+    """What does not fit is left out and told once, and when it reads again all goes on."""
     loop, caller = pair
-    assert loop.side.link is not None
+    link = loop.side.link
+    assert link is not None
     for _ in range(100):
-        loop.side.link.send(bytes(1 << 20))
-    assert loop.side.why == "it reads nothing"
-    assert caller.frames == []
+        link.send(bytes(1 << 20))
+    assert loop.side.failures == ["it reads nothing; until it does, it is told nothing new"]
+    loop.until(lambda: not link._unsent)
+    link.send(b"it reads again")
+    loop.until(lambda: b"it reads again" in caller.frames)
+    assert 30 < len(caller.frames) < 50
+    assert not loop.side.why
+    assert not caller.why
+
+
+def test_the_last_word_waits_until_a_peer_reads(pair: tuple[Loop, Side]) -> None:
+    """Who ends a connection in the middle of a long message must not look dead for it."""
+    loop, caller = pair
+    link = loop.side.link
+    assert link is not None
+    for _ in range(10):
+        link.send(bytes(1 << 20))
+    link.drop()
+    link.drop()
+    link.send(b"nothing more")
+    loop.until(lambda: caller.why)
+    assert caller.why == "it ended the connection, and lives"
+    assert len(caller.frames) == 10
+    assert not loop.side.why
+    assert link._is_closed
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_reset_tells_of_an_end_only_if_it_is_fresh(
+    pair: tuple[Loop, Side], monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """A kernel that gave the connection up long ago answers so, too, however late we read."""
+    loop, caller = pair
+    assert caller.link is not None
+    assert loop.side.link is not None
+    fresh_ms = 300 if is_late else 60_000
+    monkeypatch.setattr(link_module, "_FRESH_MS", fresh_ms)
+    caller.link.send(b"hello")
+    sock = caller.link._sock
+    loop.selector.unregister(sock)
+    caller.link._is_closed = True
+    if is_late:
+        time.sleep(0.5)  # we were paused, say
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()  # by a reset
+    loop.until(lambda: loop.side.why)
+    assert loop.side.frames == [b"hello"]
+    assert loop.side.why == "its connection broke: Connection reset by peer"
+    assert loop.side.link.was_ended is not is_late

@@ -15,6 +15,14 @@ def test_names_and_defaults() -> None:
     assert read_patience({"is_host": "1", "read_timeout": "x"}) == Patience()
 
 
+def test_small_jobs_beat_more_often() -> None:
+    default = Patience()
+    assert [default.beat_of(nodes) for nodes in (2, 250, 500, 1000, 10_000)] == [
+        0.25, 0.25, 0.5, 1.0, 1.0,
+    ]  # fmt: skip
+    assert read_patience({"keep_alive_max_attempt": "30"}).beat_of(2) == 1.0
+
+
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
 def test_no_number_of_seconds(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="join_timeout is"):
@@ -32,3 +40,9 @@ def test_is_host() -> None:
     assert read_is_host({"is_host": "0"}) is False
     with pytest.raises(InvalidArgumentError, match="is_host is 'maybe'"):
         read_is_host({"is_host": "maybe"})
+
+
+def test_torchs_other_names_are_accepted() -> None:
+    torchs = {"cas_backoff_max_seconds": "0.5", "heartbeat_timeout": "5", "store_type": "tcp"}
+    assert read_patience(torchs) == Patience()
+    read_patience({"ssl_cert": "a", "ssl_cert_key": "b", "ca_cert": "c"}, "etcd")

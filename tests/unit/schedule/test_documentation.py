@@ -15,6 +15,8 @@ from rallypoint.schedule.program import Collective, Program, Send
 from rallypoint.schedule.simulation import Simulation
 from rallypoint.schedule.verify import verify
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[3] / "docs"
 HOPS = Links("hops", (Level("all", math.inf, 1.0),), slots=64)
 

@@ -1,5 +1,6 @@
-// The descriptors that a server has open, in memory that a forked child can read at any moment:
-// it inherits them all, and must close them without looking at anything that was being changed.
+// The descriptors that a server or the engine has open, in memory that a forked child can read at
+// any moment: it inherits them all, and must close them without looking at anything that was being
+// changed.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,7 +12,7 @@
 #include <cstdint>
 #include <new>
 
-namespace rallypoint::store {
+namespace rallypoint {
 
 class Descriptors {
  public:
@@ -39,6 +40,7 @@ class Descriptors {
   }
   void close_all() {
     for (size_t i = 0; i < words_; ++i) {
+      if (bits_[i].load(std::memory_order_relaxed) == 0) continue;  // a page nobody has used yet
       for (uint64_t open = bits_[i].exchange(0, std::memory_order_relaxed); open;
            open &= open - 1) {
         ::close(static_cast<int>(64 * i) + __builtin_ctzll(open));
@@ -54,4 +56,4 @@ class Descriptors {
   size_t words_ = 0;
 };
 
-}  // namespace rallypoint::store
+}  // namespace rallypoint

@@ -1,0 +1,57 @@
+"""Which ports a listener that may take any may take: RALLYPOINT_PORT_RANGE=A-B, or --port-range."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from rallypoint.base.errors import HostError, InvalidArgumentError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+VARIABLE = "RALLYPOINT_PORT_RANGE"
+
+
+def read_port_range(text: str) -> range:
+    """``"A-B"``, both included; empty text is port 0, any free one.
+
+    Raises:
+        InvalidArgumentError: no such range.
+    """
+    if not text:
+        return range(1)
+    first, dash, last = text.strip().partition("-")
+    is_whole = first.isdecimal() and last.isdecimal() and dash
+    if not is_whole or not 0 < int(first) <= int(last) < 65536:
+        raise InvalidArgumentError(
+            f"the port range is {text!r}; give the first and the last port, as in 20000-20999"
+            f" (--port-range, or {VARIABLE})."
+        )
+    return range(int(first), int(last) + 1)
+
+
+def bind_free(bind: Callable[[int], T]) -> T:
+    """What `bind` makes at a free port of the range.
+
+    Raises:
+        InvalidArgumentError: the range is none.
+        HostError: all its ports are taken.
+        OSError: what `bind` raises, but for a port that is taken.
+    """
+    text = os.environ.get(VARIABLE, "")
+    ports = read_port_range(text)
+    start = os.getpid() % len(ports)  # several processes at once do not all try the same
+    for port in [*ports[start:], *ports[:start]]:
+        try:
+            return bind(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not port:
+                raise
+    raise HostError(
+        f"all {len(ports)} ports of the port range {text} are in use; give a wider one."
+    )

@@ -1,0 +1,143 @@
+"""Hosts' names, looked up in threads of their own: a name service may take as long as it likes.
+
+    address_of(host) --known--> an address          failed(host): try the next one, and when all
+                     --else---> None, and later:                  have failed, look it up again
+    take() --> hosts that can be asked for again
+
+A host that comes back elsewhere is found, and a name service is asked after growing pauses.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import allocate_lock, start_new_thread
+from collections import deque
+from collections.abc import Callable
+
+from rallypoint.base.address import numeric_family
+from rallypoint.base.errors import HostError
+from rallypoint.cluster.network import addresses_of
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 10.0
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Do it in a thread and wait for its end, so that a signal can end the wait.
+
+    Raises:
+        Whatever the work raises.
+    """
+    raised: list[BaseException] = []
+    is_done = allocate_lock()
+    is_done.acquire()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            is_done.release()
+
+    start_new_thread(run, ())
+    is_done.acquire()
+    if raised:
+        raise raised[0]
+
+
+class _Name:
+    """What is known of one host."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []  # the next one to try first
+        self.failures = 0  # of calls, since it was looked up
+        self.error = ""
+        self.is_asked = False
+        self.not_before = 0.0
+        self.pause_s = _FIRST_PAUSE_S
+
+
+class Names:
+    """The addresses of hosts. Register `fileno()` for reading; then `take()`."""
+
+    def __init__(self, look_up: Callable[[str], list[str]] = addresses_of) -> None:
+        self._look_up = look_up
+        self._names: dict[str, _Name] = {}
+        self._answers: deque[tuple[str, list[str] | HostError]] = deque()
+        self._lock = allocate_lock()  # around the bell's end
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Readable when there is something to take."""
+        return self._bell
+
+    def address_of(self, host: str) -> str | None:
+        """Where to call it now; None: it is being looked up.
+
+        Raises:
+            HostError: nobody knows the name, as far as was heard lately.
+        """
+        if numeric_family(host) is not None:
+            return host
+        name = self._names.setdefault(host, _Name())
+        is_worn = name.failures >= len(name.addresses)
+        if is_worn and not name.is_asked and time.monotonic() >= name.not_before:
+            name.is_asked = True
+            start_new_thread(self._ask, (host,))
+        if name.is_asked:
+            return None
+        if not name.addresses:
+            raise HostError(name.error)
+        return name.addresses[0]
+
+    def failed(self, host: str) -> None:
+        """Nobody answered there."""
+        name = self._names.get(host)
+        if name is not None and name.addresses:
+            name.failures += 1
+            name.addresses.append(name.addresses.pop(0))
+
+    def worked(self, host: str) -> None:
+        """It is where we called it."""
+        name = self._names.get(host)
+        if name is not None:
+            name.failures, name.pause_s = 0, _FIRST_PAUSE_S
+
+    def take(self) -> list[str]:
+        """Hosts whose names were looked up since."""
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return []
+        hosts = []
+        while self._answers:
+            host, answer = self._answers.popleft()
+            hosts.append(host)
+            name = self._names[host]
+            name.is_asked, name.failures = False, 0
+            name.not_before = time.monotonic() + name.pause_s
+            name.pause_s = min(2 * name.pause_s, _LONGEST_PAUSE_S)
+            if isinstance(answer, HostError):
+                name.error = str(answer)  # where it was last may still be right
+            else:
+                name.addresses = answer
+        return hosts
+
+    def close(self) -> None:
+        """No more; a thread that still waits is left to itself."""
+        with self._lock:
+            os.close(self._bell)
+            self._bell = -1
+
+    def _ask(self, host: str) -> None:
+        answer: list[str] | HostError
+        try:
+            answer = self._look_up(host)
+        except HostError as error:
+            answer = error
+        self._answers.append((host, answer))
+        with self._lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)

@@ -1,0 +1,129 @@
+"""File system calls in a thread of their own: where one hangs, nobody else waits for it.
+
+    do(job, then):   job in the thread, one after the other; `then`, with its result, in the loop
+    call(job):       the same, waited for, but not for longer than others bear
+
+The thread begins with the first job, and ends when there has been none for a while. Where the
+system has no thread for us, the loop's own does the work.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import selectors
+from _queue import Empty, SimpleQueue  # importing queue would cost each launch 1 ms
+from _thread import allocate_lock, start_new_thread
+from collections import deque
+from collections.abc import Callable
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+_PATIENCE_S = 2.0  # others bear 5 s of silence
+_LINGERS_S = 1.0
+
+
+class FileWork:
+    """The thread, and what it is asked to do. For one other thread, which runs the loop.
+
+    Args:
+        selector: which `run_done` is registered with.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
+        self._lock = allocate_lock()  # guards what follows
+        self._done: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._has_thread = False
+        self._under_way = 0
+        self._hangs = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        selector.register(self._bell, selectors.EVENT_READ, self._run_done)
+
+    def do(self, job: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
+        """Do it soon; `then` is told what it gave, or raised."""
+        self._jobs.put((job, then))
+        with self._lock:
+            self._under_way += 1
+            if self._has_thread:
+                return
+            self._has_thread = True
+        try:
+            start_new_thread(self._run, ())
+        except RuntimeError:  # there may be no more threads: then this one does it
+            self._run(lingers_s=0)
+
+    def call(self, job: Callable[[], T]) -> T:
+        """Do it now.
+
+        Raises:
+            OSError: as `job` did; ETIMEDOUT: it, or what came before it, has not come to an end.
+        """
+        results: list[T | OSError] = []
+        if not self._hangs:
+            self.do(job, results.append)
+            self._hangs = not self._wait(lambda: bool(results))
+        if not results:
+            raise OSError(errno.ETIMEDOUT, "the file system does not answer")
+        if isinstance(results[0], OSError):
+            raise results[0]
+        return results[0]
+
+    def flush(self, patience_s: float) -> bool:
+        """Wait until all is done, but not if nothing moves for so long; whether it is."""
+        return self._wait(lambda: not self._under_way, patience_s)
+
+    def close(self) -> None:
+        """Tell nobody of anything any more."""
+        self._selector.unregister(self._bell)
+        with self._lock:
+            os.close(self._bell)
+            self._bell = -1
+
+    def _wait(self, is_over: Callable[[], bool], patience_s: float = _PATIENCE_S) -> bool:
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        while not is_over():
+            if not poll.poll(1000 * patience_s):
+                return False
+            self._run_done()
+        return True
+
+    def _run_done(self) -> None:
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+        self._hangs = False
+        while self._done:
+            then, result = self._done.popleft()
+            with self._lock:
+                self._under_way -= 1
+            then(result)
+
+    # The thread.
+
+    def _run(self, lingers_s: float = _LINGERS_S) -> None:
+        while True:
+            try:
+                job, then = self._jobs.get(timeout=lingers_s)
+            except Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._has_thread = False
+                        return
+                continue
+            try:
+                result: Any = job()
+            except OSError as error:
+                result = error
+            with self._lock:
+                self._done.append((then, result))
+                if self._bell >= 0:
+                    os.eventfd_write(self._bell, 1)

@@ -1,0 +1,121 @@
+"""Which default group is forming at a store: rank 0 opens a world, the others join it.
+
+    latest     the number of the world that was opened last, from 1 on, and of the one before
+    N/0        is there as long as rank 0 of that world is (init_method.say_here)
+    N/all      it is known whether all have come: nobody joins any more
+    N/next     the number of the world that rank 0 opened after it; goes when that one has formed
+
+When all have formed a world, N/0 and N/all go, too (formation.py); nobody joins that, either. So
+nothing of an earlier group is taken for this one's, and a process that takes the place of a dead
+one finds the world of those that survived, however many each has been in.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
+from rallypoint.store.init_method import OpenStore, say_here
+from rallypoint.store.store import Store
+
+_PAUSE_S = 0.02  # a server that ends takes so long, or longer
+_MOST_S = 5.0  # rank 0 waits until all have read what its store has for them
+_opened = 0
+
+
+class World(NamedTuple):
+    """One of them.
+
+    Attributes:
+        prefix: what its keys begin with.
+        way: a key that led its ranks to it, and that nobody needs once it has formed.
+    """
+
+    prefix: str
+    way: str
+
+
+def meet(
+    open_place: Callable[[], OpenStore], base: str, timeout: timedelta
+) -> tuple[OpenStore, World]:
+    """Open the store, and find the world that is forming there.
+
+    A store that rank 0 runs may still be its last group's, and end with that: then it is opened
+    anew. `base` is what the keys of all worlds begin with.
+
+    Raises:
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError: rank 0 did not come.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        place = open_place()
+        try:
+            return place, find_world(place, base, deadline)
+        except StoreConnectionError:
+            place.store.close()
+            if not place.is_rank_0s or time.monotonic() + _PAUSE_S > deadline:
+                raise
+            time.sleep(_PAUSE_S)
+        except BaseException:
+            place.store.close()
+            raise
+
+
+def find_world(place: OpenStore, base: str, deadline: float) -> World:
+    """The world at an open store; raises as `meet`."""
+    store = place.store
+    latest = f"{base}/latest"
+    last = number = before = 0
+    if store.check([latest]):
+        number, before = map(int, store.get(latest).split())
+        last = number
+    if place.rank == 0:
+        global _opened  # noqa: PLW0603 - so that this process's worlds differ at any store
+        _opened = number = max(number, _opened) + 1
+        say_here(store, f"{base}/{number}/0")
+        store.multi_set([f"{base}/{last}/next", latest], [str(number), f"{number} {last}"])
+        return World(f"{base}/{number}", f"{base}/{last}/next")
+    is_over = number == 0 or store.check([f"{base}/{number}/all"])
+    if is_over or not store.check([f"{base}/{number}/0"]):
+        left_s = max(deadline - time.monotonic(), 0.001)
+        try:
+            store.wait([f"{base}/{number}/next"], timedelta(seconds=left_s))
+        except StoreTimeoutError as error:
+            raise StoreTimeoutError(
+                f"rank {place.rank} waited {left_s:.0f} s for rank 0 to come; look for its first "
+                "error",
+                endpoint=error.endpoint,
+                operation="init_process_group",
+                key=base,
+            ) from None
+        before, number = number, int(store.get(f"{base}/{number}/next"))
+    return World(f"{base}/{number}", f"{base}/{before}/next")
+
+
+def closing(place: OpenStore, world: World) -> Callable[[], None]:
+    """What closes the store of a world that has formed; rank 0's serves the others until then."""
+
+    def close() -> None:
+        if place.is_rank_0s and place.rank == 0 and os.getpid() == process:
+            _await_formed(place.store, formed_key(place, world))
+        place.store.close()
+
+    process = os.getpid()
+    return close
+
+
+def formed_key(place: OpenStore, world: World) -> str:
+    """What is to be set once all have formed a world; empty: nobody waits for that."""
+    return f"{world.prefix}/formed/all" if place.is_rank_0s else ""
+
+
+def _await_formed(store: Store, key: str) -> None:
+    try:
+        store.wait([key], timedelta(seconds=_MOST_S))
+    except (StoreTimeoutError, StoreConnectionError):
+        return  # some rank has died, and the others know

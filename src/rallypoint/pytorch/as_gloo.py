@@ -1,0 +1,101 @@
+"""The switch RALLYPOINT_AS_GLOO=1: what asks PyTorch for gloo gets groups of ours.
+
+It is for programs that know backends by name only. PyTorch has one function that turns a backend's
+name into a group; it is given our name in gloo's place, and afterwards PyTorch's tables again hold
+what was asked for, so that `get_backend()` answers "gloo". ProcessGroupGloo itself stays PyTorch's.
+docs/decisions/064-programs.md says what follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rallypoint.base.worker_env import AS_GLOO
+
+REAL_GLOO = "torch_gloo"  # a second name for PyTorch's own
+_GLOO, _OURS = "gloo", "rallypoint"
+
+_has_told = False
+
+
+def install() -> None:
+    """Have PyTorch make groups of ours where gloo is asked for, if the environment says so."""
+    value = os.environ.get(AS_GLOO, "")
+    if value in ("", "0"):
+        return
+    if value != "1":
+        _tell(f"{AS_GLOO}={value!r} must be 0 or 1; gloo stays PyTorch's")
+        return
+    import torch.distributed.distributed_c10d as c10d
+
+    make = getattr(c10d, "_new_process_group_helper", None)
+    if make is None or not {"backend", "group_rank"} <= inspect.signature(make).parameters.keys():
+        _tell(f"{AS_GLOO}=1 has no effect with this version of PyTorch; gloo stays PyTorch's")
+        return
+    if hasattr(c10d, "ProcessGroupGloo"):
+        c10d.Backend.register_backend(REAL_GLOO, _real_gloo, devices=["cpu"])
+    c10d._new_process_group_helper = _wrapped(make)
+
+
+def ours_for(backend: str, devices: str) -> str | None:
+    """The backend to ask PyTorch for instead of `backend`; None if gloo is not in it.
+
+    Args:
+        devices: the same as pairs of device and backend, also where `backend` names none:
+            "cpu:gloo,cuda:nccl".
+    """
+    if backend == _GLOO:
+        return _OURS
+    pairs = [pair.partition(":") for pair in devices.split(",")]
+    if all(name != _GLOO for _, _, name in pairs):
+        return None
+    return ",".join(f"{device}:{_OURS if name == _GLOO else name}" for device, _, name in pairs)
+
+
+def _wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's function, which returns a group and its store, with our name in gloo's place."""
+    import torch.distributed.distributed_c10d as c10d
+
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def make_group(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - of torch
+        call = signature.bind(*args, **named)
+        asked = c10d.Backend(str(call.arguments["backend"]))
+        devices = str(c10d.BackendConfig(asked))
+        ours = ours_for(asked, devices)
+        if ours is None:
+            return make(*args, **named)
+        call.arguments["backend"] = c10d.Backend(ours)
+        group, store = make(*call.args, **call.kwargs)
+        if group in c10d._world.pg_map:  # else this rank is not in it
+            c10d._world.pg_map[group] = (asked, store)
+            c10d._world.pg_backend_config[group] = devices
+        _tell_once(call.arguments["group_rank"])
+        return group, store
+
+    return make_group
+
+
+def _real_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:  # noqa: ANN401
+    import torch.distributed as dist
+
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _tell_once(group_rank: int | None) -> None:
+    global _has_told  # noqa: PLW0603 - one line in each job
+    import torch.distributed as dist
+
+    if not _has_told and (dist.get_rank() if dist.is_initialized() else group_rank) == 0:
+        _tell(f"{AS_GLOO}=1: process groups of gloo run on Rallypoint's engine")
+    _has_told = True
+
+
+def _tell(line: str) -> None:
+    print(f"rallypoint: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,161 @@
+"""What a process group of ours is in each version of PyTorch, beside its calls: its parts, its end.
+
+group.py and lone_group.py have the two shapes that it comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.collectives import monitored_barrier
+from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.pytorch.buckets import shared_buckets
+from rallypoint.pytorch.devices import Devices
+from rallypoint.pytorch.formation import form
+from rallypoint.pytorch.operations import Operations
+from rallypoint.pytorch.untraced import untraced
+from rallypoint.pytorch.work import DoneWork, RunningWork, RunningWorks, joined
+
+
+@untraced
+class BaseGroup(Operations):
+    """A group of ranks, whose classes also derive from torch's.
+
+    Attributes:
+        engine_group: as the engine knows it.
+        devices: the groups that take calls on tensors of other devices.
+    """
+
+    def enter(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+        """The part of the construction that all have."""
+        self.engine_group = group
+        self.store = store
+        self.devices = Devices(group, store, self.adopt)
+        self._coalesced: list[Any] | None = None
+        self._splits = 0
+        self._is_over = False
+        shared_buckets.enter()
+
+    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
+        """The group that takes calls on tensors of a kind of device for one of torch's backends."""
+        raise NotImplementedError
+
+    def get_group_store(self) -> Any:  # noqa: ANN401 - of torch
+        """The store at which the members met."""
+        return self.store
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> Any | None:  # noqa: ANN401 - a group as this one
+        """A group of some ranks of this one, by their ranks here; all ranks of this one call it.
+
+        Returns:
+            The group, or None if this rank is not in it.
+
+        Raises:
+            InvalidArgumentError: they are no ranks of this group, or one is there twice.
+        """
+        for rank in new_ranks:
+            self._rank(rank, "split_group")
+        if not new_ranks or len(set(new_ranks)) < len(new_ranks):
+            raise InvalidArgumentError(f"split_group: {new_ranks=} must be ranks, each once")
+        self._splits += 1
+        own = self.engine_group
+        if own.own_rank not in new_ranks:
+            return None
+        name = group_name or f"{own.group_name}:split:{self._splits}"
+        parts = "_".join(map(str, new_ranks))
+        store = dist.PrefixStore(f"split/{self._splits}/{parts}", self.store)
+        formed = form(
+            store,
+            rank=list(new_ranks).index(own.own_rank),
+            size=len(new_ranks),
+            timeout=timeout or own.timeout,
+            name=name,
+            global_ranks=[own.ranks[rank] for rank in new_ranks],
+        )
+        shape: Any = type(self)
+        group = shape(formed, store)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or "undefined")
+        return group
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until all ranks have come here; after `timeout`, say who has not.
+
+        All ranks are told all that are missing, whatever `wait_all_ranks` says. Before 2.14,
+        torch.distributed.monitored_barrier knows gloo only; call this method instead.
+        """
+        monitored_barrier(self.engine_group, timeout, wait_all_ranks)
+
+    # Calls that begin together.
+
+    def _start_coalescing(self, device: Any) -> None:  # noqa: ANN401
+        group = self._group_for(device)
+        if group is not None:
+            group._start_coalescing(device)
+            return
+        self._coalesced = []
+        self.is_watched = True
+
+    def _end_coalescing(self, device: Any) -> Any:  # noqa: ANN401
+        group = self._group_for(device)
+        if group is not None:
+            return group._end_coalescing(device)
+        works, self._coalesced = self._coalesced or [], None
+        self.is_watched = self.has_watchers()
+        return joined(works, [output for work in works for output in work.result()])
+
+    # As C++ asks for them.
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
+    def has_watchers(self) -> bool:
+        """Whether something of torch's is to see all calls."""
+        return False
+
+    def kept(self, work: Any) -> Any:  # noqa: ANN401 - a Work
+        """A work just begun, which _end_coalescing is to wait for if one is due."""
+        if self._coalesced is not None and isinstance(work, DoneWork | RunningWork | RunningWorks):
+            self._coalesced.append(work)
+        return work
+
+    def _group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
+        """The group that takes calls on tensors of a device; None if it is this one."""
+        kind = torch.device(device).type
+        return None if kind == "cpu" else self.devices.group_for(kind)
+
+    # Its end.
+
+    def abort(self) -> None:
+        """End the waits of all ranks of the group with an error, and leave it."""
+        super().abort()
+        for group in self.devices.made():
+            group.abort()
+        self._end()
+
+    def shutdown(self) -> None:
+        """Leave the group; peers that wait for this rank are told."""
+        super().shutdown()
+        for group in self.devices.made():
+            group.shutdown()
+        self._end()
+
+    def _end(self) -> None:
+        """Once."""
+        if not self._is_over:
+            self._is_over = True
+            shared_buckets.leave()

@@ -1,0 +1,98 @@
+"""The process group that PyTorch gets before 2.14: it *is* the group, with no backend below it.
+
+There is no way through torch's dispatcher then, which asks for a backend in C++. A profiler is
+shown events of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.pytorch.base_group import BaseGroup
+from rallypoint.pytorch.events import recorded
+from rallypoint.pytorch.routes import kind_given
+from rallypoint.pytorch.untraced import untraced
+from rallypoint.pytorch.versions import method_of
+
+
+@untraced
+class LoneGroup(BaseGroup, dist.ProcessGroup):
+    """A group of ranks; what torch asks of a backend, it asks of the group."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_time_estimate = False
+    is_watched = False
+
+    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+        dist.ProcessGroup.__init__(self, group.own_rank, group.size())
+        self.enter(group, store)
+        self._name = group.group_name
+        self._description = "undefined"
+
+    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
+        """See BaseGroup; that is a group of torch's over the backend."""
+        group = self.engine_group
+        whole = dist.ProcessGroup(self.store, group.own_rank, group.size())
+        whole._set_default_backend(backend_type)
+        whole._register_backend(torch.device(kind), backend_type, backend)
+        whole._set_group_name(f"{group.group_name}:{kind}")
+        return whole
+
+    def detour(
+        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - a Work
+        """To the group of another device, or as an event for the profiler."""
+        name = method.__name__
+        kind = kind_given(given)
+        if kind is not None and (group := self.devices.group_for(kind)) is not None:
+            return method_of(group, name)(*given, **named)
+        return self.kept(
+            recorded(
+                self.engine_group,
+                name,
+                given,
+                lambda: method(self, *given, **named),
+            )
+        )
+
+    # What torch asks, and would ask a backend in C++ for.
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's names, here and below
+        """The name by which the members found each other."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called by torch once."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the caller said it is for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Called by torch once."""
+        self._description = description
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
+        # torch asks also where no GPU is used, and when peers may be gone: make nothing for that.
+        group = self.devices.group_made(torch.device(device).type)
+        return self if group is None else group._get_backend(device)
+
+    def _has_hooks(self) -> bool:
+        return False

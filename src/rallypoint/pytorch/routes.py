@@ -1,0 +1,105 @@
+"""Which way a call goes: straight to the engine, or by a detour, because somebody watches.
+
+    dist.all_reduce ----> group.allreduce ------------------------------> engine
+                              |                                              ^
+                              |  a profiler, a dispatch mode, a hook, ...    |
+                              +--> c10d::allreduce_ --> backend.allreduce ---+
+
+Straight takes 4 us, the detour twice that: torch's dispatcher is what its tools see. The checks
+here are all that the straight way pays for it. What the detour is, each class says.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_has_modes = torch._C._len_torch_dispatch_stack
+_has_profiler = torch._C._autograd._profiler_enabled
+
+
+def routed(method: Method) -> Method:
+    """Have a method, whose first argument has tensors in it, take the detour where it must.
+
+    Its class has an attribute `is_watched`, and `detour(method, given, named)`.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, tensors: Any, *others: Any, **named: Any) -> Any:  # noqa: ANN401
+        if (
+            self.is_watched
+            or _has_modes()
+            or _has_profiler()
+            or kind_elsewhere(tensors, others) is not None
+        ):
+            return self.detour(method, (tensors, *others), named)
+        return method(self, tensors, *others, **named)
+
+    return call  # type: ignore[return-value]
+
+
+def routed_alone(method: Method) -> Method:
+    """The same for a method that takes no tensors, but for its options."""
+
+    @functools.wraps(method)
+    def call(self: Any, opts: Any = None) -> Any:  # noqa: ANN401
+        if self.is_watched or _has_modes() or _has_profiler():
+            return self.detour(method, () if opts is None else (opts,), {})
+        return method(self, opts)
+
+    return call  # type: ignore[return-value]
+
+
+def kind_given(given: Sequence[Any]) -> str | None:
+    """The kind of device of the tensors among a call's arguments, unless it is the CPU."""
+    if not given or not isinstance(given[0], list | torch.Tensor):
+        return None
+    return kind_elsewhere(given[0], given[1:])
+
+
+def kind_elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: ANN401
+    """The kind of device of a call's tensors, unless it is the CPU."""
+    first = tensors
+    while type(first) is list:
+        if not first:  # on all but the root, scatter and gather have one list of two
+            return kind_elsewhere(others[0], ()) if others and type(others[0]) is list else None
+        first = first[0]
+    return None if first.is_cpu else str(first.device.type)
+
+
+class _Handed(threading.local):
+    """In a thread: the work of the last call that reached a backend, for the group that called.
+
+    What torch returns is a Work of its own around it, which knows little more than `wait`.
+    """
+
+    work: Any = None
+
+
+_handed = _Handed()
+
+
+def hand(work: Any) -> Any:  # noqa: ANN401 - a Work
+    """Called by a backend with what it returns."""
+    _handed.work = work
+    return work
+
+
+def handed(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - a Work
+    """The work that a call by way of torch began, as the backend returned it.
+
+    If it did not come to the backend, a dispatch mode or another backend has taken it: then what
+    they returned.
+    """
+    _handed.work = None
+    try:
+        result = call()
+        return result if _handed.work is None else _handed.work
+    finally:
+        _handed.work = None

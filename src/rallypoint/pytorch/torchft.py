@@ -1,0 +1,45 @@
+"""A process group for torchft, whose Manager forms it anew each time that replicas come or go.
+
+    from rallypoint.pytorch.torchft import ProcessGroupRallypoint
+    manager = torchft.Manager(pg=ProcessGroupRallypoint(timeout=timedelta(seconds=30)), ...)
+
+Each replica may have a launcher of its own, which may restart it. No other module imports torchft.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._C._distributed_c10d import _DistributedBackendOptions
+from torchft.process_group import ProcessGroupWrapper
+
+from rallypoint.pytorch.backend import create
+
+
+class ProcessGroupRallypoint(ProcessGroupWrapper):
+    """Groups of Rallypoint's engine, one at a time; `timeout` is for forming it and for calls."""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """What torchft registers it as."""
+        return "torchft-rallypoint"
+
+    def set_timeout(self, timeout: Any) -> None:  # noqa: ANN401 - of torchft
+        """Change how long calls that begin from now on may wait for a peer."""
+        super().set_timeout(timeout)
+        if self._pg is not None:
+            self._pg.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Leave the group; the other replicas are told."""
+        if self._pg is not None:
+            self._pg.shutdown()
+        super().shutdown()
+
+    def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:  # noqa: ANN401
+        options = _DistributedBackendOptions()
+        options.store = store
+        options.group_rank, options.group_size = rank, world_size
+        options.timeout = self._timeout
+        options.group_id = f"torchft:{self._quorum_id}:{self._group_rank}"
+        options.global_ranks_in_group = []
+        return create(options, None)

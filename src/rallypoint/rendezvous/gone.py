@@ -1,0 +1,39 @@
+"""Agents that have ended, by key: the newest of them, so that a job may lose any number.
+
+Who is forgotten is only waited for longer: by then no list of members that counts names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+MOST = 1 << 16  # several times as many as a job has members
+
+
+class Gone(Collection[str]):
+    """Their keys, of which none ever comes back with another process."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._keys = dict.fromkeys(keys)
+
+    def add(self, key: str) -> None:
+        """That agent has ended."""
+        self._keys[key] = None
+        if len(self._keys) > MOST:
+            del self._keys[next(iter(self._keys))]
+
+    def discard(self, key: str) -> None:
+        """It was heard again: only a connection had ended."""
+        self._keys.pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether that agent has ended."""
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        """The oldest first."""
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        """How many are remembered."""
+        return len(self._keys)

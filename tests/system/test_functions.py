@@ -1,0 +1,113 @@
+"""Functions that other processes cannot import, of a notebook or of a function, run in workers."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = pytest.mark.system
+
+SPAWN = """
+import rallypoint
+rallypoint.spawn(work, args=(Point(7),), nprocs=2)
+"""
+ELASTIC = """
+from rallypoint.launch import LaunchConfig, elastic_launch
+results = elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=2), work)(5, Point(7))
+assert [type(each) for each in results.values()] == [Point] * 2
+print(sorted(each.x for each in results.values()))
+"""
+# As in a notebook's cells: a main module without a file.
+CELLS = """
+import os
+class Point:
+    def __init__(self, x):
+        self.x = x
+def work(number, point):
+    os.write(2, f"{number} {point.x}\\n".encode())
+    return Point(number + point.x)
+"""
+
+
+@pytest.mark.parametrize(("call", "told"), [(SPAWN, "0 7\n1 7\n"), (ELASTIC, "5 7\n5 7\n")])
+@pytest.mark.parametrize("is_local", [False, True])
+def test_run_where_cloudpickle_is_installed(
+    launch: Launch, call: str, told: str, is_local: bool
+) -> None:
+    text = CELLS + call
+    if is_local:  # in a script, whose main module can be imported
+        body = f"def main():\n{textwrap.indent(text, '    ')}\nif __name__ == '__main__': main()"
+        launcher: tuple[str, ...] = (launch.script(body, "program.py"),)
+    else:
+        launcher = ("-c", text)
+    assert launch.start(launcher=launcher).wait(60) == 0, launch.err
+    assert sorted(launch.err.splitlines()) == told.split("\n")[:2]
+    assert launch.out == ("[12, 12]\n" if call is ELASTIC else "")
+
+
+@pytest.mark.parametrize("call", [SPAWN, ELASTIC])
+@pytest.mark.parametrize(
+    ("is_local", "reason"),
+    [(False, "the main module has no file"), (True, "Can't pickle local object")],
+)
+def test_are_refused_in_a_sentence_where_it_is_not(
+    launch: Launch, call: str, is_local: bool, reason: str
+) -> None:
+    absent = "import sys; sys.modules['cloudpickle'] = None\n"
+    body = f"def main():\n{textwrap.indent(CELLS + call, '    ')}\nmain()" if is_local else None
+    program = absent + (body or CELLS + call)
+    assert launch.start(launcher=("-c", program)).wait(60) == 1
+    last = launch.err.splitlines()[-1]
+    assert last.startswith("rallypoint.base.errors.InvalidArgumentError: ")
+    assert "work or its arguments cannot be handed to other processes: " in last
+    assert last.endswith("or install cloudpickle (pip install 'rallypoint[cloudpickle]')")
+
+
+UNREADABLE = """
+import sys, rallypoint
+from rallypoint.launch import LaunchConfig, elastic_launch
+class Odd:
+    def __reduce__(self):
+        return int, ("no number",)
+def work(*_):
+    pass
+if __name__ == "__main__":
+    try:
+        if sys.argv[1] == "spawn":
+            rallypoint.spawn(work, args=(Odd(),), nprocs=2)
+        else:
+            elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=5), work)(Odd())
+    except rallypoint.WorkersFailedError as error:
+        print("no number" in str(error))
+"""
+
+
+@pytest.mark.parametrize("how", ["spawn", "elastic"])
+def test_what_workers_cannot_read_is_not_tried_again(launch: Launch, how: str) -> None:
+    path = launch.script(UNREADABLE, "program.py")
+    assert launch.start(how, launcher=(path,)).wait(60) == 0, launch.err
+    assert launch.out == "True\n"
+    if how == "elastic":
+        assert "UnreadableCallError: the function or its arguments cannot be read" in launch.err
+        assert "another try would end the same" in launch.err
+    assert "restart 1" not in launch.err
+
+
+def test_a_main_module_that_workers_cannot_import_is_not_tried_again(launch: Launch) -> None:
+    body = """
+    import os
+    if "RANK" in os.environ:
+        import not_there
+    from rallypoint.launch import LaunchConfig, elastic_launch
+    def work():
+        pass
+    if __name__ == "__main__":
+        elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=5), work)()
+    """
+    path = Path(launch.script(textwrap.dedent(body), "program.py"))
+    assert launch.start(launcher=(str(path),)).wait(60) == 1
+    assert "program.py cannot be imported: No module named 'not_there'" in launch.err
+    assert "restart 1" not in launch.err

@@ -1,0 +1,71 @@
+"""Ctrl-C at random instants of collectives and messages: who is interrupted is free at once, the
+others are told in what, and nobody's data are spoilt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.conftest import SOON_S
+
+pytestmark = pytest.mark.system
+
+INTERRUPTS = int(os.environ.get("RALLYPOINT_TEST_INTERRUPTS", "40"))
+NAMES = {"message": {"send", "recv"}}  # of the engine, where they are others
+
+
+@pytest.mark.timeout(60 + INTERRUPTS)
+def test_ctrl_c_at_any_instant(seed: int) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("interrupts.py"))]
+    with subprocess.Popen(
+        [*program, str(seed), str(INTERRUPTS)], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        seen = [json.loads(line) for line in run.stdout]
+    ways: Counter[str] = Counter()
+    times: list[float] = []
+    for each in seen:
+        story = json.dumps(each, indent=1)
+        by_rank = {told["rank"]: told for told in each["told"]}
+        assert by_rank.keys() == {0, 1}, story
+        for rank, told in by_rank.items():
+            if each["times"] == 1:
+                times.append(told["after_s"])
+            if rank in each["victims"] and told["kind"] == "KeyboardInterrupt":
+                continue
+            # Of two that are interrupted, one may hear of the other first.
+            other = by_rank[1 - rank]
+            assert other["rank"] in each["victims"], story
+            assert other["kind"] == "KeyboardInterrupt", story
+            assert told["kind"] == "PeerLostError", story
+            assert told["culprit"] == other["rank"], story
+            ways[_check_words(told["text"], other["rank"], other["operation"])] += 1
+    assert run.returncode == 0
+    assert len(seen) == INTERRUPTS
+    again = sum(each["times"] - 1 for each in seen)
+    print(
+        f"{INTERRUPTS} interrupts: peers were told of {ways['a call']} calls and {ways['the end']}"
+        f" ends of the group, all after at most {max(times):.2f} s; {again} were sent again"
+    )
+    assert ways["a call"] > 0
+    assert ways["the end"] > 0
+    assert again <= 2 + INTERRUPTS // 50
+    assert max(times) < SOON_S
+
+
+def _check_words(text: str, victim: int, operation: str) -> str:
+    """What a peer was told of: a call that was interrupted, or the end of the group, if Ctrl-C came
+    between two calls or in a wait for one in the background."""
+    if "had left the group" in text:
+        return "the end"
+    named = re.search(rf"rank {victim} \(pid \d+\) was interrupted in (\w+) #\d+ ", text)
+    assert named is not None, text
+    assert named[1] in NAMES.get(operation, {operation}), (text, operation)
+    assert f"on rank {victim};" in text
+    return "a call"

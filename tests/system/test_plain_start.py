@@ -1,0 +1,222 @@
+"""Groups that form without a launcher: again at once, beside a replacement or a death."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.store.client import TCPStore
+from rallypoint.store.server import StoreServer
+
+pytestmark = pytest.mark.system
+
+BEGIN = """
+import os, sys, time, numpy as np, rallypoint as dist
+from datetime import timedelta
+WAIT = timedelta(seconds=40)
+"""
+
+
+class Ranks:
+    """Processes that meet as env:// says; each may be started and killed on its own."""
+
+    def __init__(self, directory: Path, port: int, *, store: str = "") -> None:
+        self._directory = directory
+        self._port = port
+        self._environ = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": store,
+        }
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, rank: int, ranks: int, script: str) -> subprocess.Popen[str]:
+        path = self._directory / f"worker.{len(self._processes)}.py"
+        path.write_text(BEGIN + script)
+        process = subprocess.Popen(
+            [sys.executable, str(path)],
+            env={**self._environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def await_coming(self, *ranks: int, world: int = 1) -> None:
+        """Until they have come to that world, and wait for the others."""
+        with TCPStore("127.0.0.1", self._port, wait_for_workers=False) as store:
+            store.wait([f"rallypoint/0//{world}/{rank}/came" for rank in ranks])
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def plain(tmp_path: Path, free_port: int) -> Iterator[Ranks]:
+    """Rank 0 runs the store."""
+    ranks = Ranks(tmp_path, free_port)
+    yield ranks
+    ranks.kill()
+
+
+@pytest.fixture
+def surviving(tmp_path: Path) -> Iterator[Ranks]:
+    """The store outlives them all."""
+    with StoreServer(log_fd=-1) as server:
+        ranks = Ranks(tmp_path, server.port, store="True")
+        yield ranks
+        ranks.kill()
+
+
+@pytest.fixture(params=["plain", "surviving"])
+def either(request: pytest.FixtureRequest) -> Ranks:
+    ranks = request.getfixturevalue(request.param)
+    assert isinstance(ranks, Ranks)
+    return ranks
+
+
+def finish(process: subprocess.Popen[str], *, within_s: float = 60) -> str:
+    said = process.communicate(timeout=within_s)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+AGAIN = """
+rank = int(os.environ["RANK"])
+for step in range(50):
+    dist.init_process_group({backend!r}, timeout=WAIT)
+    values = np.ones(1)
+    dist.all_reduce(values)
+    assert values[0] == dist.get_world_size()
+    if step % 3 == rank:
+        time.sleep(0.003)
+    dist.destroy_process_group()
+    if step % 5 == rank:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "tcp"])
+def test_groups_form_again_at_once(either: Ranks, backend: str) -> None:
+    processes = [either.start(rank, 3, AGAIN.format(backend=backend)) for rank in range(3)]
+    for process in processes:
+        finish(process)
+
+
+# Who loses another forms the group again, as long as there is work.
+SURVIVE = """
+done = 0
+while done < 2:
+    dist.init_process_group(timeout=WAIT)
+    try:
+        while True:
+            values = np.ones(1)
+            dist.all_reduce(values)
+            if os.environ["RANK"] == "0" and not done:
+                print("going", flush=True)
+            done = max(done, 1)
+            if {is_new}:
+                done = 2
+            votes = np.array([done - 1.0])
+            dist.all_reduce(votes)
+            if votes[0] > 0:
+                done = 2
+                break
+            time.sleep(0.01)
+    except dist.PeerError:
+        pass
+    dist.destroy_process_group()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_process_takes_the_place_of_a_dead_one(either: Ranks, lost: int) -> None:
+    old = SURVIVE.format(is_new=False)
+    processes = [either.start(rank, 3, old) for rank in range(3)]
+    assert processes[0].stdout is not None
+    assert processes[0].stdout.readline() == "going\n"
+    processes[lost].kill()
+    processes[lost] = either.start(lost, 3, SURVIVE.format(is_new=True))
+    for process in processes:
+        assert "done" in finish(process)
+
+
+def test_rank_0_is_replaced_on_a_surviving_store(surviving: Ranks) -> None:
+    old = SURVIVE.format(is_new=False)
+    processes = [surviving.start(rank, 3, old) for rank in range(3)]
+    assert processes[0].stdout is not None
+    assert processes[0].stdout.readline() == "going\n"
+    processes[0].kill()
+    processes[0] = surviving.start(0, 3, SURVIVE.format(is_new=True))
+    for process in processes:
+        assert "done" in finish(process)
+
+
+AWAIT = """
+began = time.monotonic()
+print("here", flush=True)
+try:
+    dist.init_process_group(timeout=WAIT)
+    dist.barrier()
+except dist.PeerLostError as error:
+    print(f"lost {error.rank} after {time.monotonic() - began:.1f} s: {error}", flush=True)
+except dist.StoreConnectionError as error:
+    print(f"lost the store after {time.monotonic() - began:.1f} s: {error}", flush=True)
+"""
+
+
+def test_who_dies_before_all_have_come_is_told(either: Ranks) -> None:
+    waiting = [either.start(rank, 4, AWAIT) for rank in (0, 1)]
+    dying = either.start(2, 4, AWAIT)
+    either.await_coming(0, 1, 2)
+    killed = time.monotonic()
+    dying.kill()
+    for process in waiting:
+        said = finish(process, within_s=15)
+        assert "lost 2" in said, said
+    assert time.monotonic() - killed < 8
+
+
+def test_rank_0_dies_before_all_have_come(either: Ranks) -> None:
+    waiting = either.start(1, 3, AWAIT)
+    dying = either.start(0, 3, AWAIT)
+    either.await_coming(0, 1)
+    dying.kill()
+    said = finish(waiting, within_s=15)
+    assert "lost 0" in said or "lost the store" in said, said
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "tcp"])
+def test_deaths_at_any_time_of_forming(surviving: Ranks, backend: str) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    script = AWAIT.replace("init_process_group(", f"init_process_group('{backend}', ")
+    for world in range(1, 4):
+        processes = [surviving.start(rank, 3, script) for rank in range(3)]
+        victim = draw.randrange(3)
+        surviving.await_coming(*({0, 1, 2} - {victim}), world=world)
+        surviving.await_coming(victim, world=world)
+        time.sleep(draw.random() * 0.03)
+        os.kill(processes[victim].pid, signal.SIGKILL)
+        for rank, process in enumerate(processes):
+            if rank == victim:
+                process.communicate()
+            else:  # it may have come to the end before
+                said = finish(process, within_s=20).removeprefix("here\n")
+                assert not said or f"lost {victim}" in said or "lost the store" in said, said

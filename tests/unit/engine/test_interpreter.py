@@ -1,0 +1,124 @@
+"""The engine and the interpreter: Ctrl-C in a wait, and the lock while it works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from rallypoint.base.errors import PeerError
+from rallypoint.engine.communicator import Communicator
+from rallypoint.schedule.program import Collective
+from tests.unit.engine.ranks import begin, communicators_of, post
+
+
+@contextmanager
+def struck(handler: Callable[..., object], *, after_s: float = 0.05) -> Iterator[None]:
+    """Within the block this thread gets a signal once, and calls `handler` then."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    alarm = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGUSR1))
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def error_of(communicator: Communicator) -> PeerError:
+    """What a peer is told: it learns of it in another operation."""
+    values = np.zeros(1)
+    assert communicator.run(Collective.BARRIER, 0, 0, None, None) != 0
+    assert communicator.run(Collective.ALL_REDUCE, 0, 0, values, values) != 0
+    return communicator.error("barrier")
+
+
+def test_a_handler_that_raises_when_the_operation_is_just_over() -> None:
+    got = np.zeros(1)
+
+    def complete_and_raise(*_: object) -> None:
+        assert other.send(0, 0, np.ones(1)) == 0
+        assert work.is_completed()
+        raise KeyboardInterrupt
+
+    with communicators_of(2, is_alone=False) as (own, other):
+        work = post(own, False, 1, 0, got)
+        with struck(complete_and_raise), pytest.raises(KeyboardInterrupt):
+            work.wait()
+        work.wait()
+    assert got[0] == 1
+
+
+def test_an_interrupted_wait_leaves_the_operation_alone() -> None:
+    values = [np.ones(3), np.ones(3)]
+    with communicators_of(2, is_alone=False) as (own, other):
+        work = begin(own, Collective.ALL_REDUCE, 0, 0, values[0], values[0])
+        with struck(interrupt), pytest.raises(KeyboardInterrupt):
+            work.wait()
+        assert other.run(Collective.ALL_REDUCE, 0, 0, values[1], values[1]) == 0
+        work.wait()
+    assert values[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("in_question", [False, True])
+def test_an_interrupted_receive_is_told_as_what_it_is(transport: str, in_question: bool) -> None:
+    """Also if Ctrl-C comes while Python is asked whether anybody else may communicate."""
+
+    def is_alone() -> bool:
+        if in_question:
+            raise KeyboardInterrupt
+        return False
+
+    with communicators_of(2, transport=transport, is_alone=is_alone) as (own, other):
+        strike = struck(lambda *_: None if in_question else interrupt())
+        with strike, pytest.raises(KeyboardInterrupt):
+            own.receive(1, 7, np.zeros(2, np.float32))
+        error = str(error_of(other))
+    assert "rank 0 " in error, error
+    assert "interrupted in recv #0 (2 x float32 from rank 1, tag 7) on rank 0" in error
+
+
+def test_a_poll_that_carries_out_a_collective_lets_other_threads_run() -> None:
+    """It does so while the progress thread is busy with another one."""
+    large, copy = np.ones(8 << 20), np.zeros(8 << 20)
+    turns: list[float] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            turns.append(time.monotonic())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    polls: list[tuple[float, int]] = []  # how long, and turns in the midst of it
+    try:
+        with communicators_of(1) as (busy,), communicators_of(1) as (own,):
+            for _ in range(20):
+                works = [
+                    begin(each, Collective.ALL_GATHER, 0, 0, large, copy) for each in (busy, own)
+                ]
+                turns.clear()
+                began = time.monotonic()
+                works[1].is_completed()
+                took = time.monotonic() - began
+                midst = [at for at in turns if 0.1 < (at - began) / took < 0.7]
+                polls.append((took, len(midst)))
+                for work in works:
+                    work.wait()
+    finally:
+        over.set()
+        thread.join()
+    polls.sort()
+    assert polls[-1][0] > 0.01, f"no poll carried anything out: {polls}"
+    assert sum(count for _, count in polls[-3:]) > 0, polls
