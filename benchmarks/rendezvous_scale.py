@@ -20,12 +20,8 @@ import time
 
 from table import print_table, save
 
-from rallypoint.launch.dynamic import Dynamic
-from rallypoint.rendezvous.link import Caller, Ear, Link
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.messages import decode, encode
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.protocol import (
+from rallypoint.launch.rounds.elastic import Dynamic
+from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
     Ballot,
@@ -36,8 +32,12 @@ from rallypoint.rendezvous.protocol import (
     Over,
     Setup,
 )
-from rallypoint.rendezvous.reports import Join
-from rallypoint.rendezvous.round import Endpoint, Member
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.transport.codec import decode, encode
+from rallypoint.rendezvous.transport.link import Caller, Ear, Link
 
 JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5
 TOKEN = b"secret"

@@ -4,7 +4,7 @@
 // descriptors by SCM_RIGHTS on its first byte. Strings are NUL-terminated, so a parsed request
 // points into the receive buffer. Reports (guardian -> agent): fixed-size Report records.
 // Both ends are the same build on the same machine: native byte order, no version.
-// The agent's end is src/rallypoint/launch/guardian.py.
+// The agent's end is src/rallypoint/launch/agent/guardian.py.
 #pragma once
 
 #include <cstddef>

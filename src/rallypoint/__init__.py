@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         WorkersFailedError,
     )
     from rallypoint.engine.communicator import ReduceOp
-    from rallypoint.launch.spawn import spawn
+    from rallypoint.launch.api.spawn import spawn
     from rallypoint.process_group.all_to_all import all_to_all, all_to_all_single
     from rallypoint.process_group.arena import empty
     from rallypoint.process_group.coalesced import (
@@ -190,7 +190,7 @@ __all__ = [
 _ROOMS = {
     "base.error_file": "record",
     "engine.communicator": "ReduceOp",
-    "launch.spawn": "spawn",
+    "launch.api.spawn": "spawn",
     "process_group.all_to_all": "all_to_all all_to_all_single",
     "process_group.arena": "empty",
     "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.timeouts import Patience
 from rallypoint.testing.sim_cluster import SimCluster
 
 HERE = Path(__file__).parent / "rendezvous"

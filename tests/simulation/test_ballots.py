@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.testing.sim_ballots import SimBallots
 
 SEEDS, STEPS = 1000, 600

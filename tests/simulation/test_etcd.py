@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from rallypoint.rendezvous.etcd_rules import EtcdRules
-from rallypoint.rendezvous.etcd_voter import Answer, EtcdVoter
-from rallypoint.rendezvous.protocol import Agreement, Promise
-from rallypoint.rendezvous.rules import ETCD
+from rallypoint.rendezvous.consensus.messages import Agreement, Promise
+from rallypoint.rendezvous.consensus.rules import ETCD
+from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.etcd.voter import Answer, EtcdVoter
 from rallypoint.testing import sim_etcd
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_story import story

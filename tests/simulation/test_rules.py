@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
-from rallypoint.rendezvous.protocol import Agreement, Ballot, Promise
-from rallypoint.rendezvous.rules import Rules
+from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Promise
+from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.testing.sim_ballots import SimBallots
 from rallypoint.testing.sim_story import first_violation
 from rallypoint.testing.sim_witness import ViolationError

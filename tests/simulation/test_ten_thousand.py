@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.rendezvous.patience import Patience
+from rallypoint.rendezvous.timeouts import Patience
 from rallypoint.testing.sim_cluster import SimCluster
 
 NODES = 10_000

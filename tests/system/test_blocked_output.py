@@ -118,7 +118,7 @@ def test_a_launcher_does_not_wait_for_ever_for_a_reader_at_the_end(
     script = launch.script("print('never read')")
     code = (
         "import sys\n"
-        "from rallypoint.launch import agent\n"
+        "from rallypoint.launch.agent import loop as agent\n"
         "agent._PATIENCE_S = 0.5\n"
         "from rallypoint.cli import main\n"
         "sys.argv[1:1] = ['run']\n"
@@ -179,7 +179,7 @@ def test_output_of_the_launcher_comes_in_order(launch: Launch) -> None:
 # A launcher whose log files are on a file system that hangs: named pipes, which nobody reads.
 HUNG = """
 import os, sys
-from rallypoint.launch import tee
+from rallypoint.launch.output import tee
 
 def open_log(path):
     os.mkfifo(path)

@@ -13,11 +13,7 @@ import pytest
 from tests.system.etcd_cluster import Cluster
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.rendezvous.etcd_link import EtcdLink, read_tls
-from rallypoint.rendezvous.etcd_voter import Answer
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.protocol import (
+from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Agreement,
     Ballot,
@@ -29,9 +25,13 @@ from rallypoint.rendezvous.protocol import (
     Refused,
     Setup,
 )
-from rallypoint.rendezvous.reports import Finish, Outcome
-from rallypoint.rendezvous.round import Endpoint, Member
-from rallypoint.rendezvous.voter import before_all
+from rallypoint.rendezvous.consensus.voter import before_all
+from rallypoint.rendezvous.etcd.thread import EtcdLink, read_tls
+from rallypoint.rendezvous.etcd.voter import Answer
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.reports import Finish, Outcome
+from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.timeouts import Patience
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ import pytest
 from tests.system.conftest import parent_of
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.launch.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 
 pytestmark = pytest.mark.system
 

@@ -47,5 +47,5 @@ def test_a_launch_imports_nothing_expensive(flags: list[str], tmp_path: Path) ->
         for line in result.stderr.splitlines()
         if line.startswith("import time:")
     }
-    assert "rallypoint.launch.agent" in imported
+    assert "rallypoint.launch.agent.loop" in imported
     assert not imported & EXPENSIVE

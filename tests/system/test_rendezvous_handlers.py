@@ -27,7 +27,7 @@ from rallypoint.rendezvous import (
     RendezvousTimeoutError,
     get_rendezvous_handler,
 )
-from rallypoint.rendezvous.standing import Keys
+from rallypoint.rendezvous.api.store_state import Keys
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.hash import HashStore

@@ -147,7 +147,7 @@ def test_who_is_missing_is_named(nodes: tuple[Launch, Launch], free_port: int) -
 def start_one_impatient(launch: Launch, rank: int, port: int) -> subprocess.Popen[bytes]:
     program = (
         "import os, sys\n"
-        "from rallypoint.launch.agent import run\n"
+        "from rallypoint.launch.agent.loop import run\n"
         "from rallypoint.launch.job import Job, Nodes\n"
         f"nodes = Nodes(count=2, node_rank={rank}, master_port={port}, join_timeout_s=1.0)\n"
         "job = Job(command=('true',), local_world_size=1, run_id='none', host='h',"

@@ -15,11 +15,11 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.logs import read_texts
 from rallypoint.cli.options import HELP, Flag
 from rallypoint.cli.run import note_on_threads, read_job
-from rallypoint.launch.agent import perform
-from rallypoint.launch.api import raise_if_failed
+from rallypoint.launch.agent.loop import perform
+from rallypoint.launch.api.elastic_launch import raise_if_failed
+from rallypoint.launch.api.launch_config import DefaultLogsSpecs, LaunchConfig, Std
 from rallypoint.launch.job import Job, Talk
-from rallypoint.launch.launch_config import DefaultLogsSpecs, LaunchConfig, Std
-from rallypoint.launch.terminal import say
+from rallypoint.launch.output.terminal import say
 
 # As torchrun's parser has them; all others are texts, and None where they are not given.
 _TYPES: Mapping[str, Callable[[str], Any]] = {

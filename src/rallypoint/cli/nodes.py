@@ -13,7 +13,7 @@ from rallypoint.base.record import Record
 from rallypoint.cli.numbers import is_whole, whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
-from rallypoint.rendezvous.round import Endpoint
+from rallypoint.rendezvous.job.round import Endpoint
 
 PROGRAM = "rallypoint run"
 STATIC = "static"
@@ -75,7 +75,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
 
 def _check_plug_in(backend: str) -> None:
     """Refuse a name that neither this package nor another one brings."""
-    from rallypoint.rendezvous.registry import plug_ins  # slow, and only for names of others
+    from rallypoint.rendezvous.api.registry import plug_ins  # slow, and only for names of others
 
     names = dict.fromkeys([*BACKENDS, *sorted(plug_ins())])
     if backend not in names:

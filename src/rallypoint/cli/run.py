@@ -51,7 +51,7 @@ def perform(
         if job.talk is not Talk.QUIET:
             for note in [*notes, *note_on_threads(job)]:
                 print(f"{PROGRAM}: {note}", file=sys.stderr)
-        from rallypoint.launch.agent import run as run_job
+        from rallypoint.launch.agent.loop import run as run_job
 
         return run_job(job)
     except (UsageError, InvalidArgumentError) as error:
@@ -135,7 +135,7 @@ def _stop_signals(values: Mapping[str, str]) -> tuple[str, ...]:
     text = values.get("--signals-to-handle")
     if text is None:
         return STOP_SIGNALS
-    from rallypoint.launch.signals import read_signals
+    from rallypoint.launch.agent.signals import read_signals
 
     return read_signals(text, "--signals-to-handle")
 

@@ -32,7 +32,7 @@ def count_workers(values: Mapping[str, str], environ: Mapping[str, str]) -> int:
 
 
 def _count_devices(kind: str, environ: Mapping[str, str]) -> int:
-    from rallypoint.launch.devices import count_gpus, count_xpus
+    from rallypoint.cluster.devices import count_gpus, count_xpus
 
     if kind == "auto":
         devices = count_gpus(environ) or count_xpus(environ)
@@ -55,7 +55,7 @@ def bind_workers(
     mode = values.get("--numa-binding")
     if mode is None:
         return (), ""
-    from rallypoint.launch.affinity import bind, read_topology
+    from rallypoint.cluster.affinity import bind, read_topology
 
     binding = bind(mode, read_topology(environ), workers)
     return binding.cpus, binding.note

@@ -9,27 +9,27 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.cli.in_process import config_from_args, get_args_parser, main, parse_args, run
-    from rallypoint.launch.api import elastic_launch
-    from rallypoint.launch.child_failure import ChildFailedError, ProcessFailure
-    from rallypoint.launch.elastic_agent import (
+    from rallypoint.launch.api.elastic_agent import (
         LocalElasticAgent,
         RunResult,
         WorkerSpec,
         WorkerState,
     )
-    from rallypoint.launch.launch_config import DefaultLogsSpecs, LaunchConfig, Std
+    from rallypoint.launch.api.elastic_launch import elastic_launch
+    from rallypoint.launch.api.launch_config import DefaultLogsSpecs, LaunchConfig, Std
+    from rallypoint.launch.child_failure import ChildFailedError, ProcessFailure
 
 _HOMES = {
     "ChildFailedError": "rallypoint.launch.child_failure",
-    "DefaultLogsSpecs": "rallypoint.launch.launch_config",
-    "LaunchConfig": "rallypoint.launch.launch_config",
-    "LocalElasticAgent": "rallypoint.launch.elastic_agent",
+    "DefaultLogsSpecs": "rallypoint.launch.api.launch_config",
+    "LaunchConfig": "rallypoint.launch.api.launch_config",
+    "LocalElasticAgent": "rallypoint.launch.api.elastic_agent",
     "ProcessFailure": "rallypoint.launch.child_failure",
-    "RunResult": "rallypoint.launch.elastic_agent",
-    "Std": "rallypoint.launch.launch_config",
-    "WorkerSpec": "rallypoint.launch.elastic_agent",
-    "WorkerState": "rallypoint.launch.elastic_agent",
-    "elastic_launch": "rallypoint.launch.api",
+    "RunResult": "rallypoint.launch.api.elastic_agent",
+    "Std": "rallypoint.launch.api.launch_config",
+    "WorkerSpec": "rallypoint.launch.api.elastic_agent",
+    "WorkerState": "rallypoint.launch.api.elastic_agent",
+    "elastic_launch": "rallypoint.launch.api.elastic_launch",
 }
 # The command line, called by Python programs. It stands above this package, which only says where.
 _COMMAND_LINE = ("main", "get_args_parser", "parse_args", "run", "config_from_args")

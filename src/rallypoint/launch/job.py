@@ -14,8 +14,8 @@ from rallypoint.base.record import Record
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
 from rallypoint.launch.log_spec import LogSpec
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.round import Endpoint, Member, Placement, Seat
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.round import Endpoint, Member, Placement, Seat
 
 TOKEN = "RALLYPOINT_TOKEN"  # the name of the variable
 # Where the guardian puts a worker's end of the control socket, and the memory of its record.

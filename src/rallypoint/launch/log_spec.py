@@ -1,6 +1,6 @@
 """Where the workers' output goes: the user's wishes as frozen data, and what follows from them.
 
-`way_of` is the one rule; logs.py, tee.py and output.py perform it. The layout of the files is
+`way_of` is the one rule; output/ performs it. The layout of the files is
 torchrun's, and so are the meanings of redirect, tee and filter. Pure.
 """
 

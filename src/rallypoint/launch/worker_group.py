@@ -4,7 +4,7 @@
       \\                  | \\--one failed--> UNHEALTHY --all ended--> FAILED
        \\-----------------+--the launcher ended them--> STOPPED
 
-Pure facts and verdicts; what to do about them is node.py's and coordinator.py's.
+Pure facts and verdicts; what to do about them is node.py's and the coordinator's.
 """
 
 from __future__ import annotations

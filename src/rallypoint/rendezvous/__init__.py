@@ -16,21 +16,21 @@ if TYPE_CHECKING:
         RendezvousStateError,
         RendezvousTimeoutError,
     )
-    from rallypoint.rendezvous.handler import (
+    from rallypoint.rendezvous.api.handler import (
         RendezvousHandler,
         RendezvousInfo,
         RendezvousStoreInfo,
     )
-    from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
-    from rallypoint.rendezvous.registry import (
+    from rallypoint.rendezvous.api.parameters import RendezvousParameters, RendezvousTimeout
+    from rallypoint.rendezvous.api.registry import (
         RendezvousHandlerCreator,
         RendezvousHandlerRegistry,
         get_rendezvous_handler,
         register,
         rendezvous_handler_registry,
     )
-    from rallypoint.rendezvous.static_handler import StaticTCPRendezvous
-    from rallypoint.rendezvous.store_handler import DynamicRendezvousHandler, create_handler
+    from rallypoint.rendezvous.api.static import StaticTCPRendezvous
+    from rallypoint.rendezvous.api.store_handler import DynamicRendezvousHandler, create_handler
 
 __all__ = [
     "DynamicRendezvousHandler",
@@ -56,14 +56,14 @@ __all__ = [
 
 # module -> names; all others are errors
 _MODULES = {
-    "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
-    "rendezvous.parameters": "RendezvousParameters RendezvousTimeout",
-    "rendezvous.registry": (
+    "rendezvous.api.handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
+    "rendezvous.api.parameters": "RendezvousParameters RendezvousTimeout",
+    "rendezvous.api.registry": (
         "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler register "
         "rendezvous_handler_registry"
     ),
-    "rendezvous.static_handler": "StaticTCPRendezvous",
-    "rendezvous.store_handler": "DynamicRendezvousHandler create_handler",
+    "rendezvous.api.static": "StaticTCPRendezvous",
+    "rendezvous.api.store_handler": "DynamicRendezvousHandler create_handler",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rallypoint.base.address import numeric_family
-from rallypoint.rendezvous.round import Member
+from rallypoint.rendezvous.job.round import Member
 
 ANY = "::"  # every interface, IPv4 and IPv6
 

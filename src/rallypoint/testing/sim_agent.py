@@ -9,14 +9,22 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from rallypoint.rendezvous.decide import Part, Participant
-from rallypoint.rendezvous.etcd_rules import EtcdRules
-from rallypoint.rendezvous.etcd_voter import EtcdVoter
-from rallypoint.rendezvous.protocol import Begin, Call, Decision, Message, OpenStore, Send, Setup
-from rallypoint.rendezvous.reports import Broken, Ended, Finish, Leave, Notice, Report, Stop
-from rallypoint.rendezvous.round import Endpoint, Seat
-from rallypoint.rendezvous.rules import ETCD
-from rallypoint.rendezvous.verdict import Cause
+from rallypoint.rendezvous.consensus.messages import (
+    Begin,
+    Call,
+    Decision,
+    Message,
+    OpenStore,
+    Send,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.participant import Part, Participant
+from rallypoint.rendezvous.consensus.rules import ETCD
+from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.etcd.voter import EtcdVoter
+from rallypoint.rendezvous.job.reports import Broken, Ended, Finish, Leave, Notice, Report, Stop
+from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.testing.sim_clock import SimClock
 from rallypoint.testing.sim_etcd import SimEtcdLink
 from rallypoint.testing.sim_network import Process

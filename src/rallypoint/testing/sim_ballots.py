@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
-from rallypoint.rendezvous.campaign import Campaign
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.protocol import (
+from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Agreement,
     Ballot,
@@ -23,9 +22,10 @@ from rallypoint.rendezvous.protocol import (
     Send,
     Setup,
 )
-from rallypoint.rendezvous.round import Endpoint, Member
-from rallypoint.rendezvous.rules import Rules
-from rallypoint.rendezvous.voter import Voter
+from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.testing.sim_witness import ViolationError
 
 _ENDPOINT = Endpoint(host="a", port=1)

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from rallypoint.rendezvous.decide import Part
-from rallypoint.rendezvous.etcd_rules import EtcdRules
-from rallypoint.rendezvous.members import Limits
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.protocol import Setup
-from rallypoint.rendezvous.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.rules import ETCD, Rules
+from rallypoint.rendezvous.consensus.messages import Setup
+from rallypoint.rendezvous.consensus.participant import Part
+from rallypoint.rendezvous.consensus.rules import ETCD, Rules
+from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
+from rallypoint.rendezvous.timeouts import Patience
 from rallypoint.testing.sim_agent import SimAgent
 from rallypoint.testing.sim_clock import SimLoop
 from rallypoint.testing.sim_etcd import SimEtcd

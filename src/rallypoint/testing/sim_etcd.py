@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from rallypoint.rendezvous.etcd_client import Pair, Snapshot
-from rallypoint.rendezvous.etcd_rules import EtcdRules
-from rallypoint.rendezvous.etcd_voter import (
+from rallypoint.rendezvous.consensus.messages import Message, Setup
+from rallypoint.rendezvous.etcd.client import Pair, Snapshot
+from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.etcd.voter import (
     EtcdVoter,
     Grant,
     KeepAlive,
@@ -20,7 +21,6 @@ from rallypoint.rendezvous.etcd_voter import (
     Transact,
     is_same,
 )
-from rallypoint.rendezvous.protocol import Message, Setup
 from rallypoint.testing.sim_clock import SimClock, SimLoop
 
 _PATIENCE_S = 2.0  # of the agents' client

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 
-from rallypoint.rendezvous.protocol import Accepted, Message, Prepare, Promise, Propose
-from rallypoint.rendezvous.round import Endpoint
+from rallypoint.rendezvous.consensus.messages import Accepted, Message, Prepare, Promise, Propose
+from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.testing.sim_clock import SimLoop
 
 _VOTES = frozenset({Prepare, Promise, Propose, Accepted})

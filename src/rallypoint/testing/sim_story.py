@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from functools import partial
 from random import Random
 
-from rallypoint.rendezvous.decide import Part
-from rallypoint.rendezvous.patience import Patience
-from rallypoint.rendezvous.rules import ETCD, Rules
+from rallypoint.rendezvous.consensus.participant import Part
+from rallypoint.rendezvous.consensus.rules import ETCD, Rules
+from rallypoint.rendezvous.timeouts import Patience
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_etcd import SimEtcd
 from rallypoint.testing.sim_witness import ViolationError

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import NoReturn
 
-from rallypoint.rendezvous.decide import Participant
-from rallypoint.rendezvous.protocol import Agreement
-from rallypoint.rendezvous.round import Member, Seat
+from rallypoint.rendezvous.consensus.messages import Agreement
+from rallypoint.rendezvous.consensus.participant import Participant
+from rallypoint.rendezvous.job.round import Member, Seat
 from rallypoint.testing.sim_clock import SimLoop
 
 _SHOWN = 400  # lines of a story

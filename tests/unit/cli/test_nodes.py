@@ -8,7 +8,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.nodes import Place, read_configuration, read_endpoints, read_place
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
-from rallypoint.rendezvous.round import Endpoint
+from rallypoint.rendezvous.job.round import Endpoint
 
 
 def place(**flags: str) -> Place:

@@ -9,7 +9,7 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.launch.job import Job, Nodes, worker_environ
-from rallypoint.rendezvous.round import Endpoint, Member, Round
+from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
 

@@ -1,0 +1,258 @@
+"""The agent's face of the guardian, the small native process between the agent and the workers.
+
+It starts workers, signals their groups and tells of their ends; when the agent dies, however it
+dies, or does not renew a fence in time, the guardian ends all that is below it. One that does not
+read keeps nobody waiting: requests queue here. Its side of this is native/guardian/; protocol.h
+there defines the bytes. Why it exists: docs/decisions/010-guardian.md.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.record import Record
+from rallypoint.launch.agent.limits import limit_error
+
+_PROGRAM = os.path.join(os.path.dirname(__file__), "guardian")
+_MAX_PAYLOAD = 8 << 20
+_HEADER = struct.Struct("=II")
+_SPAWN = struct.Struct("=III")
+_SIGNAL = struct.Struct("=II")
+_FENCE = struct.Struct("=q")
+_REPORT = struct.Struct("=6q")
+_KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE = 1, 2, 3, 4
+
+
+class ReportKind(IntEnum):
+    """What the guardian tells; `Report`'s fields mean what protocol.h says there."""
+
+    STARTED = 1
+    EXITED = 2
+    SPAWN_FAILED = 3
+    UNKILLABLE = 4
+    ENDED = 5
+    FENCED = 6
+
+
+class GuardianLostError(HostError):
+    """The guardian process is gone, and every worker with it."""
+
+
+class Report(Record):
+    """One thing that happened below the guardian."""
+
+    kind: ReportKind
+    worker: int
+    pid: int
+    code: int
+    status: int
+    time_s: float
+
+
+class Guardian:
+    """A running guardian.
+
+    Register `fileno()` for reading, and for writing while it `has_unsent`; then `read()`.
+    """
+
+    def __init__(self, *, temporary_directory: str = "", sessions: str = "0:one") -> None:
+        """Start it; at its end, it removes the temporary directory (an absolute path) too.
+
+        `sessions` is sessions.py's: which sessions the workers live in.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.set_inheritable(True)
+            argv = ["rallypoint-guardian", str(theirs.fileno()), str(os.getpid())]
+            argv += [temporary_directory, sessions]
+            try:
+                self.pid = os.posix_spawn(_PROGRAM, argv, {})
+            except OSError as error:
+                ours.close()
+                reached = limit_error(error)
+                if reached is not None:
+                    raise reached from None
+                raise HostError(
+                    f"cannot start the guardian {_PROGRAM}: {error.strerror};"
+                    " install the package again (pip install --force-reinstall rallypoint)."
+                ) from None
+        self._socket = ours
+        self._partial = b""
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()  # with descriptors of our own
+
+    def fileno(self) -> int:
+        """The socket to wait on."""
+        return self._socket.fileno()
+
+    def spawn(
+        self,
+        worker: int,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        descriptors: tuple[int, int, int, int, int],
+        directory: str = "",
+        cpus: Collection[int] = (),
+    ) -> None:
+        """Ask for a worker.
+
+        `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory.
+        It may run on `cpus` only, if there are any.
+
+        Raises:
+            InvalidArgumentError: the command or the environment is too long.
+            GuardianLostError: there is no guardian any more.
+        """
+        places = ",".join(map(str, sorted(cpus)))
+        strings = [os.fsencode(directory), places.encode(), *map(os.fsencode, argv)]
+        strings += [os.fsencode(f"{name}={value}") for name, value in environ.items()]
+        text = b"\0".join(strings) + b"\0"
+        if text.count(b"\0") != len(strings):
+            raise InvalidArgumentError(
+                "the worker's command line or environment holds a NUL character; take it out."
+            )
+        payload = _SPAWN.pack(worker, len(argv), len(environ)) + text
+        if len(payload) > _MAX_PAYLOAD:
+            raise InvalidArgumentError(
+                f"the worker's command line and environment take {len(payload)} bytes, more than"
+                " Linux can hand to a program; pass large data in a file."
+            )
+        self._send(_KIND_SPAWN, payload, descriptors)
+
+    def signal(self, worker: int, signal: int) -> None:
+        """Send `signal` to the worker's process group, if the worker still runs."""
+        self._send(_KIND_SIGNAL, _SIGNAL.pack(worker, signal))
+
+    def end(self) -> None:
+        """Kill and reap everything; the reports end with ENDED."""
+        self._send(_KIND_END, b"")
+
+    def fence(self, until_s: float | None) -> None:
+        """All may run until then (CLOCK_BOOTTIME), or until what a later call says; None: for ever.
+
+        Afterwards everything is killed, and the reports of that begin with FENCED.
+        """
+        self._send(_KIND_FENCE, _FENCE.pack(0 if until_s is None else int(until_s * 1e9)))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether requests wait until the guardian reads."""
+        return bool(self._unsent)
+
+    def read(self, *, wait: bool = True) -> list[Report]:
+        """The next reports, in the order in which things happened.
+
+        If there is none, it waits for one, or returns none. Sends what is unsent, too.
+
+        Raises:
+            GuardianLostError: there is no guardian any more.
+        """
+        self._send_queued()
+        while wait and self._unsent and not self._wait_for(select.POLLIN | select.POLLOUT):
+            self._send_queued()
+        try:
+            got = self._socket.recv(_REPORT.size * 256, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except ConnectionError:
+            got = b""
+        if not got:
+            raise GuardianLostError("the guardian process died; all workers died with it.")
+        data = self._partial + got
+        whole = len(data) // _REPORT.size * _REPORT.size
+        self._partial = data[whole:]
+        return [
+            Report(ReportKind(kind), worker, pid, code, status, time_ns / 1e9)
+            for kind, worker, pid, code, status, time_ns in _REPORT.iter_unpack(data[:whole])
+        ]
+
+    def close(self, patience_s: float = 8.0) -> None:
+        """Let the guardian go; it kills what is left. One that takes longer is killed itself."""
+        self._socket.close()
+        self._drop_unsent()
+        try:
+            if not self._wait_for_end(patience_s):
+                os.kill(self.pid, signal.SIGKILL)
+                self._wait_for_end(1.0)
+            os.waitpid(self.pid, os.WNOHANG)
+        except (ChildProcessError, ProcessLookupError):  # someone else has reaped it
+            return
+
+    def _wait_for_end(self, patience_s: float) -> bool:
+        """Whether it has ended within this time."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            poll = select.poll()  # unlike select, for any number of a descriptor
+            poll.register(pidfd, select.POLLIN)
+            return bool(poll.poll(patience_s * 1000))
+        finally:
+            os.close(pidfd)
+
+    def _wait_for(self, events: int) -> bool:
+        """Wait for one of these; whether there is something to read."""
+        poll = select.poll()
+        poll.register(self._socket, events)
+        return any(found & ~select.POLLOUT for _, found in poll.poll())
+
+    def _send(self, kind: int, payload: bytes, descriptors: Sequence[int] = ()) -> None:
+        data = memoryview(_HEADER.pack(len(payload), kind) + payload)
+        if not self._unsent:
+            whole = len(data)
+            data = self._send_some(data, descriptors)
+            if not data:
+                return
+            if len(data) < whole:  # descriptors travel with the first byte
+                descriptors = ()
+        self._unsent.append((data, [os.dup(fd) for fd in descriptors]))
+
+    def _send_queued(self) -> None:
+        while self._unsent:
+            data, descriptors = self._unsent[0]
+            left = self._send_some(data, descriptors)
+            if len(left) < len(data):
+                for fd in descriptors:
+                    os.close(fd)
+                descriptors = []
+            if left:
+                self._unsent[0] = (left, descriptors)
+                return
+            self._unsent.popleft()
+
+    def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> memoryview:
+        """Send what goes without waiting; the rest of it."""
+        try:
+            while data:
+                if descriptors:
+                    # Not socket.send_fds, which ignores its flags.
+                    packed = struct.pack(f"={len(descriptors)}i", *descriptors)
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)]
+                    sent = self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT)
+                    descriptors = ()
+                else:
+                    sent = self._socket.send(data, socket.MSG_DONTWAIT)
+                data = data[sent:]
+        except BlockingIOError:
+            return data
+        except OSError:
+            self._drop_unsent()
+            raise GuardianLostError(
+                "the guardian process died; all workers died with it."
+            ) from None
+        return data
+
+    def _drop_unsent(self) -> None:
+        for _, descriptors in self._unsent:
+            for fd in descriptors:
+                os.close(fd)
+        self._unsent.clear()

@@ -1,0 +1,519 @@
+"""The agent: one thread, one event loop, that performs what node.py decides.
+
+It waits for kernel events only: the guardian's reports, the workers' control sockets and output,
+signals, the coordinator's orders, and the deadlines that the decisions set. It holds no policy, and
+waits for nothing else: what may block has a thread of its own, or a queue.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from rallypoint.base.control_message import WorkerError
+from rallypoint.cluster.memory_limit import count_oom_kills
+from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.agent.limits import limit_error
+from rallypoint.launch.agent.node import (
+    Decision,
+    EndEverything,
+    NodeState,
+    Phase,
+    Say,
+    SignalWorkers,
+    Tell,
+)
+from rallypoint.launch.agent.sessions import choose_sessions
+from rallypoint.launch.agent.signals import FORWARDED, Signals
+from rallypoint.launch.agent.worker import Worker
+from rallypoint.launch.job import BACKENDS, MAX_LOCAL_WORKERS, Job
+from rallypoint.launch.output.flight_report import FlightRecords
+from rallypoint.launch.output.progress import Face
+from rallypoint.launch.output.sink import STDERR
+from rallypoint.launch.output.streams import Output
+from rallypoint.launch.result import JobResult
+from rallypoint.launch.rounds.source import Alone, Meeting
+from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
+from rallypoint.rendezvous.job.reports import Finish, Outcome, Start, Stop
+from rallypoint.rendezvous.job.round import Seat
+
+# At the end, how long a reader of the output may take nothing until it is left to itself.
+_PATIENCE_S = 30.0
+_PATIENCE_WHEN_STOPPED_S = 1.0
+_LAST_WORDS_S = 2.0  # the same for what the launcher itself says
+_LONG_S = 1.0  # an operation that took longer is worth a word when a signal stops the job
+# The guardian knows each worker of all rounds by one 32-bit number.
+_ROUNDS = (1 << 32) // MAX_LOCAL_WORKERS
+
+
+def run(job: Job) -> int:
+    """Run `job` to its end and return the exit status for the launcher; raises as `perform`."""
+    return perform(job).status
+
+
+def perform(job: Job, meeting: Meeting | None = None) -> JobResult:
+    """Run `job` to its end, with others if `meeting` or the job say so.
+
+    Raises:
+        HostError: the store or the guardian could not be started; nothing is left running.
+        InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
+    """
+    _fill_standard_descriptors()
+    try:
+        agent = Agent(job, meeting or _meeting_of(job))
+    except (OSError, RuntimeError) as error:
+        raise limit_error(error, job.local_world_size) or error from None
+    try:
+        with Signals(agent.selector, agent.signal_received, job.stop_signals):
+            try:
+                agent.start()
+                agent.wait()
+            finally:
+                agent.end()
+    except (OSError, RuntimeError) as error:
+        agent.close(is_heard=agent.pass_on_output())
+        raise limit_error(error, job.local_world_size) or error from None
+    except BaseException:
+        agent.close(is_heard=agent.pass_on_output())
+        raise
+    # Signals have their usual effects again: nothing runs any more, and the reader may be slow.
+    is_heard = agent.pass_on_output()
+    agent.report()
+    agent.close(is_heard=is_heard)
+    return agent.result
+
+
+class Agent:
+    """Starts, watches and ends the workers of one node, round after round."""
+
+    def __init__(self, job: Job, meeting: Meeting) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._job = job
+        self._meeting = meeting
+        self._state = NodeState(
+            node_rank=job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s
+        )
+        self._guardian: Guardian | None = None
+        self._output: Output | None = None
+        self._seat: Seat | None = None
+        self._workers: dict[int, Worker] = {}  # by rank
+        self._records: FlightRecords | None = None  # of the round
+        self._unkillable: list[int] = []
+        self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
+        self._error_files: dict[int, str] = {}  # where they stay, if they do
+        self._oom_kills: int | None = None
+        self._started = time.monotonic()
+        self._face = Face(job, self._started)
+        self._fence_at: float | None = None  # what the guardian knows
+        self._writes_to_guardian = False
+
+    def start(self) -> None:
+        """Start the guardian, and join the others."""
+        self._output = Output(self._job, self.selector)
+        scratch = self._output.scratch
+        self._face.job_began(scratch.path if scratch.is_kept else "")
+        sessions = choose_sessions(self._job.local_world_size, self._job.environ)
+        self._guardian = Guardian(temporary_directory=scratch.to_remove, sessions=sessions)
+        self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
+        self._oom_kills = count_oom_kills()
+        if self._job.rendezvous is not None or self._job.nodes.count > 1:
+            _allow_many_connections()  # to this process: the guardian's workers keep their limit
+        self._meeting.open(self.selector)
+
+    def wait(self) -> None:
+        """Perform orders and decisions until the job is over."""
+        while True:
+            self._obey()
+            if self._state.phase is Phase.DONE:
+                return
+            self._renew_fence()
+            self._watch_guardian()
+            sources = (self._state.wake_at, self._meeting.wake_at, self._face.wake_at)
+            alarms = [at for at in sources if at is not None]
+            timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
+            for key, _ in self.selector.select(timeout):
+                key.data()
+            self._perform(self._state.tick(time.monotonic()))
+            if self._meeting.wake_at is not None and time.monotonic() >= self._meeting.wake_at:
+                self._meeting.tick()
+            self._face.tick(time.monotonic(), len(self._state.group.running))
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        if self._guardian is not None:
+            # One that was asked to end everything and did not answer gets no second chance.
+            self._guardian.close(*([0.0] if self._state.guardian_lost_because else []))
+        if self._state.guardian_lost_because and self._output is not None:
+            self._output.scratch.kill_marked()
+        self._meeting.close()
+
+    def pass_on_output(self) -> bool:
+        """Write the workers' last output; whether all readers took it in time."""
+        self._let_workers_go()
+        patience_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        return self._output is None or self._output.flush(patience_s)
+
+    def close(self, *, is_heard: bool) -> None:
+        """Write the launcher's last words, for as long as they may be read; close everything."""
+        self._let_workers_go()
+        if self._output is not None:
+            self._output.close()
+        self._face.close()
+        STDERR.flush(_LAST_WORDS_S if is_heard else 0.0)
+        self.selector.close()
+
+    def report(self) -> None:
+        """Tell how the job ended, unless all is well."""
+        finish, stop_signal = self._state.finish, self._state.stop_signal
+        lines = []
+        if self._state.guardian_lost_because:
+            lines.append(
+                f"job failed: the launcher's guardian process {self._state.guardian_lost_because},"
+                " and all workers died with it; look for the out-of-memory killer in the kernel's"
+                " log (dmesg)"
+            )
+        elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
+            is_elsewhere = finish.culprit not in (None, self._state.node_rank)
+            text = self._summary(
+                self._state.group,
+                title="job failed",
+                because=finish.because,
+                elsewhere=f"node {finish.culprit}: {finish.what}" if is_elsewhere else "",
+                calls=self._last_calls(),
+            )
+            lines.append(text or f"job failed: {finish.because}")
+        elif finish is not None and finish.outcome is Outcome.STOPPED:
+            after_s = time.monotonic() - self._started
+            if stop_signal is None:
+                lines.append(f"{finish.because}, after {after_s:.1f} s")
+            else:
+                lines.append(f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s")
+            lines += self._last_calls(least_s=_LONG_S)
+        elif finish is not None and finish.outcome is Outcome.MISSED:
+            lines.append(f"the job ended before this node had a place in it: {finish.because}")
+        if self._state.unkillable:
+            pids = ", ".join(map(str, self._state.unkillable))
+            lines.append(
+                f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
+            )
+        if finish is not None and finish.outcome is Outcome.GIVEN_UP:
+            lines += self._leave_error()
+        self._face.job_ended(self._state.status, "\n".join(lines), time.monotonic())
+
+    @property
+    def result(self) -> JobResult:
+        """How it ended."""
+        return JobResult(
+            status=self._state.status,
+            ranks=range(0) if self._seat is None else _ranks_of(self._seat),
+            failures=tuple(self._state.group.failures()),
+            error_files=self._error_files,
+            recorded=self._recorded,
+        )
+
+    def _leave_error(self) -> list[str]:
+        """The root cause for whoever started the launcher, as torchrun does; lines to tell."""
+        path = self._job.environ.get("TORCHELASTIC_ERROR_FILE")
+        failures = self._state.group.failures()
+        if not path or not failures:
+            return []
+        from rallypoint.launch.child_failure import leave_error
+
+        trouble = leave_error(path, failures[0], self._recorded.get(failures[0].exit.rank))
+        return [trouble] if trouble else []
+
+    def _summary(
+        self,
+        group: WorkerGroup,
+        *,
+        title: str,
+        because: str,
+        elsewhere: str = "",
+        calls: Sequence[str] = (),
+    ) -> str:
+        from rallypoint.launch.output.failure_report import Telling, summary
+
+        before, now = self._oom_kills, count_oom_kills()
+        logs = ""
+        if self._output is not None and self._state.phase is Phase.DONE:
+            failures = group.failures()
+            culprit = group.local_ranks[failures[0].exit.rank] if failures else None
+            logs = self._output.hint(culprit)
+        telling = Telling(
+            title=title,
+            because=because,
+            host=self._job.host,
+            local_ranks=group.local_ranks,
+            oom_kills=None if before is None or now is None else now - before,
+            elsewhere=elsewhere,
+            logs=logs,
+            calls=calls,
+        )
+        return summary(group, telling)
+
+    def _last_calls(self, *, least_s: float = 0.0) -> list[str]:
+        """What the workers were in, as lines for a report."""
+        told = [] if self._records is None else self._records.lines(least_s=least_s)
+        return [f"  {line}" for line in told]
+
+    def _look_at_calls(self) -> None:
+        """Something went wrong: remember what the workers are in, before they react to it."""
+        if self._records is not None and self._records.look(self._state.group.local_ranks):
+            self._face.calls_seen(self._records.events)
+
+    # Orders.
+
+    def _obey(self) -> None:
+        while self._meeting.orders:
+            now = time.monotonic()
+            match self._meeting.orders.pop(0):
+                case Start() as start:
+                    self._start_round(start)
+                case Stop() as stop:
+                    self._look_at_calls()
+                    self._perform(self._state.round_stopped(stop, now))
+                case Finish() as finish:
+                    self._perform(self._state.finished(finish, now))
+
+    def _start_round(self, start: Start) -> None:
+        failed, elsewhere = self._state.group, self._state.stopped_because
+        seat, before = start.seat, self._state.round
+        ranks = _ranks_of(seat)
+        decision = self._state.started(seat.number, ranks, seat.node_rank)
+        if not decision.reason:  # something runs, or nothing will any more
+            return
+        self._perform(decision)
+        calls = self._last_calls()
+        self._let_workers_go()
+        self._recorded.clear()
+        self._error_files.clear()
+        self._seat = seat
+        self._face.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._spawn(seat)
+        self._meeting.settle()
+        if start.because and before >= 0:  # a newcomer has seen nothing of it
+            if failed.failures():
+                title = f"round {before} failed"
+                text = self._summary(
+                    failed, title=title, because=start.because, elsewhere=elsewhere, calls=calls
+                )
+            else:  # not here
+                text = f"round {before} ended: {elsewhere or start.because}"
+                text += f"; {start.because}" * (start.because not in text)
+            self._face.told(text)
+            self._oom_kills = count_oom_kills()
+        self._face.round_runs()
+
+    def _spawn(self, seat: Seat) -> None:
+        assert self._output is not None
+        assert self._guardian is not None
+        self._output.start_round(seat.number)
+        self._renew_fence()
+        self._records = FlightRecords(seat.local_world_size)
+        for place in seat.placements:
+            worker = Worker(self._job, place, self._output.streams_of(place))
+            self._workers[place.rank] = worker
+            number = seat.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
+            try:
+                worker.start(self._guardian, number, seat, self._records.fileno())
+            except GuardianLostError:
+                return  # wait() finds out the same way
+            self.selector.register(
+                worker.control, selectors.EVENT_READ, lambda worker=worker: self._read(worker)
+            )
+
+    def _let_workers_go(self) -> None:
+        for worker in self._workers.values():
+            worker.drain_output()
+            if worker.control in self.selector.get_map():
+                self.selector.unregister(worker.control)
+            worker.control.close()
+        self._workers.clear()
+        if self._records is not None:
+            self._records.close()
+
+    # Events.
+
+    def signal_received(self, number: int) -> None:
+        """A signal came for the agent."""
+        self._face.signal_received(number)
+        is_to_stop = signal.Signals(number).name in self._job.stop_signals
+        if is_to_stop:
+            self._look_at_calls()
+        if number in FORWARDED and not is_to_stop:
+            self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
+        else:
+            text = f"{signal_name(number)} stopped node {self._state.node_rank}"
+            now = time.monotonic()
+            # Ctrl-C is meant for the job; whoever preempts or drains a node sends another signal.
+            leaves = self._meeting.may_leave and number != signal.SIGINT
+            self._perform(self._state.stop_requested(number, text, now, leaves=leaves))
+            if leaves:
+                finish = Finish(outcome=Outcome.STOPPED, because=text)
+                self._perform(self._state.finished(finish, now))
+
+    def _guardian_spoke(self) -> None:
+        assert self._guardian is not None
+        try:
+            reports = self._guardian.read(wait=False)
+        except GuardianLostError:
+            self.selector.unregister(self._guardian)
+            self._perform(self._state.guardian_lost())
+            return
+        for report in reports:
+            self._reported(report)
+
+    def _reported(self, report: Report) -> None:
+        match report.kind:
+            case ReportKind.UNKILLABLE:
+                self._unkillable.append(report.pid)
+            case ReportKind.ENDED:
+                self._perform(self._state.everything_ended(tuple(self._unkillable)))
+            case ReportKind.FENCED:
+                self._meeting.fenced()
+                self._obey()  # before the ends that follow, which are no failures
+            case _:
+                worker = self._worker_of(report.worker)
+                if worker is None:
+                    return  # of a round that is over
+                if report.kind is ReportKind.STARTED:
+                    worker.pid = report.pid
+                    self._face.worker_started(worker.rank, report.pid)
+                else:
+                    self._worker_ended(worker, report)
+
+    def _worker_of(self, number: int) -> Worker | None:
+        round_number, local_rank = divmod(number, MAX_LOCAL_WORKERS)
+        if self._seat is None or round_number != self._seat.number % _ROUNDS:
+            return None
+        return self._workers.get(self._seat.first_rank + local_rank)
+
+    def _worker_ended(self, worker: Worker, report: Report) -> None:
+        now = time.monotonic()
+        end = worker.exit(report)
+        if not end.succeeded:
+            self._look_at_calls()
+        self._read(worker)  # what it said before it ended counts as before
+        if not end.succeeded:
+            self._read_error_file(worker, end)
+        error = self._state.group.errors.get(worker.rank)
+        if error is not None and self._job.logs.are_kept:
+            worker.keep_error(error)
+            self._error_files[worker.rank] = worker.error_file
+        self._face.worker_ended(end, self._state.group.failure_text(end))
+        self._perform(self._state.worker_exited(end, now))
+
+    def _read_error_file(self, worker: Worker, end: Exit) -> None:
+        """For workers that do not report over the control socket, and for our own caller."""
+        text = worker.recorded()
+        if text is None:
+            return
+        self._recorded[worker.rank] = text
+        if worker.rank not in self._state.group.errors:
+            from rallypoint.launch.output.failure_report import read_error_file
+
+            error = read_error_file(text, time_s=end.time_s)
+            if error is not None:
+                self._perform(self._state.worker_reported(worker.rank, error, time.monotonic()))
+
+    def _read(self, worker: Worker) -> None:
+        messages, is_open = worker.control.receive()
+        if not is_open and worker.control in self.selector.get_map():
+            self.selector.unregister(worker.control)
+        for message in messages:
+            if isinstance(message, WorkerError):
+                self._look_at_calls()
+                now = time.monotonic()
+                self._perform(self._state.worker_reported(worker.rank, message, now))
+
+    # Actions.
+
+    def _perform(self, decision: Decision) -> None:
+        if decision.reason:
+            self._face.decided(self._state.phase.value, decision.reason)
+        for action in decision.actions:
+            match action:
+                case SignalWorkers():
+                    self._signal(action)
+                case EndEverything():
+                    self._to_guardian(lambda guardian: guardian.end())
+                case Tell(report):
+                    self._meeting.tell(report)
+                case Say(text):
+                    self._face.told(text)
+
+    def _signal(self, action: SignalWorkers) -> None:
+        if self._seat is None:
+            return
+        base = self._seat.number % _ROUNDS * MAX_LOCAL_WORKERS - self._seat.first_rank
+        for rank in action.ranks:
+            self._to_guardian(
+                lambda guardian, rank=rank: guardian.signal(base + rank, action.signal)  # type: ignore[misc]
+            )
+
+    def _renew_fence(self) -> None:
+        """Until when the guardian lets workers run, should this process be stopped."""
+        until = self._meeting.fence_at
+        if until != self._fence_at:
+            self._fence_at = until
+            self._to_guardian(lambda guardian: guardian.fence(until))
+
+    def _watch_guardian(self) -> None:
+        guardian = self._guardian
+        if guardian is None or guardian not in self.selector.get_map():
+            return
+        if guardian.has_unsent != self._writes_to_guardian:
+            self._writes_to_guardian = guardian.has_unsent
+            events = selectors.EVENT_READ
+            events |= selectors.EVENT_WRITE if self._writes_to_guardian else 0
+            self.selector.modify(guardian, events, self._guardian_spoke)
+
+    def _to_guardian(self, request: Callable[[Guardian], None]) -> None:
+        if self._guardian is None:
+            return
+        try:
+            request(self._guardian)
+        except GuardianLostError:
+            self._perform(self._state.guardian_lost())
+
+
+def _meeting_of(job: Job) -> Meeting:
+    if job.rendezvous is not None:
+        if job.rendezvous.backend not in BACKENDS:
+            from rallypoint.launch.rounds.plug_in import meeting_of as plug_in_meeting_of
+
+            return plug_in_meeting_of(job, job.rendezvous)
+        from rallypoint.launch.rounds.elastic import meeting_of as dynamic_meeting_of
+
+        return dynamic_meeting_of(job, job.rendezvous)
+    if job.nodes.count == 1:
+        return Alone(job, job.member, job.limits)
+    from rallypoint.launch.rounds.static import meeting_of
+
+    return meeting_of(job)
+
+
+def _allow_many_connections() -> None:
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:  # contextlib would cost each launch
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return  # it works with fewer
+
+
+def _ranks_of(seat: Seat) -> range:
+    return range(seat.first_rank, seat.first_rank + seat.local_world_size)
+
+
+def _fill_standard_descriptors() -> None:
+    """Were one of 0, 1 and 2 closed, workers would get a descriptor of ours in its place."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one

@@ -1,0 +1,349 @@
+"""Decides for one node's agent what to do when a worker ends, fails or is to be stopped: what
+happened and `now` go in, actions and their reason come out. No clock, process or descriptor here.
+
+    WAITING --Start--> RUNNING --failure--> (HOLDING) --> STOPPING --> ENDING --> WAITING, DONE
+
+WAITING: for a round, or for what comes after one (the coordinator says). HOLDING: a failure that
+only reports another rank's death (an *echo*) gives that one time to show, and an exception gives
+the same one of other ranks time, so that it can be told once. STOPPING: workers were asked to end.
+ENDING: whatever is left, grandchildren included, is killed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from rallypoint.base.control_message import WorkerError
+from rallypoint.base.record import Record
+from rallypoint.launch.worker_group import (
+    Exit,
+    Failure,
+    GroupState,
+    WorkerGroup,
+    name_ranks,
+)
+from rallypoint.rendezvous.job.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Outcome,
+    Report,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.job.restart_policy import Cause
+
+SIGINT, SIGTERM, SIGCONT = 2, 15, 18
+# Exit statuses, beside 128 + a signal's number and a command line's 2: docs/exit-statuses.md.
+SUCCEEDED, FAILED, NOTHING_RAN = 0, 1, 3
+ECHO_GRACE_S = 0.3
+FOLD_GRACE_S = 0.1
+MAX_FOLD_GRACE_S = 1.0
+TELL_AFTER_S = 1.0  # workers that are still there so long after they were asked to end are named
+# The guardian gives up on what it cannot kill after 5 s; one that is silent for longer hangs.
+GUARDIAN_PATIENCE_S = 8.0
+
+
+class Phase(Enum):
+    """What the agent is doing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    HOLDING = "holding"
+    STOPPING = "stopping"
+    ENDING = "ending"
+    DONE = "done"
+
+
+_MOVES: dict[Phase, tuple[Phase, ...]] = {
+    Phase.WAITING: (Phase.RUNNING, Phase.DONE),
+    Phase.RUNNING: (Phase.HOLDING, Phase.STOPPING, Phase.ENDING, Phase.DONE),
+    Phase.HOLDING: (Phase.STOPPING, Phase.ENDING, Phase.DONE),
+    Phase.STOPPING: (Phase.ENDING, Phase.DONE),
+    Phase.ENDING: (Phase.WAITING, Phase.DONE),
+    Phase.DONE: (),
+}
+
+
+class SignalWorkers(Record):
+    """Send `signal` to the process groups of these ranks."""
+
+    ranks: tuple[int, ...]
+    signal: int
+
+
+class EndEverything(Record):
+    """Kill every process below the guardian; answer with `everything_ended`."""
+
+
+class Tell(Record):
+    """Tell the coordinator."""
+
+    report: Report
+
+
+class Say(Record):
+    """Tell the user."""
+
+    text: str
+
+
+Action = SignalWorkers | EndEverything | Tell | Say
+
+
+class Decision(Record):
+    """What to do now, and why; without a reason, nothing has changed."""
+
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+
+
+NOTHING = Decision()
+
+
+class NodeState:
+    """One node of a job. Each method takes one event and gives one `Decision`."""
+
+    def __init__(self, *, shutdown_timeout_s: float, node_rank: int = 0) -> None:
+        self.phase = Phase.WAITING
+        self.node_rank = node_rank  # in the current round, or the one that it expects
+        self.group = WorkerGroup(())
+        self.round = -1
+        self.finish: Finish | None = None
+        self.stop_signal: int | None = None
+        self.unkillable: tuple[int, ...] = ()
+        self.guardian_lost_because = ""
+        self.stopped_because = ""  # what another node told of this round
+        # When to call `tick` at the latest; None: only events matter.
+        self.wake_at: float | None = None
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._hold_until = 0.0
+        self._stop_until = 0.0
+
+    # Orders.
+
+    def started(self, round_number: int, ranks: range, node_rank: int = 0) -> Decision:
+        """A round begins with these ranks on this node."""
+        if self.phase is not Phase.WAITING:
+            return NOTHING
+        self._move(Phase.RUNNING)
+        self.node_rank = node_rank
+        self.round = round_number
+        self.stopped_because = ""
+        self.group = WorkerGroup(ranks)
+        self.group.started()
+        return Decision((), f"round {round_number} with {len(ranks)} workers here")
+
+    def round_stopped(self, stop: Stop, now: float) -> Decision:
+        """The coordinator ends the round on all nodes, or this node has lost it."""
+        if stop.round != self.round:
+            return NOTHING
+        if self.phase in (Phase.RUNNING, Phase.HOLDING):
+            self.stopped_because = stop.because
+            if not stop.at_once:
+                return self._stop(SIGTERM, stop.because, now)
+            self.group.stopping()
+        elif self.phase is not Phase.STOPPING or not stop.at_once:
+            return NOTHING
+        return self._end(stop.because, now)
+
+    def finished(self, finish: Finish, now: float) -> Decision:
+        """The job is over: at once if nothing runs here, else as soon as that has ended."""
+        if self.phase is Phase.DONE:
+            return NOTHING
+        self.finish = self.finish or finish
+        if self.phase is Phase.WAITING:
+            return self._done(finish.because)
+        if self.phase in (Phase.RUNNING, Phase.HOLDING):
+            return self._stop(SIGTERM, finish.because, now)
+        return NOTHING
+
+    # Events.
+
+    def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:
+        """A worker says which exception is ending it."""
+        if rank not in self.group.running:
+            return NOTHING
+        self.group.reported(rank, error)
+        if self.phase is Phase.HOLDING and not error.is_echo:
+            self._hold(now + FOLD_GRACE_S)
+        return NOTHING
+
+    def worker_exited(self, end: Exit, now: float) -> Decision:
+        """A worker has ended, or could not be started."""
+        if end.rank not in self.group.running:
+            return NOTHING
+        self.group.exited(end)
+        match self.phase:
+            case Phase.RUNNING | Phase.HOLDING if not end.succeeded:
+                return self._failed(Failure(end, self.group.errors.get(end.rank)), now)
+            case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
+                return self._end("all workers have ended", now)
+        return NOTHING
+
+    def stop_requested(
+        self, signal: int, text: str, now: float, *, leaves: bool = False
+    ) -> Decision:
+        """A signal, which `text` tells of, asks the agent to stop the job, or its own part."""
+        if self.phase is Phase.DONE:
+            return NOTHING
+        first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
+        asked = Leave(text=text) if leaves else StopAsked(node_rank=self.node_rank, text=text)
+        tell = Tell(asked)
+        if self.phase is Phase.STOPPING and signal == SIGINT:
+            end = self._end("interrupted while the workers were stopping", now)
+            return Decision((tell, *end.actions), end.reason)
+        if not first:
+            return NOTHING
+        if self.phase is Phase.WAITING:
+            self.finish = self.finish or Finish(outcome=Outcome.STOPPED, because=text)
+            done = self._done(text)
+            return Decision((tell, *done.actions), text)
+        if self.phase in (Phase.RUNNING, Phase.HOLDING):
+            stop = self._stop(signal, text, now)
+            return Decision((*stop.actions, tell), text)
+        return Decision((tell,), text)  # no new round
+
+    def tick(self, now: float) -> Decision:
+        """Time has passed."""
+        if self.wake_at is None or now < self.wake_at:
+            return NOTHING
+        self.wake_at = None
+        match self.phase:
+            case Phase.HOLDING:
+                return self._stop(SIGTERM, "a rank failed", now)
+            case Phase.STOPPING if now < self._stop_until:
+                self.wake_at = self._stop_until
+                return Decision((Say(self._patience(now)),), "not all workers have ended yet")
+            case Phase.STOPPING:
+                return self._end(
+                    f"{len(self.group.running)} workers still ran {self._shutdown_timeout_s:g} s"
+                    " after they were asked to end",
+                    now,
+                )
+            case Phase.ENDING:
+                return self.guardian_lost(
+                    f"did not answer for {GUARDIAN_PATIENCE_S:g} s, and was killed"
+                )
+        return NOTHING
+
+    def everything_ended(self, unkillable: tuple[int, ...]) -> Decision:
+        """The guardian has killed and reaped all there was, but for these process numbers."""
+        if self.phase is not Phase.ENDING:
+            return NOTHING
+        self.unkillable = unkillable
+        self.group.ended()
+        self._move(Phase.WAITING)
+        self.wake_at = None
+        reason = "the rest is stuck" if unkillable else "nothing is left running"
+        tell = Tell(
+            Ended(
+                node_rank=self.node_rank,
+                round=self.round,
+                succeeded=self.group.state is GroupState.SUCCEEDED,
+                causes=tuple(self._cause(failure) for failure in self.group.failures()),
+                unkillable=len(unkillable),
+            )
+        )
+        if self.finish is not None:
+            self._done(self.finish.because)
+        return Decision((tell,), reason)
+
+    def guardian_lost(self, because: str = "was killed") -> Decision:
+        """The guardian died, and with it all workers."""
+        if self.phase is Phase.DONE:
+            return NOTHING
+        self.guardian_lost_because = because
+        return self._done(f"the guardian process {because}")
+
+    # Verdicts.
+
+    @property
+    def status(self) -> int:
+        """The launcher's exit status: 0 only if every worker succeeded, and some ran here."""
+        if self.guardian_lost_because or self.finish is None:
+            return FAILED
+        match self.finish.outcome:
+            case Outcome.SUCCEEDED:
+                return SUCCEEDED
+            case Outcome.MISSED:
+                return NOTHING_RAN
+            case Outcome.STOPPED if self.stop_signal is not None:
+                return 128 + self.stop_signal
+        return FAILED
+
+    def _cause(self, failure: Failure) -> Cause:
+        return Cause(
+            rank=failure.exit.rank,
+            node_rank=self.node_rank,
+            text=failure.text,
+            time_s=failure.time_s,
+            is_echo=failure.is_echo,
+            is_startup=failure.is_startup,
+        )
+
+    # Moves.
+
+    def _failed(self, failure: Failure, now: float) -> Decision:
+        rank = failure.exit.rank
+        if not self.group.running:
+            return self._end(f"rank {rank} failed and no other runs here", now)
+        if failure.error is None:
+            return self._stop(SIGTERM, f"rank {rank} failed", now)
+        grace_s = ECHO_GRACE_S if failure.is_echo else FOLD_GRACE_S
+        if self.phase is Phase.HOLDING:
+            if not failure.is_echo:
+                self._hold(now + grace_s)
+            return NOTHING
+        self._move(Phase.HOLDING)
+        self._hold_until = now + MAX_FOLD_GRACE_S
+        self._hold(now + grace_s)
+        if failure.is_echo:
+            return Decision((), f"rank {rank} lost a peer; waiting for the one that failed first")
+        return Decision((), f"rank {rank} failed; waiting for others that fail alike")
+
+    def _hold(self, until: float) -> None:
+        self.wake_at = min(until, self._hold_until)
+
+    def _stop(self, signal: int, reason: str, now: float) -> Decision:
+        self._move(Phase.STOPPING)
+        self.group.stopping()
+        self._stop_until = now + self._shutdown_timeout_s
+        self.wake_at = now + min(self._shutdown_timeout_s, TELL_AFTER_S)
+        ranks = tuple(sorted(self.group.running))
+        if not ranks:
+            return self._end(reason, now)
+        # SIGCONT: a worker that is suspended could not act on the first signal.
+        signals = (SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT))
+        return Decision((*signals, *self._broken()), reason)
+
+    def _patience(self, now: float) -> str:
+        return (
+            f"waiting up to {self._stop_until - now:.0f} s more for"
+            f" {name_ranks(sorted(self.group.running))} to end;"
+            f" {'a second' if self.stop_signal == SIGINT else 'an'} interrupt (Ctrl-C) kills them"
+        )
+
+    def _end(self, reason: str, now: float) -> Decision:
+        told = self._broken() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
+        self._move(Phase.ENDING)
+        self.wake_at = now + GUARDIAN_PATIENCE_S
+        return Decision((EndEverything(), *told), reason)
+
+    def _broken(self) -> tuple[Tell, ...]:
+        failures = self.group.failures()
+        if not failures:
+            return ()
+        text = f"node {self.node_rank}: {failures[0].text}"
+        return (Tell(Broken(node_rank=self.node_rank, round=self.round, text=text)),)
+
+    def _done(self, reason: str) -> Decision:
+        self._move(Phase.DONE)
+        self.wake_at = None
+        return Decision((), reason)
+
+    def _move(self, to: Phase) -> None:
+        if to not in _MOVES[self.phase]:
+            raise RuntimeError(f"an agent cannot go from {self.phase.value} to {to.value}")
+        self.phase = to

@@ -1,0 +1,114 @@
+"""What the agent holds of one worker: its control socket, its output, its error file."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from rallypoint.base.control_message import WorkerError
+from rallypoint.launch.agent.control import ControlChannel
+from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
+from rallypoint.launch.job import Job, worker_environ
+from rallypoint.launch.output.streams import Streams
+from rallypoint.launch.worker_group import Exit
+from rallypoint.rendezvous.job.round import Placement, Seat
+
+_CLD_EXITED, _CLD_DUMPED = 1, 3
+_STAGES = {
+    1: "make a process",
+    2: "enter the working directory",
+    3: "run",
+    4: "bind it to its CPUs",
+}
+_MAX_ERROR_FILE_BYTES = 1 << 20
+
+
+class Worker:
+    """One worker of a round, from before its start until after its end."""
+
+    def __init__(self, job: Job, place: Placement, streams: Streams) -> None:
+        self.rank, self.local_rank = place.rank, place.local_rank
+        self.control = ControlChannel()
+        self.pid = 0
+        self._job = job
+        self._place = place
+        self._streams = streams
+
+    def start(self, guardian: Guardian, number: int, seat: Seat, record: int) -> None:
+        """Ask the guardian for the process, which it is to know by `number`.
+
+        `record` is a descriptor of the memory for the flight records of this node.
+        """
+        stdout, stderr = self._streams.descriptors
+        error_file = self._streams.error_file
+        guardian.spawn(
+            number,
+            self._job.worker_command(self.local_rank),
+            worker_environ(self._job, place=self._place, seat=seat, error_file=error_file),
+            descriptors=(0, stdout, stderr, self.control.worker_fileno, record),
+            cpus=self._job.cpus[self.local_rank] if self._job.cpus else frozenset(),
+        )
+        self.control.started()
+        self._streams.started()
+
+    def exit(self, report: Report) -> Exit:
+        """The guardian's word on this worker's end, as coordinator.py takes it."""
+        ended_by_itself = report.code == _CLD_EXITED
+        if report.kind is ReportKind.SPAWN_FAILED:
+            program = self._job.command[0]
+            what = f"{_STAGES.get(report.code, 'run')} {program!r}" if report.code == 3 else None
+            reason = os.strerror(report.status)
+            return Exit(
+                rank=self.rank,
+                pid=report.pid,
+                time_s=report.time_s,
+                start_error=f"cannot {what or _STAGES.get(report.code, 'start')}: {reason}",
+            )
+        return Exit(
+            rank=self.rank,
+            pid=report.pid,
+            time_s=report.time_s,
+            code=report.status if ended_by_itself else None,
+            signal=None if ended_by_itself else report.status,
+            core_dumped=report.code == _CLD_DUMPED,
+        )
+
+    @property
+    def error_file(self) -> str:
+        """Where it may record its error; empty if there is no place for it."""
+        return self._streams.error_file or ""
+
+    def recorded(self) -> str | None:
+        """What it left there, as torch's @record does; None: nothing."""
+        try:
+            return self._streams.files.call(partial(_read, self.error_file))
+        except OSError:
+            return None
+
+    def keep_error(self, error: WorkerError) -> None:
+        """Leave what the worker reported where torch's @record would have written it."""
+        path = self._streams.error_file
+        if path is not None:
+            try:
+                self._streams.files.call(partial(_keep, path, error))
+            except OSError:
+                return
+
+    def drain_output(self) -> None:
+        """After the end of everything: pass on what is left in the pipes."""
+        self._streams.finish()
+
+
+def _read(path: str) -> str:
+    # What a worker left may be a pipe; that is not waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return (file.read(_MAX_ERROR_FILE_BYTES) or b"").decode(errors="replace")
+
+
+def _keep(path: str, error: WorkerError) -> None:
+    if os.path.exists(path):
+        return
+    from rallypoint.base.error_file import write_error
+
+    text = f"{error.type}: {error.message}"
+    write_error(path, error=text, traceback=error.traceback, time_s=error.time_s)

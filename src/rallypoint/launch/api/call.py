@@ -1,0 +1,142 @@
+"""The program of a worker that runs a function: `python -m rallypoint.launch.api.call FILE NUMBER`.
+
+FILE is the caller's, on this machine and readable by it alone: a pickle of search path, main
+module, function and arguments. What the function returns or raises goes to FILE.NUMBER.
+
+Functions and classes travel by name; those that have none in another process (of a notebook, or
+defined in a function) travel as a whole, by cloudpickle, where that is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rallypoint.base.errors import InvalidArgumentError, UnreadableCallError
+
+
+def write_call(
+    path: str, function: Callable[..., Any], args: Sequence[object], *, with_number: bool
+) -> None:
+    """Put a call where workers find it; with `with_number` each gets its number as first argument.
+
+    Raises:
+        InvalidArgumentError: the function or its arguments cannot be handed over.
+    """
+    main = sys.modules["__main__"]
+    # What is defined in the caller's script is found by running that script under another name.
+    name = getattr(main.__spec__, "name", None)
+    place = None if name else getattr(main, "__file__", None)
+    place = os.path.abspath(place) if place and os.path.exists(place) else None
+    try:
+        data = _pickled((function, tuple(args), with_number), has_main=bool(name or place))
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{getattr(function, '__qualname__', function)!s} or its arguments cannot be handed to"
+            f" other processes: {error}"
+        ) from error
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        pickle.dump((sys.path, name, place), file)
+        file.write(data)
+
+
+def _pickled(value: object, *, has_main: bool) -> bytes:
+    """Bytes that another process can read, which has this one's main module or has not."""
+    try:
+        data = pickle.dumps(value)
+        # By name; a text that happens to say so costs nothing but the detour.
+        if has_main or b"__main__" not in data:
+            return data
+        reason = "the main module has no file that they could import, as in a notebook"
+    except Exception as error:  # pickle raises many kinds
+        reason = str(error)
+    try:
+        import cloudpickle
+    except ImportError:
+        raise TypeError(
+            f"{reason}; define them at the top level of a module or script, or install cloudpickle"
+            " (pip install 'rallypoint[cloudpickle]')"
+        ) from None
+    by_value: bytes = cloudpickle.dumps(value)
+    return by_value
+
+
+def read_result(path: str, number: int) -> tuple[object, BaseException | None, str] | None:
+    """What a call returned, what it raised and the traceback; None if it left nothing."""
+    try:
+        with open(f"{path}.{number}", "rb") as file:
+            result: tuple[object, BaseException | None, str] = pickle.load(file)
+            return result
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, TypeError):
+        return None
+
+
+def run(path: str, number: int) -> None:
+    """Perform the call, and leave what came of it."""
+    try:
+        function, args, with_number = _read_call(path)
+    except Exception as error:
+        _leave(path, number, None, error, traceback.format_exc())
+        raise
+    try:
+        value = function(number, *args) if with_number else function(*args)
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (0, None):
+            _leave(path, number, None, error, traceback.format_exc())
+        raise
+    _leave(path, number, value, None, "")
+
+
+def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
+    with open(path, "rb") as file:
+        search_path, name, place = pickle.load(file)
+        sys.path[:] = search_path
+        if name or place:
+            try:
+                _run_main(name, place)
+            except (ImportError, SyntaxError) as error:
+                raise UnreadableCallError(
+                    f"the caller's main module {name or place} cannot be imported: {error}"
+                ) from error
+        try:
+            call: tuple[Callable[..., Any], Sequence[object], bool] = pickle.load(file)
+        except Exception as error:  # whatever the classes of the arguments raise
+            raise UnreadableCallError(
+                "the function or its arguments cannot be read in the worker:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+    return call
+
+
+def _run_main(name: str | None, place: str | None) -> None:
+    """As multiprocessing's spawn does: the script's definitions, but not its main part."""
+    from multiprocessing import spawn
+
+    main: dict[str, str] = {}
+    if name:
+        main["init_main_from_name"] = name
+    elif place and os.path.exists(place):
+        main["init_main_from_path"] = place
+    spawn.prepare(main)
+
+
+def _leave(path: str, number: int, value: object, error: BaseException | None, trace: str) -> None:
+    try:
+        # The caller can import what is defined there, if not by name then by cloudpickle's number.
+        data = _pickled((value, error, trace), has_main=True)
+        pickle.loads(data)  # some exceptions can be pickled, but not read back
+    except Exception as reason:
+        if error is None:
+            raise TypeError(f"what the worker returned cannot be handed back: {reason}") from None
+        data = pickle.dumps((None, None, trace))
+    with open(f"{path}.{number}.part", "wb") as file:
+        file.write(data)
+    os.rename(f"{path}.{number}.part", f"{path}.{number}")  # whole, or not at all
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"]))

@@ -1,0 +1,216 @@
+"""A Python program as one node of a dynamic job: the Meeting that an agent has, without workers.
+
+    program's threads <--condition--> a thread with the Meeting
+
+The node beats while the program works. Where an agent would end its workers, the program is told
+that the round was stopped, and where it would report their end, the program wants another round.
+Who leads, and what a round is, is decided where it is for agents.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from rallypoint.launch.rounds.elastic import Dynamic
+from rallypoint.rendezvous.api.store_leader import CAME_BACK
+from rallypoint.rendezvous.job.reports import (
+    Ended,
+    Finish,
+    Leave,
+    Outcome,
+    Report,
+    Start,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.job.round import Seat
+
+CLOSED = "the rendezvous was closed by "
+_GOODBYE_S = 2.0  # to tell the others
+
+
+class ProgramNode:
+    """One life of a node: a Meeting and its thread.
+
+    Attributes:
+        changed: guards the others; notified when one of them changes.
+        seat: in the newest round; None: none yet.
+        stopped: why that round is over, if so.
+        closed: why there is no further round, if so.
+        finish: how the job ended for this node.
+        error: what ended the thread, if it was no order.
+    """
+
+    def __init__(self, meeting: Dynamic, name: str) -> None:
+        self.changed = threading.Condition()
+        self.seat: Seat | None = None
+        self.stopped = ""
+        self.closed = ""
+        self.finish: Finish | None = None
+        self.error: Exception | None = None
+        self._meeting = meeting
+        meeting.tells_late_comers = True
+        self._name = name
+        self._wants = True  # a round
+        self._ended = -1  # the newest round whose end was reported
+        self._calls: deque[Callable[[], None]] = deque()
+        self._last_word: Report | None = None  # to be said once there is somebody to hear it
+        self._has_said_it = False
+        self._end_at: float | None = None
+        self._bell, self._ear = socket.socketpair()
+        self._ear.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    # For other threads.
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next round, as the one who leads said last."""
+        return self._meeting.waiting
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it waits for a place in a round that runs without it."""
+        return self._wants and self.seat is None and self.waiting > 0
+
+    def want_round(self) -> None:
+        """Leave the round, if there is one, and wait for the next."""
+        self._call(self._leave_round)
+
+    def close(self) -> None:
+        """End the rendezvous for all."""
+        self._call(lambda: self._say_last(StopAsked(node_rank=-1, text=f"{CLOSED}{self._name}")))
+
+    def withdraw(self) -> None:
+        """Take part no more; the others go on."""
+        self._call(lambda: self._say_last(Leave(text="it waited too long")))
+        self.end()
+
+    def end(self) -> None:
+        """Stop the thread, after what was asked before."""
+        self._call(self._end)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def take_seat(self, after: int) -> Seat | None:
+        """The seat in a round newer than that, if it still runs.
+
+        To be called with `changed` held.
+        """
+        if self.seat is None or self.seat.number <= after or self.stopped:
+            return None
+        self._wants = False
+        return self.seat
+
+    def _call(self, what: Callable[[], None]) -> None:
+        self._calls.append(what)
+        with suppress(OSError):  # the thread has ended
+            self._bell.send(b"!")
+
+    # The thread.
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._ear, selectors.EVENT_READ, self._hear)
+        try:
+            self._meeting.open(selector)
+            while not self._is_over():
+                alarms = [at for at in (self._meeting.wake_at, self._end_at) if at is not None]
+                timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
+                for key, _ in selector.select(timeout):
+                    key.data()
+                alarm = self._meeting.wake_at
+                if alarm is not None and time.monotonic() >= alarm:
+                    self._meeting.tick()
+            self._meeting.close()
+        except Exception as error:  # told to whoever waits
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+        finally:
+            selector.close()
+            self._bell.close()
+            self._ear.close()
+
+    def _hear(self) -> None:
+        self._ear.recv(4096)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _is_over(self) -> bool:
+        self._obey()
+        if self._last_word is not None and self._meeting.is_led:
+            word, self._last_word = self._last_word, None
+            self._has_said_it = True
+            self._tell(word)
+            self._obey()
+        if self.finish is not None:
+            # Who is at the endpoint tells late comers that they are.
+            return self._end_at is not None or not self._meeting.is_at_endpoint
+        if self._end_at is None:
+            return False
+        return not self._has_said_it or time.monotonic() >= self._end_at
+
+    def _obey(self) -> None:
+        orders, self._meeting.orders = self._meeting.orders, []
+        for order in orders:
+            with self.changed:
+                match order:
+                    case Start(seat=seat):
+                        self.seat, self.stopped = seat, ""
+                        self._meeting.settle()
+                    case Stop() as stop:
+                        self._stop(stop)
+                    case Finish() as finish:
+                        self.finish = finish
+                        if finish.outcome is not Outcome.GIVEN_UP and not finish.was_cut_off:
+                            self.closed = finish.because
+                self.changed.notify_all()
+
+    def _stop(self, stop: Stop) -> None:
+        self.stopped = stop.because
+        if stop.because.startswith(CLOSED):
+            self.closed = stop.because
+        # Nothing comes after the end, and what this node has not begun needs no end.
+        if self.closed or self._wants:
+            self._report_end(stop.round)
+
+    def _leave_round(self) -> None:
+        with self.changed:
+            self._wants = True
+            seat, self.stopped = self.seat, self.stopped or CAME_BACK
+        if seat is not None:
+            self._report_end(seat.number)
+
+    def _report_end(self, number: int) -> None:
+        if number > self._ended:
+            self._ended = number
+            self._tell(
+                Ended(
+                    node_rank=-1,
+                    round=number,
+                    succeeded=False,
+                    was_cut_off=True,
+                    because=CAME_BACK,
+                )
+            )
+
+    def _tell(self, report: Report) -> None:
+        if self.finish is None:
+            self._meeting.tell(report)
+
+    def _say_last(self, report: Report) -> None:
+        self._last_word = report
+
+    def _end(self) -> None:
+        self._end_at = time.monotonic() + _GOODBYE_S

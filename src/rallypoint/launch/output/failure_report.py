@@ -1,0 +1,173 @@
+"""What went wrong, told once: from failures to the lines that the user reads.
+
+Pure text; who failed first is worker_group.py's verdict, what comes next the coordinator's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rallypoint.base.control_message import WorkerError
+from rallypoint.launch.worker_group import Failure, WorkerGroup, name_ranks
+
+_MAX_LISTED = 16
+_ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What there is to tell beside the failures.
+
+    Attributes:
+        title: what came of them, e.g. "job failed".
+        because: what comes next, and why.
+        local_ranks: of the ranks of this node.
+        oom_kills: how often the out-of-memory killer struck meanwhile; None: nobody knows.
+        elsewhere: the root cause, if another node can tell more of it.
+        logs: where the workers' output is kept; empty: that is told at another time.
+        calls: lines on what the workers were in when the first of them failed.
+    """
+
+    title: str
+    because: str = ""
+    host: str = ""
+    local_ranks: Mapping[int, int]
+    oom_kills: int | None = None
+    elsewhere: str = ""
+    logs: str = ""
+    calls: Sequence[str] = ()
+
+
+def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
+    """What a @record decorator wrote to TORCHELASTIC_ERROR_FILE; None if that is not it.
+
+    `time_s` is when the worker ended: the file's own time has only whole seconds.
+    """
+    import json
+
+    try:
+        message = json.loads(text)["message"]
+        if isinstance(message, str):
+            return WorkerError("an error", message, "", time_s)
+        kind, _, rest = str(message["message"]).partition(": ")
+        trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return WorkerError(kind, rest, trace, time_s)
+
+
+def summary(group: WorkerGroup, telling: Telling) -> str:
+    """The block that ends a failed round: root cause first, then who else, then who was stopped."""
+    failures = group.failures()
+    lines: list[str] = []
+    if telling.elsewhere:
+        lines.append(f"{telling.title}: {telling.elsewhere}")
+    folds = _fold(failures)
+    if folds and not telling.elsewhere:
+        alike = folds.pop(0)
+        lines.append(f"{telling.title}: {alike[0].text}{_count(alike)}")
+        lines += _details(alike[0], alike, telling)
+    if folds:
+        root = None if telling.elsewhere else failures[0]
+        lines.append(f"  also failed: {_listing(folds, root)}")
+    if lines:
+        if group.stopped:
+            lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
+        if telling.calls:
+            lines += ["  operations at that time:", *(f"  {line}" for line in telling.calls)]
+        if telling.because:
+            lines.append(f"  {telling.because}")
+        if telling.logs:
+            lines.append(f"  logs: {telling.logs}")
+    return "\n".join(lines)
+
+
+def _fold(failures: Sequence[Failure]) -> list[list[Failure]]:
+    """Failures that are the same, each told once: in order of the first of each sort."""
+    folds: list[list[Failure]] = []
+    known: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        forms = _forms(failure)
+        fold = next((known[form] for form in forms if form in known), None)
+        if fold is None:
+            folds.append(fold := [])
+            known.update(dict.fromkeys(forms, fold))
+        fold.append(failure)
+    return folds
+
+
+def _forms(failure: Failure) -> list[tuple[str, str]]:
+    """Texts, one of which failures share if they are the same.
+
+    They may differ in addresses in memory, and in the rank, where each speaks of itself; where all
+    tell of the same ranks, they do not.
+    """
+    if failure.error is None:
+        return [("", failure.what)]
+    text = _ADDRESS.sub("0x", failure.error.traceback or failure.error.message)
+    own = re.compile(rf"\b{failure.exit.rank}\b")
+    # Indented lines are the program's own: their numbers are no ranks.
+    lines = [line if line[:1] == " " else own.sub("N", line) for line in text.split("\n")]
+    return [(failure.error.type, text), (failure.error.type, "\n".join(lines))]
+
+
+def _count(alike: Sequence[Failure]) -> str:
+    if len(alike) == 1:
+        return ""
+    return f" (x{len(alike)} {name_ranks(sorted(each.exit.rank for each in alike))})"
+
+
+def _listing(folds: Sequence[Sequence[Failure]], root: Failure | None) -> str:
+    items = [_without_repeating(alike[0], root) + _count(alike) for alike in folds]
+    shown = "; ".join(items[:_MAX_LISTED])
+    hidden = len(items) - _MAX_LISTED
+    return f"{shown}; and {hidden} more" if hidden > 0 else shown
+
+
+def _without_repeating(failure: Failure, root: Failure | None) -> str:
+    """The same message of another place in the program, as of all ranks that called different
+    operations, is told once.
+    """
+    if failure.error is None or root is None or root.error is None:
+        return failure.text
+    is_same = (failure.error.type, failure.error.message) == (root.error.type, root.error.message)
+    return f"rank {failure.exit.rank} with the same" if is_same else failure.text
+
+
+def _details(failure: Failure, alike: Sequence[Failure], telling: Telling) -> list[str]:
+    end = failure.exit
+    when = datetime.fromtimestamp(failure.time_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    what = "" if end.start_error is not None else f" {failure.ending},"
+    pid = f", pid {end.pid}" if end.pid else ""
+    local_rank = telling.local_ranks[end.rank]
+    lines = [
+        f"  rank {end.rank} (local rank {local_rank}{pid}, host {telling.host}){what} at {when}"
+    ]
+    if end.signal == 9:
+        lines.append(f"  {_who_killed(telling.oom_kills)}")
+    if failure.error is not None and failure.error.traceback:
+        trace = failure.error.traceback.rstrip().splitlines()
+        lines += [f"  traceback of rank {end.rank}{_count(alike)}:"]
+        lines += ["    " + line for line in trace]
+    return lines
+
+
+def _who_killed(oom_kills: int | None) -> str:
+    if oom_kills is None:
+        return (
+            "the launcher did not send this signal; often it is the kernel's out-of-memory killer"
+            " (see dmesg)"
+        )
+    if oom_kills == 0:
+        return (
+            "neither the launcher sent this signal nor, by the count of this control group, the"
+            " kernel's out-of-memory killer"
+        )
+    times = "once" if oom_kills == 1 else f"{oom_kills} times"
+    return (
+        f"the kernel's out-of-memory killer struck {times} in this control group"
+        " meanwhile: give the job more memory, or start fewer workers"
+    )

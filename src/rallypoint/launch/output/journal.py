@@ -1,0 +1,79 @@
+"""What happened in a job, for programs: one JSON object per event and line (docs/events.md).
+
+A journal that cannot be written is reported once, and the job goes on; one whose file system hangs
+keeps nobody waiting (sink.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from rallypoint.base.errors import HostError
+from rallypoint.launch.job import Job
+from rallypoint.launch.output.sink import Sink
+from rallypoint.launch.output.terminal import print_line, say
+
+_PATIENCE_S = 2.0
+
+
+class Journal:
+    """Writes to a file, to stderr, or both.
+
+    Raises:
+        HostError: the file cannot be opened.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._run_id = job.run_id
+        self.node_rank = job.nodes.node_rank
+        self._is_on_stderr = job.prints_events
+        self._path = job.events_file
+        self._fd = -1
+        self._sink: Sink | None = None
+        if self._path:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o666)
+                # Whole events in one piece, so that several agents can share a file.
+                self._sink = Sink(self._fd, gap=_note_of_gap)
+            except OSError as error:
+                raise HostError(
+                    f"cannot open {self._path}: {error.strerror}; give another file with"
+                    " --json-events."
+                ) from None
+
+    def record(self, event: str, fields: dict[str, object]) -> None:
+        """Write one event."""
+        head = {"time": time.time(), "event": event, "run_id": self._run_id}
+        text = json.dumps({**head, "node_rank": self.node_rank, **fields})
+        if self._is_on_stderr:
+            print_line(text)
+        if self._sink is not None:
+            self._check()
+        if self._sink is not None:
+            self._sink.write(text.encode() + b"\n")
+
+    def close(self) -> None:
+        """No more events."""
+        if self._sink is not None and self._sink.flush(_PATIENCE_S):
+            self._check()
+            os.close(self._fd)
+        self._sink = None
+
+    def _check(self) -> None:
+        """Tell it if something could not be written, and give up."""
+        assert self._sink is not None
+        error = self._sink.error
+        if error is None:
+            return
+        say(
+            f"cannot write {self._path}: {error.strerror}; the job goes on, its further events are"
+            " lost."
+        )
+        self._sink = None
+
+
+def _note_of_gap(lost: int) -> bytes:
+    return json.dumps({"time": time.time(), "event": "lost", "bytes": lost}).encode() + b"\n"

@@ -1,0 +1,228 @@
+"""Workers' output on its way through the agent: whole lines, each behind its worker's prefix.
+
+    worker stdout --pipe--> LineReader --lines--> Outlet --> the agent's stdout
+
+Rules: a line is never torn by another worker's; the agent never waits for a slow reader: an outlet
+that is full makes it stop reading the pipes, and so the workers wait, not it. What dead workers
+left is taken at once, as the next round cannot wait; only of that something may be lost (sink.py).
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections import deque
+
+from rallypoint.launch.output.file_work import FileWork
+from rallypoint.launch.output.sink import STDERR, Sink
+from rallypoint.launch.output.terminal import STATUS
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.output.tee import Tee
+
+_READ_BYTES = 64 << 10
+_MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
+_MAX_PIPE_BYTES = 1 << 20  # as the kernel allows its users
+_FULL_BYTES = 256 << 10
+_LOW_BYTES = 64 << 10
+
+
+class Outlet:
+    """One of the agent's own output streams. It takes bytes at once and writes them when it can."""
+
+    def __init__(
+        self, fd: int, sink: Sink, selector: selectors.BaseSelector, files: FileWork
+    ) -> None:
+        self.readers: list[LineReader] = []
+        self._sink = sink
+        self._selector = selector
+        self._files = files
+        self._rests: deque[Tee] = deque()  # of dead workers; shown before anything of the living
+        self._is_showing_rests = False
+        self._is_sink_full = False
+        self._has_told_full = False
+        self._is_terminal = os.isatty(fd)
+        self._room = sink.tell_room(_LOW_BYTES)
+        selector.register(self._room, selectors.EVENT_READ, self._has_room)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether readers should keep what they have."""
+        return self._is_sink_full or bool(self._rests)
+
+    def has_room_for(self, reader: LineReader) -> bool:
+        """Whether that one may give more: of dead workers, the first one comes first."""
+        return not self._is_sink_full and (not self._rests or self._rests[0] is reader)
+
+    def write(self, data: bytes) -> None:
+        """Take whole lines."""
+        if self._is_terminal:
+            STATUS.hide()
+        self._sink.write(data)
+        self.update()
+
+    def show_rest(self, rest: Tee) -> None:
+        """Show what waits in its file, as soon as there is room."""
+        self._rests.append(rest)
+        self.update()
+
+    def flush(self, patience_s: float) -> bool:
+        """Write everything; False if the reader took nothing for `patience_s`, and gets no more."""
+        while self._sink.flush(patience_s):
+            if not self._rests:
+                return True
+            self.update()
+            if self._rests and not self._files.flush(patience_s):
+                break
+        return False
+
+    def close(self) -> None:
+        """It was the last word."""
+        self._selector.unregister(self._room)
+        self._sink.forget_room()
+
+    def _has_room(self) -> None:
+        os.eventfd_read(self._room)
+        self.update()
+
+    def update(self) -> None:
+        """Go on with what dead workers left, and tell readers whether there is room."""
+        if self._is_showing_rests:
+            return
+        self._measure()
+        self._is_showing_rests = True
+        while self._rests and not self._is_sink_full:
+            if not self._rests[0].show_rest():
+                break  # it waits for its file, or for room, and goes on by itself
+            self._rests.popleft()
+            self._measure()
+        self._is_showing_rests = False
+        if self.is_full != self._has_told_full:
+            self._tell_readers(self.is_full)
+
+    def _measure(self) -> None:
+        limit = _LOW_BYTES if self._is_sink_full else _FULL_BYTES
+        self._is_sink_full = self._sink.pending > limit
+
+    def _tell_readers(self, is_full: bool) -> None:
+        self._has_told_full = is_full
+        self.readers[:] = self.readers[1:] + self.readers[:1]  # another one is first next time
+        for reader in tuple(self.readers):
+            reader.pause(is_full)
+            if self._has_told_full != is_full:
+                break  # what this reader had has filled it again, and all have been told
+
+
+class Lines:
+    """Cuts one worker's output into blocks of whole lines.
+
+    A carriage return ends a line too, as for torchrun: else a progress bar would not show until
+    its end.
+    """
+
+    def __init__(self) -> None:
+        self._partial = b""
+
+    def take(self, data: bytes) -> bytes:
+        """What is whole now; empty if nothing is."""
+        data = self._partial + data
+        self._partial = b""
+        if b"\r" in data:
+            if data.endswith(b"\r"):  # a newline may follow
+                data, self._partial = data[:-1], b"\r"
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        cut = data.rfind(b"\n") + 1
+        self._partial = data[cut:] + self._partial
+        if len(self._partial) > _MAX_LINE_BYTES:
+            return data[:cut] + self.rest()
+        return data[:cut]
+
+    def rest(self) -> bytes:
+        """The unfinished last line, made whole."""
+        rest, self._partial = self._partial.rstrip(b"\r"), b""
+        return rest + b"\n" if rest else b""
+
+
+class LineReader:
+    """The agent's end of one worker's stdout or stderr, whose lines get a prefix."""
+
+    def __init__(self, outlet: Outlet, prefix: str, selector: selectors.BaseSelector) -> None:
+        self._fd, self.worker_fd = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._outlet = outlet
+        self._prefix = os.fsencode(prefix)
+        self._selector = selector
+        self._lines = Lines()
+        self._is_open = True
+        self._is_listening = False
+        outlet.readers.append(self)
+        self._listen(True)
+
+    def read(self) -> None:
+        """Take what the worker has written."""
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._take(data)
+        else:
+            self.close()
+
+    def finish(self) -> None:
+        """All writers are dead: take all that is left."""
+        left = _MAX_PIPE_BYTES  # someone who cannot be killed may go on writing
+        while self._is_open:
+            try:
+                data = os.read(self._fd, _READ_BYTES) if left > 0 else b""
+            except BlockingIOError:
+                data = b""
+            left -= len(data)
+            if data:
+                self._take(data)
+            else:
+                self.close()
+
+    def pause(self, paused: bool) -> None:
+        """The outlet is full, or is so no longer."""
+        self._listen(self._is_open and not paused)
+
+    def close(self) -> None:
+        """Give out an unfinished last line, and stop listening."""
+        if not self._is_open:
+            return
+        self._listen(False)
+        self._is_open = False
+        os.close(self._fd)
+        self._outlet.readers.remove(self)
+        self._give(self._lines.rest())
+
+    def _take(self, data: bytes) -> None:
+        self._give(self._lines.take(data))
+
+    def _give(self, block: bytes) -> None:
+        if block:
+            self._outlet.write(with_prefix(block, self._prefix))
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted and not self._is_listening:
+            self._selector.register(self._fd, selectors.EVENT_READ, self.read)
+        elif self._is_listening and not wanted:
+            self._selector.unregister(self._fd)
+        self._is_listening = wanted
+
+
+def with_prefix(block: bytes, prefix: bytes) -> bytes:
+    """Whole lines, each behind the prefix."""
+    return prefix + block[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def open_outlets(selector: selectors.BaseSelector, files: FileWork) -> tuple[Outlet, Outlet]:
+    """Outlets for stdout and stderr: one and the same if both lead to the same place."""
+    try:
+        same = os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:
+        same = False
+    err = Outlet(2, STDERR, selector, files)
+    return err if same else Outlet(1, Sink(1), selector, files), err

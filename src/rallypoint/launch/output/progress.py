@@ -1,0 +1,165 @@
+"""What is seen of a running job: a status line or event lines for people, a journal for programs.
+
+It only tells; nothing is decided here. Without flags, a job whose output is not redirected says
+nothing but what went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.log_spec import NAMES
+from rallypoint.launch.output.terminal import STATUS, is_terminal, say
+from rallypoint.launch.worker_group import Exit, name_ranks, signal_name
+
+_STATUS_EVERY_S = 1.0
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.output.journal import Journal
+
+
+class Face:
+    """The agent tells it what happens.
+
+    Attributes:
+        wake_at: when to call `tick` at the latest; None: there is no status line.
+
+    Raises:
+        HostError: the journal cannot be opened.
+    """
+
+    def __init__(self, job: Job, now: float) -> None:
+        self._job = job
+        self._began = now
+        self._journal: Journal | None = None
+        self._round = 0
+        self._restarts = 0
+        self._round_size = 0
+        self._began_text = ""
+        is_hidden = job.logs.hides_output and job.talk is not Talk.QUIET
+        self.wake_at = now if is_hidden and is_terminal() and has_terminal(job) else None
+        self._tells_events = job.talk is Talk.VERBOSE or (is_hidden and self.wake_at is None)
+        if job.events_file or job.prints_events:
+            from rallypoint.launch.output.journal import Journal
+
+            self._journal = Journal(job)
+
+    def job_began(self, logs: str) -> None:
+        """The agent is there; `logs` is where the user finds them, if there are any."""
+        if logs and self._job.talk is not Talk.QUIET:
+            say(f"logs: {logs}")
+        if self._journal is not None:
+            job = self._job
+            self._record(
+                "job_began",
+                command=list(job.command),
+                nnodes=job.nodes.count,
+                nproc_per_node=job.local_world_size,
+                max_restarts=job.max_restarts,
+                logs=logs or None,
+            )
+
+    def round_began(self, number: int, node_rank: int, ranks: Sequence[int], because: str) -> None:
+        """Workers are being started here."""
+        self._round, self._round_size = number, len(ranks)
+        self._restarts += bool(because)
+        self._began_text = f"round {number}: {name_ranks(ranks)} started"
+        if self._journal is not None:
+            self._journal.node_rank = node_rank
+        self._record("round_began", round=number, ranks=list(ranks), because=because)
+
+    def round_runs(self) -> None:
+        """All of them have been started, and a failed round before it has been told."""
+        self._event(self._began_text)
+
+    def worker_started(self, rank: int, pid: int) -> None:
+        """A worker has a process."""
+        self._record("worker_started", round=self._round, rank=rank, pid=pid)
+
+    def worker_ended(self, end: Exit, text: str) -> None:
+        """A worker has ended; `text` says how, if it failed."""
+        if text and self._job.talk is Talk.VERBOSE:
+            say(text)
+        self._record(
+            "worker_ended",
+            round=self._round,
+            rank=end.rank,
+            pid=end.pid,
+            code=end.code,
+            signal=None if end.signal is None else signal_name(end.signal),
+            error=text or None,
+        )
+
+    def calls_seen(self, events: Callable[[], list[dict[str, object]]]) -> None:
+        """Something went wrong, and this is what the workers were in."""
+        if self._journal is not None:
+            self._record("operations", round=self._round, operations=events())
+
+    def signal_received(self, number: int) -> None:
+        """Someone sent the agent a signal."""
+        self._record("signal", signal=signal_name(number))
+
+    def decided(self, where: str, reason: str) -> None:
+        """A decision, and why."""
+        if self._job.talk is Talk.VERBOSE:
+            say(f"{where}: {reason}")
+        self._record("decision", phase=where, reason=reason)
+
+    def told(self, text: str) -> None:
+        """What the user should know, though the job goes on."""
+        if self._job.talk is not Talk.QUIET:
+            say(text)
+
+    def job_ended(self, status: int, text: str, now: float) -> None:
+        """The job is over; `text` says what went wrong, if something did."""
+        STATUS.hide()
+        uptime_s = now - self._began
+        if text:
+            say(text)
+        elif self._tells_events:
+            say(f"job succeeded after {duration(uptime_s)}")
+        self._record("job_ended", status=status, uptime_s=round(uptime_s, 3), text=text or None)
+
+    def close(self) -> None:
+        """Write the last event."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def tick(self, now: float, running: int) -> None:
+        """Renew the status line."""
+        if self.wake_at is None or now < self.wake_at:
+            return
+        self.wake_at = now + _STATUS_EVERY_S
+        STATUS.show(
+            f"round {self._round} | {running}/{self._round_size} ranks running |"
+            f" {self._restarts} restarts | {duration(now - self._began)}"
+        )
+
+    def _event(self, text: str) -> None:
+        if self._tells_events:
+            say(text)
+
+    def _record(self, event: str, **fields: object) -> None:
+        if self._journal is not None:
+            self._journal.record(event, fields)
+
+
+def has_terminal(job: Job) -> bool:
+    """Whether the launcher alone writes to the terminal: else its last line cannot be kept."""
+    return all(
+        job.logs.passes_through(local_rank, stream) or not os.isatty(stream)
+        for local_rank in range(job.local_world_size)
+        for stream in NAMES
+    )
+
+
+def duration(seconds: float) -> str:
+    """``"3.2 s"``, ``"1:05"``, ``"2:00:07"``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

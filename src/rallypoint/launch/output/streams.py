@@ -1,0 +1,209 @@
+"""The output and the files of one node's workers, round after round: performs log_spec.py's rules.
+
+The seam with the agent: `start_round(N)` before attempt N, `streams_of` for each of its workers.
+Every round has files of its own; descriptors of an old round end with its workers' `finish`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+from collections.abc import Callable
+from functools import partial
+
+from rallypoint.launch.job import Job
+from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
+from rallypoint.launch.output.directory import Scratch
+from rallypoint.launch.output.file_work import FileWork
+from rallypoint.launch.output.terminal import STATUS, say
+from rallypoint.rendezvous.job.round import Placement
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.output.lines import LineReader, Outlet
+    from rallypoint.launch.output.tee import FilteredFile
+
+NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"
+FULL = "its file system is full, so that something may be missing"
+
+
+class Streams:
+    """Stdout and stderr of one worker.
+
+    Attributes:
+        descriptors: what the worker gets for them.
+        error_file: where it may record its error; None if there is no place.
+        files: by which to read it.
+    """
+
+    def __init__(self, error_file: str | None, files: FileWork) -> None:
+        self.error_file = error_file
+        self.files = files
+        self.descriptors: list[int] = []
+        self.readers: list[LineReader] = []
+        self.to_close: list[int] = []
+
+    def started(self) -> None:
+        """The worker has its ends; drop ours of them, so that its death shows as an end of file."""
+        for fd in self.to_close:
+            os.close(fd)
+        self.to_close.clear()
+
+    def finish(self) -> None:
+        """After the end of everything: pass on what is left, without waiting for who reads it."""
+        self.started()
+        for reader in self.readers:
+            reader.finish()
+
+
+class Output:
+    """All of it.
+
+    Raises:
+        HostError: the user asked for logs, and there is no place for them.
+    """
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+        self._job = job
+        self._selector = selector
+        self.scratch = Scratch(
+            job.run_id,
+            job.environ,
+            log_directory=job.logs.directory,
+            is_kept=job.logs.are_kept,
+        )
+        self._files = FileWork(selector)
+        self._outlets: tuple[Outlet, Outlet] | None = None
+        self._filtered: dict[int, FilteredFile] = {}
+        self._has_failed = False
+
+    def hint(self, local_rank: int | None) -> str:
+        """How to find the logs of the current round, above all those of one worker."""
+        if not self.scratch.is_kept:
+            return NO_LOGS
+        found = self.scratch.attempt
+        for stream in (STDOUT, STDERR):
+            path = f"{self.scratch.attempt}/{local_rank}/{NAMES[stream]}.log"
+            if local_rank is not None and self._ask(partial(os.path.exists, path)):
+                found = path
+        is_full_there = self._ask(partial(is_full, self.scratch.path))
+        return f"{found} ({FULL})" if is_full_there else found
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        try:
+            return self._files.call(question)
+        except OSError:
+            return False
+
+    def start_round(self, number: int) -> None:
+        """Before the workers of a round."""
+        self._end_round()
+        self.scratch.start_round(number)
+        if any(self._job.logs.filters.values()) and self._ask(self.scratch.make_attempt):
+            from rallypoint.launch.output.tee import FilteredFile
+
+            for stream, texts in self._job.logs.filters.items():
+                path = f"{self.scratch.attempt}/filtered_{NAMES[stream]}.log"
+                try:
+                    self._filtered[stream] = FilteredFile(path, texts, self._files, self._failed)
+                except OSError as error:
+                    self._failed(path, error)
+
+    def streams_of(self, place: Placement) -> Streams:
+        """Where one worker of the round writes to."""
+        try:
+            directory = self._files.call(lambda: self.scratch.directory_of(place.local_rank))
+        except OSError as error:
+            directory = ""
+            self._failed(self.scratch.attempt, error)
+        streams = Streams(f"{directory}/error.json" if directory else None, self._files)
+        for stream in (STDOUT, STDERR):
+            streams.descriptors.append(self._open(streams, place, stream, directory))
+        return streams
+
+    def flush(self, patience_s: float) -> bool:
+        """Write the last lines; False if a reader took nothing for so long, and gets no more."""
+        self._end_round()
+        flushed = [outlet.flush(patience_s) for outlet in dict.fromkeys(self._outlets or ())]
+        return all([*flushed, self._files.flush(patience_s)])
+
+    def close(self) -> None:
+        """Close everything."""
+        self._end_round()
+        for outlet in dict.fromkeys(self._outlets or ()):
+            outlet.close()
+        self._files.close()
+
+    def _end_round(self) -> None:
+        for filtered in self._filtered.values():
+            filtered.close()
+        self._filtered.clear()
+
+    def _open(self, streams: Streams, place: Placement, stream: int, directory: str) -> int:
+        way = self._job.logs.way_of(place.local_rank, stream)
+        if way is Way.INHERITED:
+            return stream
+        path = f"{directory}/{NAMES[stream]}.log"
+        try:
+            if way in (Way.FILE, Way.TEE) and not directory:
+                raise OSError(errno.ENOENT, "its directory could not be made")
+            if way is Way.DROPPED:
+                fd = os.open(os.devnull, os.O_WRONLY)
+            elif way is Way.FILE:
+                from rallypoint.launch.output.tee import open_log
+
+                fd = self._files.call(lambda: open_log(path))
+            else:
+                reader = self._reader(place, stream, path if way is Way.TEE else "")
+                streams.readers.append(reader)
+                fd = reader.worker_fd
+        except OSError as error:
+            self._failed(path, error)
+            STATUS.give_up()
+            return stream
+        streams.to_close.append(fd)
+        return fd
+
+    def _reader(self, place: Placement, stream: int, path: str) -> LineReader:
+        from rallypoint.launch.output.lines import LineReader, open_outlets
+
+        if self._outlets is None:
+            self._outlets = open_outlets(self._selector, self._files)
+        outlet = self._outlets[stream - 1]
+        prefix = self._job.logs.prefix_of(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            role=self._job.role,
+            host=self._job.host,
+        )
+        if not path:
+            return LineReader(outlet, prefix, self._selector)
+        from rallypoint.launch.output.tee import Tee
+
+        return Tee(
+            outlet,
+            prefix,
+            self._selector,
+            path=path,
+            files=self._files,
+            filtered=self._filtered.get(stream),
+            failed=self._failed,
+        )
+
+    def _failed(self, path: str, error: OSError) -> None:
+        """Once: the first file tells enough, and the job matters more than its logs."""
+        if not self._has_failed:
+            self._has_failed = True
+            say(
+                f"cannot write {path}: {error.strerror}; the job goes on, and from here its output"
+                " may be missing in the log files."
+            )
+
+
+def is_full(path: str) -> bool:
+    """Whether a file there cannot grow."""
+    try:
+        return os.statvfs(path).f_bavail == 0
+    except OSError:
+        return False

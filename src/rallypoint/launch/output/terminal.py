@@ -1,0 +1,82 @@
+"""What the launcher itself writes on stderr: messages and, at a terminal, one line of status.
+
+The line is always the last one, and never mixed with output: whoever writes to the terminal hides
+it first, and writes whole lines. There is one stderr, and so one `STATUS`. Nothing here waits for
+a terminal that is stopped or a pipe that is full (sink.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rallypoint.launch.output.sink import STDERR
+
+_ERASE = "\r\x1b[K"
+
+
+class StatusLine:
+    """The line."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+        self._is_wanted = True
+
+    def show(self, text: str) -> None:
+        """Write the line, or write it anew."""
+        if not self._is_wanted or STDERR.pending:
+            return  # who does not read shall not find a hundred of them
+        try:
+            columns = os.get_terminal_size(2).columns or 80  # 0: the terminal does not say
+        except OSError:
+            columns = 80
+        # One column less: in the last one some terminals would begin a new line.
+        self._is_shown = _write(f"{_ERASE}{text[: columns - 1]}")
+
+    def give_up(self) -> None:
+        """Never show it again: someone else writes to the terminal."""
+        self.hide()
+        self._is_wanted = False
+
+    def hide(self) -> None:
+        """Make place for other output."""
+        if self._is_shown:
+            self._is_shown = False
+            _write(_ERASE)
+
+
+STATUS = StatusLine()
+
+
+def is_terminal() -> bool:
+    """Whether someone looks at stderr."""
+    try:
+        return sys.stderr.isatty()
+    except (ValueError, AttributeError):  # closed, or None
+        return False
+
+
+def say(text: str) -> None:
+    """One message of the launcher."""
+    print_line(f"rallypoint: {text}")
+
+
+def print_line(text: str) -> None:
+    """One line on stderr."""
+    STATUS.hide()
+    # A carriage return at a terminal: the message replaces the "^C" that may stand there.
+    start = "\r" if is_terminal() else ""
+    _write(f"{start}{text}\n")
+
+
+def _write(text: str) -> bool:
+    stream = sys.stderr
+    try:
+        if stream is not sys.__stderr__:  # an embedding program's own
+            stream.write(text)
+            stream.flush()
+        elif stream.fileno() == 2:
+            STDERR.write(text.encode(errors="backslashreplace"))
+    except (OSError, ValueError, AttributeError):  # closed, or None
+        return False  # nobody listens; the exit status still tells
+    return True

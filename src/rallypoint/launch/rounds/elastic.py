@@ -1,0 +1,517 @@
+"""Nodes that find each other and may come and go (--rdzv-backend c10d, etcd).
+
+Every agent has an equal part in the job, which outlives any of them. What to say to whom, and when
+to start and end workers, is rendezvous/consensus/participant.py's; here are its connections, clock
+and stores. With etcd, it decides who coordinates, and all else is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from random import SystemRandom
+
+from rallypoint.base.address import is_loopback, numeric_family
+from rallypoint.base.errors import ControlMessageError, HostError
+from rallypoint.cluster.names import in_thread
+from rallypoint.cluster.network import (
+    IFNAME_VARIABLES,
+    UnknownHostError,
+    can_bind,
+    check_reachable,
+    is_here,
+    is_own_name,
+    own_address,
+)
+from rallypoint.launch.job import Job, Rendezvous, Talk
+from rallypoint.launch.output.terminal import say
+from rallypoint.launch.rounds.source import Meeting
+from rallypoint.launch.rounds.store_host import StoreHost, listen
+from rallypoint.rendezvous.consensus.admission import why_not
+from rallypoint.rendezvous.consensus.messages import (
+    Beat,
+    Begin,
+    Call,
+    Decision,
+    Message,
+    OpenStore,
+    Over,
+    Send,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.participant import Part, Participant
+from rallypoint.rendezvous.consensus.rules import ETCD, Rules
+from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.reports import (
+    Finish,
+    Join,
+    Notice,
+    Outcome,
+    Refuse,
+    Report,
+    Start,
+    Stop,
+)
+from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.lease_clock import lease_time
+from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_patience, read_quorum
+from rallypoint.rendezvous.transport.codec import decode, encode
+from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
+from rallypoint.rendezvous.transport.peer_connections import Receiver, Switchboard
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.etcd.thread import EtcdLink
+
+_GOODBYE_S = 2.0
+# The guardian ends workers so long after we should have: within what the others wait (kill_s).
+_GUARD_S = 0.2
+_BINDING_S = 0.5
+_LOOK_AGAIN_S = 1.0  # for a name
+_STRANGE_AFTER = 2
+
+
+def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
+    """The meeting that this job's agent takes part in.
+
+    Raises:
+        HostError: nobody knows the endpoint's name, or there is no way to it.
+        InvalidArgumentError: a configuration that cannot be.
+    """
+    configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
+    patience = read_patience(configuration, rendezvous.backend)
+    if rendezvous.token is None and not is_loopback(endpoints[0].host):
+        say(
+            "warning: anyone who reaches the endpoint can take part in the job; set the same"
+            " RALLYPOINT_TOKEN on all nodes."
+        )
+    is_etcd = rendezvous.backend == "etcd"
+    place = _Place(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
+    place.find(patience.join_timeout_s)
+    address, slot, listener = place.address, place.slot, place.listener
+    if listener is None:
+        listener = listen(_place_of(address, is_chosen=place.is_chosen), 0)
+    me = Member(
+        key=os.urandom(8).hex(),
+        host=job.host,
+        local_world_size=job.local_world_size,
+        role=job.role,
+        wish=rendezvous.node_rank,
+        address=address,
+        addresses=() if is_loopback(address) else _own_addresses(),
+        port=listener.getsockname()[1],
+    )
+    setup = Setup(
+        me=me,
+        run_id=rendezvous.run_id,
+        limits=Limits(
+            min_nodes=rendezvous.min_nodes,
+            max_nodes=rendezvous.max_nodes,
+            join_timeout_s=patience.join_timeout_s,
+            last_call_s=patience.last_call_s,
+        ),
+        endpoints=endpoints,
+        attempt=read_attempt(os.environ),
+        slot=slot,
+        max_restarts=job.max_restarts,
+        patience=patience,
+        quorum=read_quorum(configuration),
+    )
+    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
+    etcd = None
+    if is_etcd:
+        from rallypoint.rendezvous.etcd.thread import EtcdLink, read_tls  # threads, http: only here
+
+        etcd = EtcdLink(setup, endpoints, read_tls(configuration))
+    place_of_stores = _place_of(address, is_chosen=place.is_chosen)
+    return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores)
+
+
+class _Place:
+    """Where this node is in the network, once the endpoints' names are known.
+
+    Attributes:
+        address: what it gives out.
+        is_chosen: the user named it, or its interface: listen there only.
+        slot, listener: which endpoint this node listens at, if it does.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, *, is_host: bool | None) -> None:
+        self.address = ""
+        self.is_chosen = False
+        self.slot: int | None = None
+        self.listener: socket.socket | None = None
+        self._endpoints = rendezvous.endpoints
+        self._local_addr = rendezvous.local_addr
+        self._is_host = is_host
+
+    def find(self, patience_s: float) -> None:
+        """Find it, and wait for names that nobody knows yet, as of a machine that is just starting.
+
+        Raises:
+            HostError: there is no way to the endpoints, or nobody knew their names for so long.
+        """
+        began = time.monotonic()
+        notice_at = began + NOTICE_EVERY_S
+        while True:
+            try:
+                return in_thread(self._find)
+            except UnknownHostError as error:
+                now = time.monotonic()
+                if now >= began + patience_s:
+                    raise HostError(f"after {now - began:.0f} s: {error}") from None
+                if now >= notice_at:
+                    notice_at += NOTICE_EVERY_S
+                    say(f"waiting for a name, for {now - began:.0f} s so far: {error}")
+            time.sleep(min(_LOOK_AGAIN_S, patience_s))
+
+    def _find(self) -> None:
+        self.address = self._own_address()
+        if self._is_host is not False:
+            self._take_endpoint()
+
+    def _own_address(self) -> str:
+        """Towards the first endpoint that has a name and a way to it."""
+        first_error: HostError | None = None
+        wish = self._local_addr
+        if wish is None and not is_loopback(self._endpoints[0].host):
+            wish = _address_by_interface()
+        for endpoint in self._endpoints:
+            try:
+                address = self._address_towards(endpoint, wish)
+                self.is_chosen = wish is not None and can_bind(address)
+                check_reachable(address, (endpoint.host, endpoint.port))
+            except HostError as error:
+                # An unknown name may be known later: that counts more than what will not change.
+                if first_error is None or isinstance(error, UnknownHostError):
+                    first_error = error
+            else:
+                return address
+        assert first_error is not None
+        raise first_error
+
+    def _address_towards(self, endpoint: Endpoint, wish: str | None) -> str:
+        try:
+            return own_address(endpoint.host, wish)
+        except UnknownHostError:
+            if wish is None and is_own_name(endpoint.host):  # others know it, sooner or later
+                from rallypoint.cluster.interface import any_address
+
+                return any_address()
+            raise
+
+    def _take_endpoint(self) -> None:
+        """Listen at the first endpoint that is this machine, if there is one and it is free."""
+        for slot, endpoint in enumerate(self._endpoints):
+            if self._is_host or self._is_here(endpoint):
+                is_chosen = self.is_chosen and endpoint.host in (self._local_addr, self.address)
+                place = _place_of(self.address if is_chosen else endpoint.host, is_chosen=is_chosen)
+                self.listener = _listen(place, endpoint.port, is_ours=bool(self._is_host))
+                if self.listener is not None:
+                    self.slot = slot
+                    return
+
+    def _is_here(self, endpoint: Endpoint) -> bool:
+        try:
+            return is_here(endpoint.host, self._local_addr)
+        except UnknownHostError:
+            if len(self._endpoints) == 1:
+                raise
+            return False  # a machine that is down may have no name
+
+
+def _own_addresses() -> tuple[str, ...]:
+    from rallypoint.cluster.interface import own_addresses
+
+    return own_addresses()
+
+
+def _address_by_interface() -> str | None:
+    """From RALLYPOINT_SOCKET_IFNAME and the like."""
+    if not any(os.environ.get(name) for name in IFNAME_VARIABLES):
+        return None
+    from rallypoint.cluster.interface import chosen_address
+
+    return chosen_address(os.environ)
+
+
+def _listen(place: str, port: int, *, is_ours: bool) -> socket.socket | None:
+    """The endpoint's listener; None if another agent of this machine is there already."""
+    deadline = time.monotonic() + _BINDING_S
+    while True:
+        try:
+            return listen(place, port)
+        except HostError:
+            if not is_ours and _answers(place, port):
+                return None
+            # One that began just now has the port for a moment before it listens there.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _place_of(address: str, *, is_chosen: bool = False) -> str:
+    """Where to listen for those who know us by this address."""
+    if not is_loopback(address):
+        return address if is_chosen else ANY
+    return "127.0.0.1" if address == "localhost" else address
+
+
+def _answers(place: str, port: int) -> bool:
+    """Whether somebody listens at this port of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
+        return probe.connect_ex((place, port)) == 0
+
+
+class Dynamic(Meeting, Receiver):
+    """One agent's part in a job that no single agent can lose.
+
+    Args:
+        listener: at the address and port that `setup.me` names; taken over.
+        is_verbose: tell the reason of each decision.
+        etcd: which decides who coordinates; None: the agents do.
+        place: where workers' stores listen.
+    """
+
+    may_leave = True
+    tells_late_comers = False  # that the job is over; else they wait for the next one
+
+    def __init__(
+        self,
+        setup: Setup,
+        listener: socket.socket,
+        token: bytes,
+        *,
+        is_verbose: bool = False,
+        etcd: EtcdLink | None = None,
+        place: str = ANY,
+    ) -> None:
+        super().__init__(setup.me.key)
+        self._setup = setup
+        self._etcd = etcd
+        self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
+        self._board = Switchboard(setup.me.key, token, listener, self)
+        self._place = place
+        self._is_verbose = is_verbose
+        self._part = Part.SEEKING
+        self._events: deque[Callable[[float], Decision]] = deque()
+        self._is_busy = False
+        self._stores: dict[int, StoreHost] = {}  # by round
+        self._round = -1
+        self._finish: Finish | None = None
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._strangers: Counter[Endpoint] = Counter()  # calls in vain
+
+    # Meeting.
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """See Meeting."""
+        selector.register(self._board, selectors.EVENT_READ, self._board.poll)
+        if self._etcd is not None:
+            selector.register(self._etcd, selectors.EVENT_READ, self._hear_etcd)
+        self._happened(self._core.started)
+
+    def tell(self, report: Report) -> None:
+        """See Meeting."""
+        self._happened(lambda now: self._core.reported(report, now))
+
+    def tick(self) -> None:
+        """See Meeting."""
+        self._board.poll()
+        self._hear_etcd()
+        self._happened(self._core.tick)
+
+    def fenced(self) -> None:
+        """See Meeting."""
+        self._happened(self._core.fenced)
+
+    def settle(self) -> None:
+        """See Meeting. Old stores can go."""
+        for number in [each for each in self._stores if each < self._round]:
+            self._stores.pop(number).close()
+
+    def close(self) -> None:
+        """See Meeting. Who leaves waits for the others to agree to it: nobody looks for it then."""
+        deadline = time.monotonic() + _GOODBYE_S
+        is_leaving = self._core.is_leaving
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._board, selectors.EVENT_READ)
+            if self._etcd is not None:
+                selector.register(self._etcd, selectors.EVENT_READ)
+            while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
+                alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
+                selector.select(max(0.0, alarm - time.monotonic()))
+                self.tick()
+        self._board.close(_GOODBYE_S)
+        if self._etcd is not None:
+            self._etcd.close()
+        for store in self._stores.values():
+            store.close()
+
+    # For a program that is a node by itself.
+
+    @property
+    def waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return self._core.waiting
+
+    @property
+    def is_led(self) -> bool:
+        """Whether there is a coordinator to report to."""
+        return self._core.part in (Part.FOLLOWING, Part.LEADING)
+
+    @property
+    def is_at_endpoint(self) -> bool:
+        """Whether newcomers call this agent."""
+        return self._setup.slot is not None
+
+    # Receiver.
+
+    def heard(self, key: str, payload: bytes) -> None:
+        """See Receiver."""
+        try:
+            message = decode(payload)
+        except ControlMessageError as error:
+            say(str(error))
+            return
+        claimed = message.member.key if isinstance(message, Join) else getattr(message, "key", key)
+        if isinstance(message, Join | Beat) and claimed != key:
+            say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
+            return
+        if isinstance(message, Join) and numeric_family(message.member.address) is None:
+            wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
+            self._board.send(key, None, encode(Refuse(key, wrong)))
+            return
+        if isinstance(message, Join) and self._finish is not None:
+            if self.tells_late_comers and not why_not(self._setup, message):
+                self._board.send(key, None, encode(Over(finish=self._finish)))
+            return
+        self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
+
+    def gone(self, key: str, why: str) -> None:
+        """See Receiver."""
+        if self._etcd is not None:
+            self._etcd.lost(key)
+        self._happened(lambda now: self._core.closed(key, why, now))
+
+    def failed(self, address: str, what: str) -> None:
+        """See Receiver."""
+        say(f"the agent at {address}: {what}.")
+
+    def unreachable(self, at: Endpoint, why: str) -> None:
+        """See Receiver."""
+        if why == TOKEN_REFUSED and not self._core.job:
+            because = f"the agent at {at} does not let this node in: {why}"
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
+            self.orders.append(finish)
+            return
+        self._name_stranger(at, why)
+        self._happened(lambda now: self._core.unreachable(at, why, now))
+
+    def _name_stranger(self, at: Endpoint, why: str) -> None:
+        """At an endpoint of this machine is a program that does not answer as an agent: say which.
+
+        Not at the first time: an agent that begins or ends can look the same for a moment.
+        """
+        is_here = is_loopback(at.host) or at.host in (self._setup.me.address, os.uname().nodename)
+        self._strangers[at] += 1
+        if not is_here or self._strangers[at] != _STRANGE_AFTER:
+            return
+        from rallypoint.store.port_holder import holder_of
+
+        holder = holder_of(at.port)
+        if holder.startswith("process"):  # else nobody listens there
+            say(
+                f"the endpoint {at} is held by {holder}, which does not answer as an agent of this"
+                f" job ({why}); end that, or choose another --rdzv-endpoint."
+            )
+
+    # Etcd.
+
+    def _hear_etcd(self) -> None:
+        for answer in [] if self._etcd is None else self._etcd.take():
+            self._happened(partial(self._answered, answer))
+
+    def _answered(self, answer: Message | str, now: float) -> Decision:
+        if isinstance(answer, str):
+            return self._core.unreachable(self._setup.endpoints[0], answer, now)
+        return self._core.received(ETCD, answer, now)
+
+    # The core.
+
+    def _happened(self, event: Callable[[float], Decision]) -> None:
+        """Let it decide on an event. What happens while that is performed comes after it."""
+        self._events.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._events:
+                self._perform(self._events.popleft()(lease_time()))
+        finally:
+            self._is_busy = False
+        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
+        if self._core.wake_at is not None:
+            alarms.append(self._core.wake_at - lease_time() + time.monotonic())
+        self.wake_at = min(alarms, default=None)
+        fence_at = self._core.fence_at
+        self.fence_at = None if fence_at is None else fence_at + _GUARD_S
+
+    def _perform(self, decision: Decision) -> None:
+        self._tell(decision.reason)
+        for action in decision.actions:
+            match action:
+                case Send(to=to, message=message) if to == ETCD and self._etcd is not None:
+                    self._etcd.send(message)
+                case Call(message=message) if self._etcd is not None:
+                    self._etcd.send(message)
+                case Send(to=to, at=at, message=message):
+                    self._board.send(to, at, self._bytes_of(message))
+                case Call(at=at, message=message):
+                    self._board.call(at, self._bytes_of(message))
+                case OpenStore(round=number, members=members):
+                    self._open_store(number, members)
+                case Begin(seat=seat, because=because):
+                    self._round = seat.number
+                    self.orders.append(Start(seat=seat, because=because))
+                case Stop():
+                    self.orders.append(action)
+                case Finish():
+                    self._finish = action
+                    self.orders.append(action)
+                case Notice(text):
+                    say(text)
+
+    def _bytes_of(self, message: Message) -> bytes:
+        """Much is said to many in the same words."""
+        if message is not self._encoded[0]:
+            self._encoded = (message, encode(message))
+        return self._encoded[1]
+
+    def _tell(self, reason: str) -> None:
+        """Tell the user of a new coordinator, or of a lost one; the rest on demand."""
+        before, self._part = self._part, self._core.part
+        is_known = self._core.round_before >= 0 and self._part is not Part.DONE
+        has_changed = before is not self._part and (
+            self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
+        )
+        if reason and (self._is_verbose or (is_known and has_changed)):
+            say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
+
+    def _open_store(self, number: int, members: tuple[Member, ...]) -> None:
+        """On a fresh port in each round, for its members only."""
+        if number in self._stores:
+            self._stores.pop(number).close()
+        are_all_here = all(is_loopback(member.address) for member in members)
+        own = self._setup.me.address
+        store = self._stores[number] = StoreHost(self._place)
+        store.serve(None if are_all_here else addresses_of_members(members))
+        endpoint = Endpoint(host=own, port=store.port)
+        self._happened(lambda now: self._core.store_opened(number, endpoint, now))

@@ -1,0 +1,299 @@
+"""An agent whose rounds come from a rendezvous that a package brings (--rdzv-backend NAME).
+
+    agent --reports--> this thread --next_rendezvous, num_nodes_waiting--> the package's handler
+          <--orders---
+
+There is no common coordinator: as torchrun's agents do, each counts its own failures, calls the
+others back by coming to the rendezvous again, and closes it when it gives up. Nodes tell each other
+through the round's store what follows from their ranks, and who has finished.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from rallypoint.base.address import is_loopback
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    RendezvousClosedError,
+)
+from rallypoint.base.record import Record
+from rallypoint.cluster.interface import own_addresses
+from rallypoint.cluster.network import own_address
+from rallypoint.launch.job import Job, Rendezvous
+from rallypoint.launch.rounds.source import Meeting
+from rallypoint.launch.rounds.store_host import StoreHost
+from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.api.parameters import RendezvousParameters
+from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
+from rallypoint.rendezvous.job.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Order,
+    Outcome,
+    Report,
+    Start,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
+from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
+from rallypoint.rendezvous.transport.codec import decode_record, encode
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
+
+_LOOK_EVERY_S = 0.2
+_GOODBYE_S = 2.0
+
+
+class Card(Record, kw_only=True):
+    """What a node tells the others of its round; node 0 also where the workers' store is."""
+
+    member: Member
+    last_round: int
+    store: Endpoint | None = None
+
+
+def meeting_of(job: Job, rendezvous: Rendezvous) -> PlugIn:
+    """The meeting that this job's agent takes part in.
+
+    Raises:
+        InvalidArgumentError: no package brings a rendezvous of that name.
+        RendezvousError: it cannot be loaded.
+    """
+    config: dict[str, object] = dict(rendezvous.configuration)
+    if rendezvous.node_rank is not None:
+        config.setdefault("rank", rendezvous.node_rank)
+    handler = rendezvous_handler_registry.create_handler(
+        RendezvousParameters(
+            rendezvous.backend,
+            ",".join(map(str, rendezvous.endpoints)),
+            rendezvous.run_id,
+            rendezvous.min_nodes,
+            rendezvous.max_nodes,
+            rendezvous.local_addr,
+            **config,
+        )
+    )
+    address = own_address(rendezvous.endpoints[0].host, rendezvous.local_addr)
+    return meeting_through(handler, job, address)
+
+
+def meeting_through(handler: RendezvousHandler, job: Job, address: str = "") -> PlugIn:
+    """The meeting of a handler that a program has made; `address` is this node's, if known."""
+    member = Member(
+        key=os.urandom(8).hex(),
+        host=job.host,
+        local_world_size=job.local_world_size,
+        role=job.role,
+        address=address,
+        addresses=() if is_loopback(address) else own_addresses(),
+    )
+    return PlugIn(handler, member, job.max_restarts)
+
+
+class PlugIn(Meeting):
+    """One agent's side of it."""
+
+    def __init__(self, handler: RendezvousHandler, member: Member, max_restarts: int) -> None:
+        super().__init__(member.key)
+        self._handler = handler
+        self._member = member
+        self._max_restarts = max_restarts
+        self._restarts = 0
+        self._info: RendezvousInfo | None = None
+        self._round = -1
+        self._is_stopped = True  # that round
+        self._has_succeeded = False
+        self._stop_asked = ""
+        self._store: StoreHost | None = None
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._news: deque[Order] = deque()
+        self._bell, self._ear = socket.socketpair()
+        self._ear.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
+
+    # Meeting.
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """See Meeting."""
+        selector.register(self._ear, selectors.EVENT_READ, self._hear)
+        self._calls.put(lambda: self._meet(""))
+        self._thread.start()
+
+    def tell(self, report: Report) -> None:
+        """See Meeting."""
+        match report:
+            case Broken(round=self._round):
+                self.orders.append(Stop(round=self._round, because=report.text))
+            case StopAsked() | Leave():
+                self._stop_asked = report.text
+                self._calls.put(self._handler.set_closed)
+                if self._is_stopped:
+                    self.orders.append(Finish(outcome=Outcome.STOPPED, because=report.text))
+            case Ended(round=self._round):
+                self._calls.put(lambda: self._ended(report))
+
+    def tick(self) -> None:
+        """See Meeting. Time passes in the thread."""
+
+    def settle(self) -> None:
+        """See Meeting."""
+
+    def close(self) -> None:
+        """See Meeting. A handler that does not return is left to itself."""
+        self._calls.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(_GOODBYE_S)
+        if self._store is not None:
+            self._store.close()
+        self._ear.close()
+        self._bell.close()
+
+    def _hear(self) -> None:
+        with suppress(BlockingIOError):
+            self._ear.recv(4096)
+        while self._news:
+            self.orders.append(self._news.popleft())
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            try:
+                call = self._calls.get(timeout=_LOOK_EVERY_S)
+                if call is None:
+                    break
+                call()
+            except queue.Empty:
+                self._try(self._look)
+            except RendezvousClosedError as error:
+                self._give_up(str(error))
+            except Exception as error:  # a package's code; tell the user whatever it is
+                self._give_up(f"the rendezvous {self._handler.get_backend()!r} failed: {error}")
+        self._try(self._handler.shutdown)
+
+    def _try(self, what: Callable[[], object]) -> None:
+        """What may fail because others are gone: then the workers' own fate counts."""
+        with suppress(Exception):
+            what()
+
+    def _post(self, order: Order) -> None:
+        self._news.append(order)
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def _meet(self, because: str) -> None:
+        seat = None
+        while seat is None:
+            self._info = self._handler.next_rendezvous()
+            seat = self._seat(self._info)
+        self._round, self._is_stopped, self._has_succeeded = seat.number, False, False
+        self._post(Start(seat=seat, because=because))
+
+    def _seat(self, info: RendezvousInfo) -> Seat | None:
+        """What follows from everyone's cards; None if one does not come."""
+        card = Card(member=self._member.__replace__(node_rank=info.rank), last_round=self._round)
+        if info.rank == 0:
+            card = card.__replace__(store=self._open_store(info))
+        info.store.set(f"rallypoint/card/{info.rank}", encode(card))
+        keys = [f"rallypoint/card/{rank}" for rank in range(info.world_size)]
+        while not info.store.check(keys):
+            if self._handler.num_nodes_waiting() > 0:
+                return None
+            time.sleep(_LOOK_EVERY_S / 4)
+        cards = [decode_record(Card, bytes(info.store.get(key))) for key in keys]
+        store = cards[0].store
+        if store is None:
+            raise InvalidArgumentError("node 0 told no worker store; update it there.")
+        if self._store is not None and info.rank == 0 and not is_loopback(self._member.address):
+            self._store.allow(addresses_of_members(each.member for each in cards))
+        opened = Round(
+            number=max(each.last_round for each in cards) + 1,
+            members=tuple([each.member for each in cards]),
+            store=store,
+        )
+        return opened.seats()[self._member.key]
+
+    def _open_store(self, info: RendezvousInfo) -> Endpoint:
+        if self._store is not None:
+            self._store.close()
+        known = info.bootstrap_store_info  # by node 0's address
+        address = self._member.address or (known.master_addr if known else os.uname().nodename)
+        self._store = StoreHost("127.0.0.1" if is_loopback(address) else ANY)
+        self._store.serve()
+        return Endpoint(host=address, port=self._store.port)
+
+    def _look(self) -> None:
+        """Does anybody wait for a new round? Has everyone finished?"""
+        if self._info is None or self._round < 0:
+            return
+        if self._has_succeeded and self._all_have_succeeded(self._info):
+            return
+        if self._is_stopped or self._stop_asked:
+            return
+        if self._handler.is_closed():
+            self._is_stopped = True
+            self._give_up("another node gave up, and closed the rendezvous")
+        elif self._handler.num_nodes_waiting() > 0:
+            self._is_stopped = True
+            if self._has_succeeded:
+                self._calls.put(lambda: self._meet("another node needs a new round"))
+            else:
+                because = "another node joined, or needs a new round"
+                self._post(Stop(round=self._round, because=because))
+
+    def _all_have_succeeded(self, info: RendezvousInfo) -> bool:
+        keys = [f"rallypoint/done/{rank}" for rank in range(info.world_size)]
+        try:
+            is_over = info.store.check(keys) or self._handler.is_closed()
+        except Exception:  # whoever held it has ended: nobody needs this node any more
+            is_over = True
+        if is_over:
+            self._has_succeeded, self._info = False, None
+            because = "every worker succeeded"
+            self._post(Finish(outcome=Outcome.SUCCEEDED, because=because))
+        return is_over
+
+    def _ended(self, end: Ended) -> None:
+        assert self._info is not None
+        self._has_succeeded = end.succeeded
+        if end.succeeded:
+            self._info.store.set(f"rallypoint/done/{self._info.rank}", "1")
+            return self._look()
+        self._is_stopped = True
+        verdict = judge(
+            RoundEnd(
+                causes=end.causes,
+                restarts_used=self._restarts,
+                max_restarts=self._max_restarts,
+                stop_asked=self._stop_asked,
+                interrupted="" if end.causes else "another node needs a new round",
+                unkillable=end.unkillable,
+            )
+        )
+        if verdict.next in (Next.RESTART, Next.RESIZE):
+            self._restarts += verdict.next is Next.RESTART
+            return self._meet(verdict.reason)
+        outcome = Outcome.STOPPED if verdict.next is Next.STOP else Outcome.GIVEN_UP
+        self._try(self._handler.set_closed)
+        root = min(end.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
+        finish = Finish(outcome=outcome, because=verdict.reason)
+        if root is not None:
+            finish = finish.__replace__(culprit=self._info.rank, what=root.text)
+        self._post(finish)
+        return None
+
+    def _give_up(self, because: str) -> None:
+        if self._stop_asked:
+            return
+        self._post(Finish(outcome=Outcome.GIVEN_UP, because=because))

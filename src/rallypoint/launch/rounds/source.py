@@ -1,0 +1,148 @@
+"""How an agent gets its rounds: it reports to the job's coordinator and takes its orders.
+
+`Meeting` is all that the agent needs: orders hand it rounds (members, ranks, the store), and a
+rendezvous over the network is another Meeting. `Alone` is the coordinator of a job of one node,
+which its agent asks directly. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from abc import ABC, abstractmethod
+
+from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.output.terminal import say
+from rallypoint.launch.rounds.store_host import StoreHost
+from rallypoint.rendezvous.job.coordinator import Coordinator, Decision, OpenRound
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.reports import Finish, Notice, Order, Refuse, Report, Start, Stop
+from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
+
+
+class Meeting(ABC):
+    """The agent's side of the agreement on rounds.
+
+    Attributes:
+        key: which member of a round this agent is.
+        may_leave: whether the others go on when a signal stops this agent.
+        fence_at: until when (lease_time) this node's workers may run if nothing more is heard, as
+            the others may then start anew without it; None: for ever.
+    """
+
+    may_leave = False
+    fence_at: float | None = None
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.orders: list[Order] = []  # what the agent is to do next; it takes them away
+        self.wake_at: float | None = None  # when to call `tick` at the latest
+
+    @abstractmethod
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """Begin; events are callbacks of the selector.
+
+        Raises:
+            HostError: it cannot listen where it must.
+        """
+
+    @abstractmethod
+    def tell(self, report: Report) -> None:
+        """Tell the coordinator."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Time has passed."""
+
+    def fenced(self) -> None:  # noqa: B027 - most have no such time
+        """The guardian is ending the workers, as that time is over."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """The workers have been started: do what could wait until then."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The agent ends."""
+
+
+class Alone(Meeting):
+    """The coordinator's own agent. It hosts the worker store, a new one for each round."""
+
+    def __init__(self, job: Job, member: Member, limits: Limits) -> None:
+        super().__init__(member.key)
+        self._job = job
+        self._member = member
+        self._coordinator = Coordinator(limits, job.max_restarts)
+        self._store: StoreHost | None = None
+        self._old_store: StoreHost | None = None
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """See Meeting."""
+        now = time.monotonic()
+        self._perform(self._coordinator.opened(now))
+        self._perform(self._coordinator.joined(self._member, now))
+
+    def tell(self, report: Report) -> None:
+        """See Meeting."""
+        self._perform(self._coordinator.reported(self.key, report, time.monotonic()))
+
+    def tick(self) -> None:
+        """See Meeting."""
+        self._perform(self._coordinator.tick(time.monotonic()))
+
+    def settle(self) -> None:
+        """See Meeting. The new store has a port of its own, so the old one's end can wait."""
+        if self._old_store is not None:
+            self._old_store.close()
+            self._old_store = None
+        if self._store is not None:
+            self._store.serve()
+
+    def close(self) -> None:
+        """See Meeting."""
+        for store in (self._old_store, self._store):
+            if store is not None:
+                store.close()
+
+    def _perform(self, decision: Decision) -> None:
+        if decision.reason and self._job.talk is Talk.VERBOSE:
+            say(f"job {self._coordinator.stage.value}: {decision.reason}")
+        for action in decision.actions:
+            match action:
+                case OpenRound():
+                    endpoint = self._open_store(action.members)
+                    opened = Round(number=action.number, members=action.members, store=endpoint)
+                    self._begin(opened, action.because)
+                case Stop() | Finish():
+                    self._give(action)
+                case Notice(text):
+                    self._notice(text)
+                case Refuse():
+                    self._refuse(action)
+        self.wake_at = self._coordinator.wake_at
+
+    def _begin(self, opened: Round, because: str) -> dict[str, Seat]:
+        """Order all members to start; where each of them sits."""
+        seats = opened.seats()
+        if self.key in seats:
+            self.orders.append(Start(seat=seats[self.key], because=because))
+        return seats
+
+    def _give(self, order: Stop | Finish) -> None:
+        self.orders.append(order)
+
+    def _notice(self, text: str) -> None:
+        say(text)
+
+    def _refuse(self, refusal: Refuse) -> None:
+        """Nobody else is here."""
+
+    def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
+        del members  # all are here
+        port = self._job.nodes.master_port
+        self._old_store, self._store = self._store, None
+        if port:  # the same port: the old round's workers are known dead, its store can go
+            self.settle()
+        self._store = StoreHost(port=port)
+        return self._store.endpoint

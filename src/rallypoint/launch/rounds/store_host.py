@@ -1,0 +1,93 @@
+"""The store that an agent hosts for the workers of one round at MASTER_ADDR:MASTER_PORT."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+
+from rallypoint.base.errors import HostError
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.port_range import bind_free
+from rallypoint.rendezvous.job.round import Endpoint
+from rallypoint.rendezvous.workers_store import ANY
+
+TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.store.server import StoreServer
+
+
+class StoreHost:
+    """A store server, empty at first.
+
+    From construction on workers can connect, and from `serve` on they are served. In between the
+    agent starts them, so that the server's own start costs no time.
+
+    Args:
+        host: the address to listen on; `ANY` is every interface.
+        port: 0 takes a free one.
+
+    Raises:
+        HostError: it cannot listen there; the message names who does.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._listener = listen(host, port)
+        self._server: StoreServer | None = None
+        self.port: int = self._listener.getsockname()[1]
+        self.endpoint = Endpoint(host=host, port=self.port)
+
+    def serve(self, allowed: Sequence[str] | None = None) -> None:
+        """Begin to answer, those at `allowed` addresses only; a second call does nothing."""
+        from rallypoint.store.server import StoreServer
+
+        if self._server is None:
+            self._server = StoreServer(listen_fd=self._listener.detach())
+            if allowed is not None:
+                self._server.allow(allowed)
+
+    def allow(self, allowed: Sequence[str]) -> None:
+        """From now on answer those at these addresses only."""
+        if self._server is not None:
+            self._server.allow(allowed)
+
+    def close(self) -> None:
+        """Stop listening; connections end."""
+        self._listener.close()
+        if self._server is not None:
+            self._server.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 is a free one of RALLYPOINT_PORT_RANGE, if that is set.
+
+    Raises:
+        HostError: it cannot listen there; the message names address, port and who holds it.
+    """
+    if not port and os.environ.get(PORT_RANGE):
+        return bind_free(lambda free: _listen(host, free))
+    try:
+        return _listen(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise HostError(
+                f"cannot listen on {host}, port {port}: {error.strerror or error};"
+                " give another address or port with --master-addr and --master-port."
+            ) from None
+        from rallypoint.store.port_holder import holder_of
+
+        raise HostError(
+            f"cannot listen on {host}, port {port}: it is in use by {holder_of(port)};"
+            " end that, or choose another with --master-port."
+        ) from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if host == ANY and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            (ANY, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096
+        )
+    host = "0.0.0.0" if host == ANY else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=4096)

@@ -1,0 +1,1 @@
+"""Rendezvous for Python programs: torch's handlers and registry, and those kept in any store."""

@@ -1,0 +1,113 @@
+"""Which rendezvous there are, by name: those registered here, and those that packages bring.
+
+A package brings one by an entry point of the group ``rallypoint.rendezvous``, named as the backend,
+that is a function from RendezvousParameters to a RendezvousHandler. This package's own are entry
+points like any other. Plug-ins for torchrun (``torchrun.handlers``: a function that returns such a
+function) are found as well. Only what is asked for is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from rallypoint.base.errors import InvalidArgumentError, RendezvousError
+from rallypoint.rendezvous.api.handler import RendezvousHandler
+from rallypoint.rendezvous.api.parameters import RendezvousParameters
+
+GROUP, TORCH_GROUP = "rallypoint.rendezvous", "torchrun.handlers"
+_OWN = "rallypoint"  # the distribution's name
+
+RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+
+
+class RendezvousHandlerRegistry:
+    """Backends by name."""
+
+    def __init__(self) -> None:
+        self._creators: dict[str, RendezvousHandlerCreator] = {}
+
+    def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
+        """Make `creator` known as `backend`, also in place of a package's.
+
+        Raises:
+            InvalidArgumentError: there is no name, or another creator has it.
+        """
+        if not backend:
+            raise InvalidArgumentError("a rendezvous backend needs a name.")
+        if self._creators.get(backend, creator) != creator:
+            raise InvalidArgumentError(
+                f"the rendezvous backend {backend!r} is registered already, with"
+                f" {self._creators[backend]!r}; choose another name."
+            )
+        self._creators[backend] = creator
+
+    def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
+        """Make a handler of the backend that `params` names.
+
+        Raises:
+            InvalidArgumentError: there is none of that name.
+            RendezvousError: its plug-in cannot be loaded, or makes another one.
+        """
+        creator = self._creators.get(params.backend) or find_plug_in(params.backend)
+        if creator is None:
+            raise InvalidArgumentError(
+                f"there is no rendezvous backend {params.backend!r}; there are"
+                f" {', '.join(self.names())}; register others, or install their package."
+            )
+        handler = creator(params)
+        if handler.get_backend() != params.backend:
+            raise RendezvousError(
+                f"the rendezvous backend {params.backend!r} made a handler that calls itself"
+                f" {handler.get_backend()!r}; tell its author."
+            )
+        return handler
+
+    def names(self) -> list[str]:
+        """All that there are."""
+        return sorted({*self._creators, *plug_ins()})
+
+
+def plug_ins() -> dict[str, EntryPoint]:
+    """What packages bring, by name; this package's own names are not for others."""
+    found = {each.name: each for each in entry_points(group=TORCH_GROUP)}
+    own = sorted(entry_points(group=GROUP), key=_is_own)  # the last one counts
+    found.update((each.name, each) for each in own)
+    return found
+
+
+def find_plug_in(name: str) -> RendezvousHandlerCreator | None:
+    """The creator that a package brings under that name.
+
+    Raises:
+        RendezvousError: it cannot be loaded.
+    """
+    entry = plug_ins().get(name)
+    if entry is None:
+        return None
+    try:
+        loaded = entry.load()
+        creator: RendezvousHandlerCreator = loaded() if entry.group == TORCH_GROUP else loaded
+    except Exception as error:
+        raise RendezvousError(
+            f"the rendezvous backend {name!r}, which {_brought_by(entry)} brings as {entry.value},"
+            f" cannot be loaded: {error}; mend or remove that package."
+        ) from error
+    return creator
+
+
+def _is_own(entry: EntryPoint) -> bool:
+    return _brought_by(entry) == _OWN
+
+
+def _brought_by(entry: EntryPoint) -> str:
+    return "a package" if entry.dist is None else entry.dist.name
+
+
+rendezvous_handler_registry = RendezvousHandlerRegistry()
+register = rendezvous_handler_registry.register
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Make a handler of the backend that `params` names; see `create_handler`."""
+    return rendezvous_handler_registry.create_handler(params)

@@ -1,0 +1,394 @@
+"""A rendezvous that is kept in a store: any of ours that all its nodes can reach.
+
+    handler (the program's threads) <--condition--> meeting (a thread) <--> the store
+
+One of the nodes leads; when it ends, another one takes over, so nobody is needed but the store.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol
+
+from rallypoint.base.address import is_loopback
+from rallypoint.base.errors import (
+    ControlMessageError,
+    HostError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    StoreError,
+    StoreTimeoutError,
+)
+from rallypoint.cluster.interface import chosen_address, own_addresses
+from rallypoint.cluster.network import addresses_of, can_bind, own_address
+from rallypoint.rendezvous.api.handler import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from rallypoint.rendezvous.api.parameters import (
+    RendezvousParameters,
+    RendezvousTimeout,
+    check_numbers,
+    read_timeouts,
+)
+from rallypoint.rendezvous.api.store_node import StoreMeeting, ring
+from rallypoint.rendezvous.api.store_state import Keys, Standing
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.round import Member
+from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
+from rallypoint.store.client import TCPStore
+from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.server import StoreServer
+from rallypoint.store.store import Store
+
+_FOR_EVER_S = 1e9
+_LOOPBACK = "127.0.0.1"
+
+
+class Named(Protocol):
+    """What has a name, as torch's rendezvous backends do."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+class DynamicRendezvousHandler(RendezvousHandler):
+    """One node of a rendezvous that is kept in a store; made by `from_backend`."""
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Store,
+        backend: Named | str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: float = 1,
+        keep_alive_max_attempt: float = 5,
+    ) -> DynamicRendezvousHandler:
+        """Make the handler of one node.
+
+        Args:
+            run_id: the job's name; one that was used before in this store stays closed.
+            store: where the nodes meet, and what holds each round's keys.
+            backend: what it calls itself; it need not hold anything.
+            min_nodes, max_nodes: how many nodes a round may have.
+            local_addr: this node's address as others know it; None: found out.
+            timeout: how long to wait for what.
+            keep_alive_interval: seconds between beats.
+            keep_alive_max_attempt: after so many missed beats a node counts as dead.
+
+        Raises:
+            InvalidArgumentError: there is no run id, or the numbers cannot be.
+            InvalidTypeError: `store` is no store of rallypoint's.
+            HostError: RALLYPOINT_SOCKET_IFNAME, or another such variable, names no interface.
+            RendezvousConnectionError: the store cannot be reached.
+        """
+        if not run_id:
+            raise InvalidArgumentError("a rendezvous needs a run id, a name for the job.")
+        check_numbers(min_nodes, max_nodes)
+        if keep_alive_interval <= 0 or keep_alive_max_attempt <= 0:
+            raise InvalidArgumentError(
+                f"keep_alive_interval is {keep_alive_interval} and keep_alive_max_attempt"
+                f" {keep_alive_max_attempt}; both must be positive."
+            )
+        if not isinstance(store, Store):
+            raise InvalidTypeError(
+                f"a rendezvous meets in a store of rallypoint's, not in {type(store).__name__}; to"
+                " reach PyTorch's server, use rallypoint.store.client.TCPStore."
+            )
+        timeout = timeout or RendezvousTimeout()
+        limits = Limits(
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            join_timeout_s=_FOR_EVER_S,  # each node keeps its own
+            last_call_s=timeout.last_call.total_seconds(),
+        )
+        patience = Patience(
+            beat_s=float(keep_alive_interval), missed_beats=float(keep_alive_max_attempt)
+        )
+        name = backend if isinstance(backend, str) else backend.name
+        return cls(run_id, store, name, limits, timeout, patience, local_addr)
+
+    def __init__(
+        self,
+        run_id: str,
+        store: Store,
+        backend: str,
+        limits: Limits,
+        timeout: RendezvousTimeout,
+        patience: Patience,
+        local_addr: str | None,
+    ) -> None:
+        self._run_id = run_id
+        self._store = store
+        self._backend = backend
+        self._limits = limits
+        self._timeout = timeout
+        self._patience = patience
+        self._keys = Keys.of(run_id)
+        chosen = local_addr or chosen_address(os.environ)
+        address = chosen or _address_towards(store)
+        self._member = Member(
+            host=os.uname().nodename,
+            local_world_size=1,
+            address=address,
+            addresses=() if is_loopback(address) else own_addresses(),
+        )
+        self._chosen = chosen
+        self._round = -1
+        self._meeting: StoreMeeting | None = None
+        self._server: StoreServer | None = None
+        with self._reaching():
+            self._own = store.clone()  # the program may wait with the other one
+
+    def get_backend(self) -> str:
+        """See RendezvousHandler."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """See RendezvousHandler. Node 0 serves one for each round."""
+        return True
+
+    def get_run_id(self) -> str:
+        """See RendezvousHandler."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See RendezvousHandler."""
+        deadline = time.monotonic() + self._timeout.join.total_seconds()
+        with self._reaching():
+            if self._own.check([self._keys.closed]):
+                why = self._own.get(self._keys.closed).decode()
+                raise RendezvousClosedError(self._closed_text(why))
+            meeting = self._come()
+            while True:
+                standing = self._await(meeting, deadline)
+                self._round = standing.round
+                rank = standing.rank_of(meeting.key)
+                info = None if rank is None else self._bootstrap(standing, rank)
+                if rank is not None and info is not None:
+                    break
+                meeting = self._come()
+        store = PrefixStore(self._keys.store(standing.round), self._store)
+        return RendezvousInfo(store, rank, len(standing.members), info)
+
+    def is_closed(self) -> bool:
+        """See RendezvousHandler."""
+        if self._meeting is not None and self._meeting.closed:
+            return True
+        with self._reaching():
+            return self._own.check([self._keys.closed])
+
+    def set_closed(self) -> None:
+        """See RendezvousHandler."""
+        why = f"node {self._member.host} closed it"
+        with self._reaching():
+            self._own.compare_set(self._keys.closed, b"", why)
+            ring(self._own, self._keys)
+
+    def num_nodes_waiting(self) -> int:
+        """See RendezvousHandler.
+
+        It is 1 as well when the round is over for another reason: a node was lost, or this one was
+        taken for dead.
+        """
+        meeting = self._meeting
+        if meeting is None or self._round < 0:
+            return 0
+        with meeting.changed:
+            if meeting.error is not None:
+                raise self._error(meeting.error) from meeting.error
+            standing = meeting.standing
+            runs = standing.round == self._round and standing.runs and not standing.stopped
+            return 0 if runs and meeting.key else max(1, standing.waiting)
+
+    def shutdown(self) -> bool:
+        """See RendezvousHandler."""
+        try:
+            self.set_closed()
+            is_told = True
+        except RendezvousError:
+            is_told = False
+        if self._meeting is not None:
+            is_told &= self._end(self._meeting)
+            self._meeting = None
+        self._close_server()
+        self._own.close()
+        return is_told
+
+    # Parts.
+
+    def _come(self) -> StoreMeeting:
+        """Tell the others that this node wants a round."""
+        meeting = self._meeting
+        if meeting is not None and meeting.error is None:
+            meeting.leave_round(self._round)
+            ring(self._own, self._keys)
+            return meeting
+        meeting = self._meeting = StoreMeeting(
+            self._store.clone(), self._keys, self._member, self._limits, self._patience
+        )
+        weakref.finalize(self, meeting.end)
+        meeting.start()
+        return meeting
+
+    def _await(self, meeting: StoreMeeting, deadline: float) -> Standing:
+        with meeting.changed:
+            while True:
+                standing = meeting.standing
+                is_full = standing.runs and not standing.stopped
+                if meeting.closed:
+                    is_spare = is_full and standing.rank_of(meeting.key) is None
+                    kind = RendezvousGracefulExitError if is_spare else RendezvousClosedError
+                    raise kind(self._closed_text(meeting.closed))
+                if meeting.error is not None:
+                    raise self._error(meeting.error) from meeting.error
+                seat = meeting.take_seat()
+                if seat is not None:
+                    return seat
+                now = time.monotonic()
+                if is_full:
+                    # A spare node waits as long as there is no room for it.
+                    deadline = now + self._timeout.join.total_seconds()
+                if now >= deadline:
+                    break
+                meeting.changed.wait(deadline - now)
+            text = meeting.standing.text
+        self._meeting = None
+        self._round = -1
+        self._end(meeting)
+        waited_s = self._timeout.join.total_seconds()
+        what = text or "nodes of the round before have not come back"
+        raise RendezvousTimeoutError(
+            f"no round of {self._run_id!r} began within {waited_s:g} s: {what}; look at the other"
+            " nodes, or give them more time with join_timeout."
+        )
+
+    def _bootstrap(self, standing: Standing, rank: int) -> RendezvousStoreInfo | None:
+        """Node 0's word where its store is; None if the round was over before that came."""
+        store = PrefixStore(self._keys.store(standing.round), self._own)
+        if rank == 0:
+            address = self._serve(standing)
+            assert self._server is not None
+            return RendezvousStoreInfo.build(rank, store, address, self._server.port)
+        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+        while not self.num_nodes_waiting():
+            with suppress(StoreTimeoutError):
+                store.wait(keys, timedelta(seconds=self._patience.beat_s))
+                return RendezvousStoreInfo.build(rank, store, None)
+        return None
+
+    def _end(self, meeting: StoreMeeting) -> bool:
+        """Let go of this node's place; whether the others can see it."""
+        meeting.end()
+        try:
+            ring(self._own, self._keys)
+        except StoreError:
+            return False
+        return meeting.join(self._timeout.close.total_seconds())
+
+    def _serve(self, standing: Standing) -> str:
+        """Open an empty store for whatever the nodes start; the address to tell them."""
+        self._close_server()
+        hosts = {member.host for member in standing.members}
+        if len(hosts) == 1 and self._chosen is None:
+            self._server = StoreServer(_LOOPBACK)
+            return _LOOPBACK
+        self._server = StoreServer(ANY if self._chosen is None else _place_of(self._chosen))
+        self._server.allow(addresses_of_members(standing.members))
+        return self._member.address
+
+    def _close_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _closed_text(self, why: str) -> str:
+        return f"the rendezvous {self._run_id!r} is closed: {why}; give a new job a new run id."
+
+    def _reaching(self) -> _Reaching:
+        return _Reaching(self)
+
+    def _error(self, error: BaseException) -> RendezvousError:
+        if isinstance(error, ControlMessageError):
+            return RendezvousStateError(
+                f"the rendezvous {self._run_id!r} cannot be read in its store: {error}"
+            )
+        return RendezvousConnectionError(
+            f"the rendezvous {self._run_id!r} cannot reach its store: {error}"
+        )
+
+
+class _Reaching:
+    """Turns a store's errors into a rendezvous's."""
+
+    def __init__(self, handler: DynamicRendezvousHandler) -> None:
+        self._handler = handler
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, StoreError):
+            raise self._handler._error(error) from error
+
+
+def create_handler(
+    store: Store, backend: Named | str, params: RendezvousParameters
+) -> DynamicRendezvousHandler:
+    """Make the handler of one node, with torch's options: join_timeout, last_call_timeout,
+    close_timeout, keep_alive_interval, keep_alive_max_attempt, in seconds and beats.
+    """
+    interval = params.get_as_int("keep_alive_interval", 1)
+    attempts = params.get_as_int("keep_alive_max_attempt", 5)
+    assert interval is not None
+    assert attempts is not None
+    return DynamicRendezvousHandler.from_backend(
+        params.run_id,
+        store,
+        backend,
+        params.min_nodes,
+        params.max_nodes,
+        params.local_addr,
+        read_timeouts(params),
+        keep_alive_interval=interval,
+        keep_alive_max_attempt=attempts,
+    )
+
+
+def _place_of(chosen: str) -> str:
+    """Where to listen for those who know us by an address, or name, that was chosen."""
+    with suppress(HostError):
+        for address in addresses_of(chosen):
+            if can_bind(address):
+                return address
+    return ANY  # a translated one
+
+
+def _address_towards(store: Store) -> str:
+    """This machine's address for those who share the store, as well as can be known."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        try:
+            return own_address(store.host)
+        except HostError:
+            pass
+    return os.uname().nodename

@@ -1,0 +1,124 @@
+"""The one node that decides for all who meet in a store: places in, the new standing out.
+
+The rules are job/coordinator.py's, which also lead a job of agents; here is what it learns from places
+that change, stop changing, or are given up. No store, clock or thread here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.rendezvous.api.store_state import Place, Standing
+from rallypoint.rendezvous.job.coordinator import Coordinator, Stage
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.reports import Ended
+
+CAME_BACK = "wants a new round"
+
+
+class _Seen:
+    """A place, and when it last changed."""
+
+    __slots__ = ("changed_at", "place")
+
+    def __init__(self, place: Place, now: float) -> None:
+        self.place = place
+        self.changed_at = now
+
+
+class Lead:
+    """One node's time as the one who decides.
+
+    Args:
+        standing: as this node wrote it when it took the lead; what came before goes on.
+        silence_s: after how long without a beat a node counts as dead.
+
+    Attributes:
+        wake_at: when to look at the latest, even if nobody rings; None: any time will do.
+        next_slot: the first place that nobody was seen to have.
+    """
+
+    def __init__(self, limits: Limits, standing: Standing, silence_s: float, now: float) -> None:
+        self.wake_at: float | None = None
+        self.next_slot = standing.first
+        self._standing = standing
+        self._silence_s = silence_s
+        self._seen: dict[int, _Seen] = {}
+        self._has_looked = False
+        self._job = Coordinator.resumed(
+            limits,
+            max_restarts=0,
+            members=standing.members,
+            round_number=standing.round,
+            runs=standing.runs,
+            restarts=0,
+            now=now,
+        )
+
+    @property
+    def slots(self) -> list[int]:
+        """The places to look at, besides those from `next_slot` on."""
+        return sorted(self._seen)
+
+    def looked(
+        self, found: Mapping[int, Place | None], now: float
+    ) -> tuple[Standing, tuple[int, ...]]:
+        """These are in those places now, and in all new ones; None: one that was given up.
+
+        Returns how it stands now, and the places of nodes that fell silent.
+        """
+        self.next_slot = max(self.next_slot, max(found, default=-1) + 1)
+        for slot, place in found.items():
+            if place is None:
+                self._lose(slot, "it left", now)
+            else:
+                self._read(slot, place, now)
+        if not self._has_looked:
+            self._has_looked = True
+            here = {seen.place.member.key for seen in self._seen.values()}
+            for member in self._standing.members:
+                if member.key not in here:
+                    self._job.node_lost(member.key, "it was lost with the one that led", now)
+        silent = [
+            slot
+            for slot, seen in self._seen.items()
+            if now - seen.changed_at >= self._silence_s and slot != self._standing.slot
+        ]
+        for slot in silent:
+            self._lose(slot, f"nothing came for {self._silence_s:g} s", now)
+        self._job.tick(now)
+        self.wake_at = self._job.wake_at
+        return self._stand(), tuple(silent)
+
+    def _read(self, slot: int, place: Place, now: float) -> None:
+        seen = self._seen.get(slot)
+        if seen is None:
+            seen = self._seen[slot] = _Seen(place, now)
+            self._job.joined(place.member, now)
+        elif seen.place != place:
+            seen.place, seen.changed_at = place, now
+        key, number = place.member.key, self._job.round
+        if place.ended == number and self._job.expects(key):
+            end = Ended(
+                node_rank=-1, round=number, succeeded=False, was_cut_off=True, because=CAME_BACK
+            )
+            self._job.reported(key, end, now)
+
+    def _lose(self, slot: int, why: str, now: float) -> None:
+        seen = self._seen.pop(slot, None)
+        if seen is not None:
+            self._job.node_lost(seen.place.member.key, why, now)
+
+    def _stand(self) -> Standing:
+        job = self._job
+        is_gathering = job.stage is Stage.GATHERING
+        self._standing = self._standing.__replace__(
+            round=job.round,
+            members=job.members,
+            runs=not is_gathering,
+            stopped=job.because_stopped if job.is_stopping else "",
+            waiting=job.waiting,
+            first=min(self._seen, default=self.next_slot),
+            text=job.text if is_gathering else "",
+        )
+        return self._standing

@@ -1,0 +1,286 @@
+"""One node's part in a rendezvous that is kept in a store, in a thread of its own.
+
+    beat and read --> lead.looked, if this node leads --> write --> wait until somebody rings
+          ^                                                               |
+          +---------------------------------------------------------------+
+
+The thread beats while the program works. Who changes something rings, and all look; otherwise they
+look once a beat. Each key has one writer, which writes only over what it wrote itself, so whoever
+was taken for dead, or lost the lead, finds out and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+
+from rallypoint.base.errors import StoreTimeoutError
+from rallypoint.rendezvous.api.store_leader import Lead
+from rallypoint.rendezvous.api.store_state import GIVEN_UP, Keys, Place, Standing
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.round import Member
+from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.transport.codec import decode_record, encode
+from rallypoint.store.client import TCPStore
+from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.store import Store
+
+_RINGS_KEPT = 64
+_SHORTEST_WAIT_S = 0.001
+_numbers = count()
+
+
+class StoreMeeting:
+    """A node's thread, and what it knows.
+
+    Args:
+        store: for this thread alone; closed at its end.
+        member: this node; its key is made anew each time that it enters.
+
+    Attributes:
+        changed: guards the others; notified when one of them changes.
+        standing: the newest.
+        closed: why there is no further round, if so.
+        error: what ended the thread, if it was no order.
+        key: of the member that this node is; empty: of none, as it was taken for dead.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, member: Member, limits: Limits, patience: Patience
+    ) -> None:
+        self.changed = threading.Condition()
+        self.standing = Standing()
+        self.closed = ""
+        self.error: Exception | None = None
+        self.key = ""
+        self._store = store
+        self._keys = keys
+        self._member = member
+        self._limits = limits
+        self._patience = patience
+        self._wants = True  # a round
+        self._is_ending = False
+        self._place = Place(member=member)
+        self._place_raw = b""  # as it stands in the store
+        self._slot = -1
+        self._beat_at = 0.0
+        self._written = b""  # what this node leads with
+        self._lead: Lead | None = None
+        self._leader: tuple[int, bytes, float] = (-1, b"", 0.0)  # its place, and since when
+        self._thread = threading.Thread(
+            target=self._run, name=f"rendezvous {member.host}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Enter the rendezvous, as one who waits for a round."""
+        self._thread.start()
+
+    # For other threads.
+
+    def leave_round(self, number: int) -> None:
+        """This node wants another round than that one; ring afterwards."""
+        with self.changed:
+            self._wants = True
+            self._ended(number)
+
+    def take_seat(self) -> Standing | None:
+        """The newest round, if it runs and this node, which wants one, has a part in it.
+
+        To be called with `changed` held.
+        """
+        standing = self.standing
+        if not standing.runs or standing.stopped or standing.round <= self._place.ended:
+            return None
+        if not self.key or standing.rank_of(self.key) is None:
+            return None
+        self._wants = False
+        return standing
+
+    def end(self) -> None:
+        """Give up this node's place; ring afterwards, or it takes a beat."""
+        self._is_ending = True
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _ended(self, number: int) -> None:
+        if self.key and number > self._place.ended:
+            self._place = self._place.__replace__(ended=number)
+            self._beat_at = 0.0
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending and not self.closed:
+                if not self.key and self._wants:
+                    self._enter()
+                rings = int(self._store.get(self._keys.rings))
+                wake_at = self._look()
+                self._wait(rings + 1, wake_at)
+            if self.key:
+                self._store.compare_set(self._keys.node(self._slot), self._place_raw, GIVEN_UP)
+                ring(self._store, self._keys)
+        except Exception as error:  # told to whoever waits
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+        finally:
+            self._store.close()
+
+    def _enter(self) -> None:
+        """Take a place, the first that nobody ever had."""
+        self._store.add(self._keys.rings, 0)
+        start = encode(Standing())
+        raw = self._store.compare_set(self._keys.state, b"", start)
+        standing = decode_record(Standing, raw)
+        # Nodes of one host get their ranks in the order in which they were made.
+        key = f"{os.getpid():08x}{next(_numbers):08x}{os.urandom(8).hex()}"
+        is_tied = _tie(self._store, self._keys.alive(key))
+        self._place = Place(member=self._member.__replace__(key=key), is_tied=is_tied)
+        self._place_raw = encode(self._place)
+        self._slot = standing.first
+        while True:
+            name = self._keys.node(self._slot)
+            if self._store.compare_set(name, b"", self._place_raw) == self._place_raw:
+                break
+            self._slot += 1
+        with self.changed:
+            self.key = key
+        self._beat_at = time.monotonic() + self._patience.beat_s
+        ring(self._store, self._keys)
+
+    def _wait(self, number: int, wake_at: float) -> None:
+        left_s = max(wake_at - time.monotonic(), _SHORTEST_WAIT_S)
+        with suppress(StoreTimeoutError):
+            self._store.wait([self._keys.ring(number)], timedelta(seconds=left_s))
+
+    def _look(self) -> float:
+        """Beat, read, and lead if it is ours to lead; when to look again."""
+        now = time.monotonic()
+        self._beat(now)
+        raw = self._store.get(self._keys.state)
+        standing = decode_record(Standing, raw)
+        if self._lead is not None and raw != self._written:
+            self._lead = None  # somebody took us for dead
+        if self._lead is None and self.key and self._is_lead_lost(standing, now):
+            standing = self._take_lead(raw, standing, now)
+        if self._lead is not None:
+            standing = self._decide(self._lead, now)
+        closed = ""
+        if self._store.check([self._keys.closed]):
+            closed = self._store.get(self._keys.closed).decode()
+        self._publish(standing, closed)
+        alarm = None if self._lead is None else self._lead.wake_at
+        beat_at = self._beat_at if self.key else now + self._patience.beat_s
+        return beat_at if alarm is None else min(alarm, beat_at)
+
+    def _beat(self, now: float) -> None:
+        if not self.key or now < self._beat_at:
+            return
+        with self.changed:
+            self._place = self._place.__replace__(beat=self._place.beat + 1)
+            self._beat_at = now + self._patience.beat_s
+        raw = encode(self._place)
+        name = self._keys.node(self._slot)
+        if self._store.compare_set(name, self._place_raw, raw) == raw:
+            self._place_raw = raw
+            return
+        # Taken for dead: whoever returns is a newcomer, once it wants to be one.
+        with self.changed:
+            self.key = ""
+            self._lead = None
+            self.changed.notify_all()
+        if self._wants:
+            self._enter()
+
+    def _publish(self, standing: Standing, closed: str) -> None:
+        with self.changed:
+            if (standing, closed) != (self.standing, self.closed):
+                self.standing, self.closed = standing, closed
+                self.changed.notify_all()
+            has_part = standing.rank_of(self.key) is not None
+            if self._wants and standing.stopped and has_part:
+                # It was over before this node began it.
+                self._ended(standing.round)
+
+    # The lead.
+
+    def _is_lead_lost(self, standing: Standing, now: float) -> bool:
+        if standing.slot < 0:
+            return True
+        raw = self._store.get(self._keys.node(standing.slot))
+        if not self._is_alive(raw):
+            return True
+        slot, before, since = self._leader
+        if (slot, before) != (standing.slot, raw):
+            self._leader = (standing.slot, raw, now)
+            since = now
+        return now - since >= self._patience.silence_s
+
+    def _is_alive(self, raw: bytes) -> bool:
+        """Whether the node of that place may be; if its place says nothing else, it may."""
+        if raw == GIVEN_UP:
+            return False
+        place = decode_record(Place, raw)
+        return not place.is_tied or self._store.check([self._keys.alive(place.member.key)])
+
+    def _take_lead(self, raw: bytes, standing: Standing, now: float) -> Standing:
+        mine = standing.__replace__(term=standing.term + 1, lead=self.key, slot=self._slot)
+        wanted = encode(mine)
+        held = self._store.compare_set(self._keys.state, raw, wanted)
+        if held == wanted:
+            if standing.slot >= 0:
+                self._store.set(self._keys.node(standing.slot), GIVEN_UP)
+            self._written = wanted
+            self._lead = Lead(self._limits, mine, self._patience.silence_s, now)
+        return decode_record(Standing, held)
+
+    def _decide(self, lead: Lead, now: float) -> Standing:
+        slots, new = lead.slots, lead.next_slot
+        while self._store.check([self._keys.node(new)]):
+            slots.append(new)
+            new += 1
+        raws = self._store.multi_get([self._keys.node(slot) for slot in slots])
+        places = {
+            slot: decode_record(Place, raw) if self._is_alive(raw) else None
+            for slot, raw in zip(slots, raws, strict=True)
+        }
+        standing, silent = lead.looked(places, now)
+        wanted = encode(standing)
+        if wanted != self._written:
+            held = self._store.compare_set(self._keys.state, self._written, wanted)
+            if held != wanted:
+                self._lead = None
+                return decode_record(Standing, held)
+            self._written = wanted
+            ring(self._store, self._keys)
+        for slot, raw in zip(slots, raws, strict=True):
+            if slot in silent or (places[slot] is None and raw != GIVEN_UP):
+                self._store.set(self._keys.node(slot), GIVEN_UP)
+        return standing
+
+
+def ring(store: Store, keys: Keys) -> None:
+    """Let all look now."""
+    number = store.add(keys.rings, 1)
+    store.set(keys.ring(number), b"")
+    if number > _RINGS_KEPT:
+        store.delete_key(keys.ring(number - _RINGS_KEPT))
+
+
+def _tie(store: Store, key: str) -> bool:
+    """Set a key that vanishes with the store's connection, if the store has one that can."""
+    while isinstance(store, PrefixStore):
+        key = f"{store.prefix}/{key}"
+        store = store.underlying_store
+    if not isinstance(store, TCPStore) or not store.is_ours:
+        return False
+    store.set_ephemeral(key, b"")
+    return True

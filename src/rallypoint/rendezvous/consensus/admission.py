@@ -1,0 +1,24 @@
+"""Whether an agent that asks to join was started for this job, in the same way as the others."""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.messages import Setup
+from rallypoint.rendezvous.job.reports import Join
+
+
+def why_not(ours: Setup, join: Join) -> str:
+    """What its user has to change; empty: nothing."""
+    limits = ours.limits
+    if join.run_id != ours.run_id:
+        return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
+    if join.attempt != ours.attempt:
+        return (
+            f"this node was started for attempt {join.attempt} of the job, which is in attempt"
+            f" {ours.attempt}; end what is left of the older one"
+        )
+    if (join.min_nodes, join.max_nodes) != (limits.min_nodes, limits.max_nodes):
+        return (
+            f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
+            f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
+        )
+    return ""

@@ -1,0 +1,144 @@
+"""A coordinator's agreements: the newest decided one, and the one that voters are asked to accept.
+
+    wanted --propose--> pending --a quorum of the old list and one of the new--> newest
+
+One at a time, each one more than the one before. Which list is wanted, and what follows once it is
+decided, is leader.py's; who decides, rules.py's.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.messages import (
+    Accepted,
+    Action,
+    Agreement,
+    Ballot,
+    Propose,
+    Send,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.job.round import Endpoint
+
+
+class Proposal:
+    """An agreement that voters are asked to accept.
+
+    Attributes:
+        store: where its round's workers meet, once that is open.
+    """
+
+    def __init__(self, agreement: Agreement, now: float) -> None:
+        self.agreement = agreement
+        self.since = now
+        self.notice_at_s = NOTICE_EVERY_S
+        self.accepted_by: set[str] = set()
+        self.store: Endpoint | None = None
+        self.is_decided = False
+
+
+class Agreements:
+    """In one ballot.
+
+    Attributes:
+        newest: the newest decided one; `voters`: the keys of those who decide on the next one.
+        pending: what is proposed now.
+    """
+
+    def __init__(
+        self, setup: Setup, rules: Rules, ballot: Ballot, decided: Agreement, slots: dict[str, str]
+    ) -> None:
+        """Begin; `slots` says which agent votes for which endpoint, in the first ballot."""
+        self.newest = decided
+        self.voters = frozenset({voter.key for voter in rules.voters(decided)})
+        self.pending: Proposal | None = None
+        self._setup, self._rules, self._ballot = setup, rules, ballot
+        self._slots = slots
+
+    def propose(self, wanted: Agreement, now: float) -> list[Action]:
+        """Ask for that one next."""
+        assert self.pending is None
+        new = wanted.__replace__(number=self.newest.number + 1)
+        self.pending = Proposal(new, now)
+        return self._ask(self.pending, now, is_first=True)
+
+    def repeat(self, now: float) -> list[Action]:
+        """Ask again those who have not accepted."""
+        return [] if self.pending is None else self._ask(self.pending, now, is_first=False)
+
+    def tell_arbiter(self, now: float) -> list[Action]:
+        """That this coordinator lives: agents say with their beats that they know it."""
+        arbiter, pending = self._rules.arbiter, self.pending
+        if arbiter is None or self.newest.number == BEFORE_ALL:
+            return []
+        if pending is not None and arbiter.key not in pending.accepted_by:
+            return []  # it is asked anyway
+        newest = self.newest if pending is None else pending.agreement
+        return [Send(to=arbiter.key, at=None, message=self._message(newest, now))]
+
+    def remind(self, now: float) -> Propose:
+        """Tell a voter the newest one, which it has missed."""
+        return self._message(self.newest, now)
+
+    def accepted(self, message: Accepted) -> bool:
+        """A voter accepts; whether that is what is proposed now."""
+        pending = self.pending
+        if pending is None or message.number != pending.agreement.number:
+            return False
+        pending.accepted_by.add(message.voter)
+        if message.voter in self._slots:
+            pending.accepted_by.add(self._slots[message.voter])
+        if message.store is not None:
+            pending.store = message.store
+        return True
+
+    def is_decided(self) -> bool:
+        """Whether what is proposed now holds."""
+        pending = self.pending
+        assert pending is not None
+        if not pending.is_decided:
+            pending.is_decided = self._rules.is_decided(
+                self.newest, pending.agreement, pending.accepted_by
+            )
+        return pending.is_decided
+
+    def hold(self) -> None:
+        """What was decided is the newest one from now on."""
+        assert self.pending is not None
+        self.newest, self.pending = self.pending.agreement, None
+        self.voters = frozenset({voter.key for voter in self._rules.voters(self.newest)})
+
+    def missing(self, pending: Proposal) -> list[str]:
+        """The hosts of the voters of that list who have not accepted it."""
+        voters = self._rules.voters(pending.agreement)
+        return [each.host for each in voters if each.key not in pending.accepted_by]
+
+    def _ask(self, pending: Proposal, now: float, *, is_first: bool) -> list[Action]:
+        new = pending.agreement
+        asked = {voter.key: voter for voter in self._rules.voters(self.newest)}
+        if self.newest.number == BEFORE_ALL:
+            asked = {}
+        asked.update((voter.key, voter) for voter in self._rules.voters(new))
+        opener = new.members[0].key if new.runs else ""  # rank 0 opens the worker store
+        if new.runs:
+            asked[opener] = new.members[0]
+        message = self._message(new, now)
+        sent: list[Action] = []
+        for key, member in asked.items():
+            needs_store = key == opener and pending.store is None
+            if is_first or needs_store or key not in pending.accepted_by:
+                at = Endpoint(host=member.address, port=member.port)
+                sent.append(Send(to=key, at=at, message=message))
+        return sent
+
+    def _message(self, agreement: Agreement, now: float) -> Propose:
+        return Propose(ballot=self._ballot, stamp=now, agreement=agreement, decided=self.newest)
+
+
+def text(agreement: Agreement) -> str:
+    """What it says, in few words."""
+    count = len(agreement.members)
+    if agreement.finish is not None:
+        return agreement.finish.outcome.value
+    return f"round {agreement.round} of {count}" if agreement.runs else f"{count} stay"

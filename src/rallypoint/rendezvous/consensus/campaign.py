@@ -1,0 +1,113 @@
+"""A candidate: it asks all voters of the newest agreement that it knows for one ballot.
+
+Pure tally; when to begin one, and with which term, is participant.py's.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.messages import (
+    Action,
+    Agreement,
+    Ballot,
+    Call,
+    Prepare,
+    Promise,
+    Send,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.job.round import Endpoint, Member
+
+
+class Campaign:
+    """One ballot's tally.
+
+    Attributes:
+        is_trial: whether voters are only asked whether they would promise.
+        won_at: when a quorum had promised; None: not yet.
+    """
+
+    def __init__(
+        self, setup: Setup, rules: Rules, ballot: Ballot, decided: Agreement, now: float
+    ) -> None:
+        self.ballot = ballot
+        self.decided = decided
+        self.is_trial = rules.arbiter is None  # which refuses without being disturbed
+        self.won_at: float | None = None
+        self._setup, self._rules = setup, rules
+        self._promises: dict[str, Promise] = {}
+        self._stamp = now
+
+    def ask(self) -> list[Action]:
+        """Ask every voter, or at the beginning of a job every endpoint."""
+        prepare = Prepare(
+            ballot=self.ballot,
+            stamp=self._stamp,
+            decided=self.decided,
+            is_trial=self.is_trial,
+        )
+        if self.decided.number == BEFORE_ALL and self._rules.arbiter is None:
+            return [
+                Send(to=self._setup.me.key, at=None, message=prepare)
+                if slot == self._setup.slot
+                else Call(at=endpoint, message=prepare)
+                for slot, endpoint in enumerate(self._setup.endpoints)
+            ]
+        return [
+            Send(to=each.key, at=Endpoint(host=each.address, port=each.port), message=prepare)
+            for each in self._rules.voters(self.decided)
+        ]
+
+    def in_earnest(self) -> list[Action]:
+        """Enough would promise: ask them to."""
+        self.is_trial, self.won_at = False, None
+        self._promises.clear()
+        return self.ask()
+
+    def promised(self, promise: Promise, now: float) -> None:
+        """A voter takes part."""
+        if promise.ballot != self.ballot or promise.is_trial != self.is_trial:
+            return
+        self._promises[promise.voter] = promise
+        if self.won_at is None and self._rules.is_quorum(self.decided, self._promises.keys()):
+            self.won_at = now
+
+    @property
+    def is_unanimous(self) -> bool:
+        """Whether there is nobody left to wait for."""
+        return len(self._promises) >= len(self._rules.voters(self.decided))
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether some promised before the time of the coordinator that they followed was over."""
+        return any(promise.was_lost for promise in self._promises.values())
+
+    def bound(self) -> Agreement | None:
+        """What the winner must propose first; a job begins with those who agreed to it."""
+        found = self._rules.bound_to(self._promises.values(), self.decided.number + 1)
+        if found is None and self.decided.number == BEFORE_ALL:
+            members = [self._promises[key].member for key in sorted(self._promises)]
+            return Agreement(number=0, members=tuple(members), host=self._setup.me.key)
+        return found
+
+    def slots(self) -> dict[str, str]:
+        """Which agents vote for which endpoint."""
+        if self.decided.number > BEFORE_ALL or self._rules.arbiter is not None:
+            return {}
+        return {promise.member.key: key for key, promise in self._promises.items()}
+
+    def missing(self) -> list[Member]:
+        """The voters who have not promised."""
+        voters = self._rules.voters(self.decided)
+        return [voter for voter in voters if voter.key not in self._promises]
+
+    def text(self) -> str:
+        """How it stands, for people: who is missing, and why the rest is not enough."""
+        voters = self._rules.voters(self.decided)
+        absent = ", ".join([voter.host for voter in self.missing()][:16])
+        here = len(voters) - len(self.missing())
+        what = "endpoints" if self.decided.number == BEFORE_ALL else "last agreed members"
+        tie = ""
+        if 2 * here == len(voters):
+            tie = f"; of two halves the one with {voters[0].host} goes on"
+        return f"{here} of {len(voters)} {what} here, too few to go on{tie}; missing {absent}"

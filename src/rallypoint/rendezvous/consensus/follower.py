@@ -1,0 +1,201 @@
+"""A member's side: what it tells its coordinator, what that one orders, and until when it may run.
+
+Everything that counts is in each beat until it is confirmed, so nothing is lost with a message or
+with a coordinator. Workers run only within a lease: each confirmed beat allows them for so long
+after it was *sent*, so that the coordinator, whose answer may be late, knows the longest.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.messages import (
+    NO_BALLOT,
+    Ack,
+    Action,
+    Ballot,
+    Beat,
+    Begin,
+    Go,
+    Halt,
+    Led,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.job.reports import Ended, Leave, Report, Stop, StopAsked
+from rallypoint.rendezvous.job.round import Member
+
+_NEVER = float("-inf")
+
+
+class Follower:
+    """This agent's own part as a member.
+
+    Attributes:
+        ballot: whose coordinator it follows; its `leader`, where known.
+        round: what runs here; -1: nothing.
+        has_run: whether a round ever began here.
+        heard_at: when it last heard its coordinator.
+        waiting: as the coordinator last said.
+        voters: whom to ask if the coordinator is lost.
+        beat_at, beat_s: when it beats next, and how often.
+    """
+
+    def __init__(self, setup: Setup, rules: Rules, voter: Voter) -> None:
+        self.ballot: Ballot = NO_BALLOT
+        self.leader: Member | None = None
+        self.round = -1
+        self.last_round = -1
+        self.has_run = False
+        self.heard_at = _NEVER
+        self.waiting = 0
+        self.voters: tuple[Member, ...] = ()
+        self.beat_at = _NEVER
+        self.beat_s = setup.patience.beat_s
+        self.is_leaving = ""
+        self._setup, self._rules, self._voter = setup, rules, voter
+        self._lease_until = _NEVER
+        self._stamp: float | None = None
+        self._reports: list[Report] = []  # of the newest round, and for the whole job
+        self._first = 0  # the number of the first one
+        self._seen = 0
+        self._cut_off_round = -1
+        self._is_alone = False
+        self._done: tuple[str, ...] = ()
+        self._done_number = -1
+
+    # Whom it follows.
+
+    def follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
+        """A coordinator said that it is ours."""
+        if ballot != self.ballot:
+            self.ballot, self.leader = ballot, leader
+            self._stamp, self._seen = None, self._first
+            self.beat_at = now
+        self.leader = leader or self.leader
+        self.heard_at = now
+        self._voter.heard(ballot, now)
+
+    def change_voter(self, voter: Voter) -> None:
+        """This agent's old vote counts no more."""
+        self._voter = voter
+        self.ballot, self.leader = NO_BALLOT, None
+
+    def led(self, message: Led, now: float) -> None:
+        """Our coordinator says where the job stands."""
+        self._voter.decided_in(message.ballot, message.number)
+        self._stamp = message.stamp if message.stamp is not None else self._stamp
+        self.beat_at = now
+
+    def acknowledged(self, message: Ack) -> None:
+        """Our coordinator has heard a beat."""
+        self._voter.decided_in(message.ballot, message.number)
+        if message.lease_s > 0:
+            self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
+        self._stamp = message.stamp
+        self._seen = max(self._seen, message.seen)
+        self.waiting, self._done, self._done_number = message.waiting, message.done, message.number
+
+    def done_in(self, number: int) -> tuple[str, ...]:
+        """Who may have ended early in that agreement's round, as the coordinator last said."""
+        return self._done if number == self._done_number else ()
+
+    # Orders.
+
+    def go(self, message: Go, now: float) -> list[Action]:
+        """Start, unless the order is too old."""
+        if message.seat.number <= self.last_round:
+            return []
+        self.voters = message.voters
+        if self.round >= 0:  # an end of the round before cannot be far
+            return self._stop(self.round, "there is a newer round", at_once=True)
+        if self._rules.must_fence(now, message.sent_at + message.lease_s):
+            return []  # if it still holds, it comes again after the next beat
+        self.beat_at = now
+        self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
+        self.round = self.last_round = message.seat.number
+        self.has_run = True
+        self._is_alone = message.seat.nodes == 1
+        self.beat_s = self._setup.patience.beat_of(message.seat.nodes)
+        self._voter.decided_in(message.ballot, message.number)
+        self._drop(message.seat.number)
+        return [Begin(seat=message.seat, because=message.because)]
+
+    def halt(self, message: Halt, now: float) -> list[Action]:
+        """End a round; one that has not begun here never will."""
+        if message.round == self.round:
+            return self._stop(message.round, message.because)
+        if message.round > self.last_round:
+            self.last_round = message.round
+            self._drop(message.round)
+            end = Ended(node_rank=-1, round=message.round, succeeded=False)
+            self._tell(end, now)
+        return []
+
+    def cut_off(self, because: str) -> list[Action]:
+        """End what runs at once: others may soon run instead."""
+        if self.round < 0 or self._cut_off_round == self.round:
+            return []
+        self._cut_off_round = self.round
+        return self._stop(self.round, because, at_once=True)
+
+    def _stop(self, number: int, because: str, *, at_once: bool = False) -> list[Action]:
+        return [Stop(round=number, because=because, at_once=at_once)]
+
+    # What it reports.
+
+    def reported(self, report: Report, now: float) -> None:
+        """What this node's workers did, or were asked to do."""
+        if isinstance(report, Ended):
+            if report.round == self.round:
+                self.round = -1
+            if report.round == self._cut_off_round and not report.succeeded:
+                report = report.__replace__(was_cut_off=True, causes=())
+        if isinstance(report, Leave | StopAsked):
+            self.is_leaving = self.is_leaving or report.text
+        self._tell(report, now)
+
+    def _tell(self, report: Report, now: float) -> None:
+        self._reports.append(report)
+        self.beat_at = now
+
+    def _drop(self, number: int) -> None:
+        """Forget reports of older rounds, but for those that concern the job."""
+        kept = [
+            each
+            for each in self._reports
+            if isinstance(each, Leave | StopAsked) or each.round >= number
+        ]
+        # Numbers only grow, so that what is told again is not taken for something new, or old.
+        self._first += len(self._reports) - len(kept)
+        self._reports = kept
+        self._seen = max(self._seen, self._first)
+
+    def beat(self, now: float) -> Beat:
+        """What to tell the coordinator now."""
+        self.beat_at = now + self.beat_s
+        return Beat(
+            key=self._setup.me.key,
+            ballot=self.ballot,
+            sent_at=now,
+            stamp=self._stamp,
+            number=self._voter.number,
+            round=self.round,
+            first=self._seen,
+            reports=tuple(self._reports[self._seen - self._first :]),
+        )
+
+    # Time.
+
+    @property
+    def fence_at(self) -> float | None:
+        """When workers must end if nothing is heard until then; None: there are none to end."""
+        is_over = self.round < 0 or self._cut_off_round == self.round
+        if is_over or not self._rules.needs_lease(is_alone=self._is_alone):
+            return None
+        return self._lease_until
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        if self.fence_at is None or not self._rules.must_fence(now, self.fence_at):
+            return []
+        return self.cut_off(f"the coordinator was not heard for {self._setup.fence_s:g} s")

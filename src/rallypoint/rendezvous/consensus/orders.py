@@ -1,0 +1,70 @@
+"""A coordinator's orders: which round it told members to start, and what each has still to hear.
+
+An order to start goes to members who have beaten under this ballot, since it holds for a time
+after that beat; the others get it with their first one. Each is repeated until a beat shows that it
+was obeyed.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Go, Halt
+from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+
+
+class Orders:
+    """In one ballot.
+
+    Attributes:
+        round: the newest one that this coordinator has told members to start; -1: none.
+        old_round: the one that its predecessor may have; -1: none.
+    """
+
+    def __init__(self, ballot: Ballot) -> None:
+        self.round = -1
+        self.old_round = -1
+        self._ballot = ballot
+        self._orders: dict[str, Go] = {}
+        self._sent_at = 0.0
+        self._unsent: set[str] = set()  # members whose order waits for their first beat
+
+    def begin(
+        self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
+    ) -> tuple[str, ...]:
+        """That round is agreed; the keys of those who are to be told."""
+        opened = Round(number=agreed.round, members=agreed.members, store=store)
+        self.round, self._sent_at = agreed.round, now
+        self._orders = {
+            key: Go(
+                ballot=self._ballot,
+                sent_at=0.0,
+                lease_s=0.0,
+                number=agreed.number,
+                seat=seat,
+                because=agreed.because,
+                voters=voters,
+            )
+            for key, seat in opened.seats().items()
+        }
+        self._unsent.clear()
+        return tuple(self._orders)
+
+    def put_off(self, key: str) -> None:
+        """It has not beaten yet."""
+        self._unsent.add(key)
+
+    def go(self, key: str, sent_at: float, lease_s: float) -> Go:
+        """The order to that member, which holds for so long after the beat sent then."""
+        self._unsent.discard(key)
+        return self._orders[key].__replace__(sent_at=sent_at, lease_s=lease_s)
+
+    def must_repeat(self, key: str, now: float, beat_s: float) -> bool:
+        """Whether a member that does not run the round should be told again."""
+        return key in self._unsent or now - self._sent_at > beat_s
+
+    def halt(self, round_number: int, because: str) -> Halt:
+        """End that round."""
+        return Halt(ballot=self._ballot, round=round_number, because=because)
+
+    def may_run(self, round_number: int) -> bool:
+        """Whether anyone was ever told to start it."""
+        return round_number in (self.round, self.old_round)

@@ -1,0 +1,650 @@
+"""One agent's part in a job that no single agent can lose: facts and `now` in, actions out.
+
+    SEEKING ---an endpoint answers---------> FOLLOWING ---its coordinator is lost--> CAMPAIGNING
+       |  ^                                      ^   (only voters; others: SEEKING)     |   |
+       |  +--nobody to follow, no vote-----------+----------another one won-------------+   |
+       +--at the endpoint---> CAMPAIGNING        LEADING <---a quorum promised--------------+
+    any of them ---the job is over, or this agent left---> DONE
+
+What a voter may promise is voter.py's, what anyone may do at all rules.py's, the coordinator's part
+leader.py's, and the job itself job/coordinator.py's. No socket, clock or process here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from random import Random
+
+from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.ended_agents import Gone
+from rallypoint.rendezvous.consensus.follower import Follower
+from rallypoint.rendezvous.consensus.leader import Leader
+from rallypoint.rendezvous.consensus.messages import (
+    Accepted,
+    Ack,
+    Action,
+    Agreement,
+    Ballot,
+    Beat,
+    Decision,
+    Go,
+    Halt,
+    Led,
+    Message,
+    OpenStore,
+    Over,
+    Prepare,
+    Promise,
+    Propose,
+    Refused,
+    Send,
+    Setup,
+    Unknown,
+)
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.consensus.search import Search
+from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.job.reports import (
+    Finish,
+    Join,
+    Notice,
+    Outcome,
+    Refuse,
+    Report,
+)
+from rallypoint.rendezvous.job.round import Endpoint, Member
+
+
+class Part(Enum):
+    """What the agent does for the agreement."""
+
+    SEEKING = "seeking"
+    FOLLOWING = "following"
+    CAMPAIGNING = "campaigning"
+    LEADING = "leading"
+    DONE = "done"
+
+
+_MOVES: dict[Part, tuple[Part, ...]] = {
+    Part.SEEKING: (Part.FOLLOWING, Part.CAMPAIGNING, Part.DONE),
+    Part.FOLLOWING: (Part.SEEKING, Part.CAMPAIGNING, Part.DONE),
+    Part.CAMPAIGNING: (Part.SEEKING, Part.FOLLOWING, Part.LEADING, Part.DONE),
+    Part.LEADING: (Part.SEEKING, Part.FOLLOWING, Part.CAMPAIGNING, Part.DONE),
+    Part.DONE: (),
+}
+
+
+class Participant:
+    """One agent. Each method takes one event and gives one `Decision`.
+
+    Attributes:
+        part: what it does now.
+        wake_at: when to call `tick` at the latest; None: only events matter.
+    """
+
+    def __init__(self, setup: Setup, random: Random, rules: type[Rules] = Rules) -> None:
+        self.part = Part.SEEKING
+        self.wake_at: float | None = None
+        self.setup = self._setup = setup
+        self._key = setup.me.key
+        self._rules = rules(setup)
+        self._voter = Voter(setup, self._rules)
+        self._follower = Follower(setup, self._rules, self._voter)
+        self._leader: Leader | None = None
+        self._gone = Gone()
+        self._term = 0  # the highest one seen
+        self._search = Search(setup, self._rules, random, self._gone)
+        self._looked_at = float("-inf")  # at the arbiter
+        self._store: tuple[int, Endpoint | None] = (-1, None)
+        self._asked: tuple[Propose, ...] = ()  # waiting for the store
+        self._actions: list[Action] = []
+        self._reasons: list[str] = []
+        self._inbox: deque[Message] = deque()  # what this agent says to itself
+
+    @property
+    def waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return self._follower.waiting
+
+    @property
+    def round(self) -> int:
+        """The round whose workers run here; -1: none."""
+        return self._follower.round
+
+    @property
+    def round_before(self) -> int:
+        """The newest round that ran here, or was to; -1: none."""
+        return self._follower.last_round
+
+    @property
+    def fence_at(self) -> float | None:
+        """Until when workers may run here if nothing is heard; None: nothing has to end."""
+        return self._follower.fence_at
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this agent was asked to end."""
+        return bool(self._follower.is_leaving)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The newest one that this agent knows to be decided."""
+        return self._voter.decided if self._leader is None else self._leader.agreement
+
+    @property
+    def accepted(self) -> Agreement | None:
+        """What this agent accepted and does not know to be decided."""
+        return self._voter.accepted
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether this agent decides on the agreement that follows."""
+        return self._voter.has_vote()
+
+    @property
+    def job(self) -> str:
+        """The key of the agent that began the job that this one takes part in, or knows of."""
+        return self._voter.job
+
+    # Events.
+
+    def started(self, now: float) -> Decision:
+        """The driver listens: look for the others."""
+        self._search.begin(now)
+        if self._voter.has_vote():
+            self._move(Part.CAMPAIGNING)
+            slot = self._setup.slot or 0
+            self._search.act_at = now + slot * 2 * self._setup.patience.beat_s
+            if slot:
+                self._seek()
+        else:
+            self._search.act_at = now
+        return self._decide(now)
+
+    def received(self, sender: str, message: Message, now: float) -> Decision:
+        """The agent with that key says this; drivers have checked its key and the job's token."""
+        self._take(sender, message, now)
+        return self._decide(now)
+
+    def closed(self, key: str, why: str, now: float) -> Decision:
+        """That agent has ended: its connection closed, or another one answers at its address.
+
+        Not to be told of a connection that could not be made, or that only fell silent.
+        """
+        self._gone.add(key)
+        self._voter.lost(key)
+        if self._leader is not None:
+            self._leader.closed(key, why, now)
+        elif key == self._follower.ballot.candidate and self.part is Part.FOLLOWING:
+            self._lose(f"the coordinator was lost: {why}", now)
+        return self._decide(now)
+
+    def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
+        """A `Call` found nobody."""
+        self._search.why = f"{at}: {why}"
+        return self._decide(now)
+
+    def reported(self, report: Report, now: float) -> Decision:
+        """This node's workers, or a signal: StopAsked ends the job, Leave only this node's part."""
+        self._follower.reported(report, now)
+        return self._decide(now)
+
+    def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision:
+        """What `OpenStore` asked for is there."""
+        if round_number == self._store[0]:
+            self._store = (round_number, store)
+            asked, self._asked = self._asked, ()
+            for propose in asked:
+                self._answer(propose, now)
+        return self._decide(now)
+
+    def fenced(self, now: float) -> Decision:
+        """Workers are being ended at `fence_at`, whatever is known here."""
+        self._do(self._follower.cut_off("this node's launcher was stopped for too long"))
+        return self._decide(now)
+
+    def tick(self, now: float) -> Decision:
+        """Time has passed."""
+        return self._decide(now)
+
+    # What comes of them.
+
+    def _decide(self, now: float) -> Decision:
+        """Do what is due, talk to oneself until there is nothing left to say, and hand it out."""
+        if self.part is not Part.DONE:
+            self._run(now)
+        while self._inbox and self.part is not Part.DONE:
+            self._take(self._key, self._inbox.popleft(), now)
+            self._run(now)
+        self._inbox.clear()
+        actions, self._actions = tuple(self._actions), []
+        reason, self._reasons = "; ".join(self._reasons), []
+        self._set_alarm()
+        return Decision(actions, reason)
+
+    def _run(self, now: float) -> None:
+        follower = self._follower
+        self._do(follower.tick(now))
+        leader = self._leader
+        if leader is not None:
+            if now >= leader.wake_at:
+                leader.tick(now)
+            self._pass_on(leader)
+            self._voter.learn(leader.agreement)
+            if leader.finish is not None:
+                return self._finish(leader.finish)
+            if leader.deposed:
+                self._lose(f"coordinates no more: {leader.deposed}", now)
+        elif self.part is Part.FOLLOWING and now >= follower.heard_at + self._setup.fence_s:
+            self._lose(f"the coordinator was silent for {self._setup.fence_s:g} s", now)
+        elif self._looks_at is not None and now >= self._looks_at:
+            self._look(now)
+        has_leader = self.part in (Part.FOLLOWING, Part.LEADING)
+        if has_leader and now >= follower.beat_at:
+            self._say(follower.ballot.candidate, follower.beat(now))
+        if not has_leader:
+            self._be_alone(now)
+        return None
+
+    def _set_alarm(self) -> None:
+        alarms: list[float] = []
+        if self.part is not Part.DONE:
+            if self._follower.fence_at is not None:
+                alarms.append(self._follower.fence_at)
+            if self.part in (Part.FOLLOWING, Part.LEADING):
+                alarms.append(self._follower.beat_at)
+            else:
+                alarms.append(self._search.wake_at)
+            if self.part is Part.FOLLOWING:
+                alarms.append(self._follower.heard_at + self._setup.fence_s)
+                if self._looks_at is not None:
+                    alarms.append(self._looks_at)
+            if self._leader is not None:
+                alarms.append(self._leader.wake_at)
+        self.wake_at = min(alarms, default=None)
+
+    @property
+    def _looks_at(self) -> float | None:
+        """When to look whether the arbiter still hears a coordinator that is not heard here."""
+        if self._rules.arbiter is None or self.part is not Part.FOLLOWING:
+            return None
+        return max(self._looked_at, self._follower.heard_at + self._setup.patience.beat_s) + (
+            self._setup.patience.beat_s
+        )
+
+    def _look(self, now: float) -> None:
+        self._looked_at = now
+        assert self._rules.arbiter is not None
+        join = self._join()
+        self._actions.append(Send(to=self._rules.arbiter.key, at=None, message=join))
+
+    # Messages.
+
+    def _take(  # noqa: PLR0912 - one case for each message
+        self, sender: str, message: Message, now: float
+    ) -> None:
+        if self.part is Part.DONE:
+            return
+        self._gone.discard(sender)  # its connection had been lost, but not the agent
+        match message:
+            case Join() | Beat():
+                self._heard_peer(sender, message, now)
+            case Accepted():
+                if self._leader is not None:
+                    self._leader.accepted(message, now)
+            case Prepare():
+                if not message.is_trial:
+                    self._term = max(self._term, message.ballot.term)
+                answer = self._voter.prepare(message, now)
+                if isinstance(answer, Refused) and self._has_leader():
+                    answer = answer.__replace__(leader=self._leading_member())
+                self._say(sender, answer)
+            case Promise():
+                self._promised(message, now)
+            case Refused():
+                self._refused(message, now)
+            case Propose():
+                self._proposed(sender, message, now)
+            case Led():
+                self._led(sender, message, now)
+            case Ack() | Go() | Halt():
+                self._ordered(sender, message, now)
+            case Over() | Refuse() if not self._may_end(sender):
+                return
+            case Over(finish=finish):
+                if self._leader is None or self._leader.agreement.finish is None:
+                    self._finish(finish)
+            case Unknown():
+                if message.ballot == self._follower.ballot:
+                    self._do(self._follower.cut_off("the coordinator does not know this node"))
+                    if self._follower.round < 0:
+                        self._say(sender, self._join())
+            case Refuse(why=why):
+                text = f"this node was not let in: {why}"
+                self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
+            case Notice():
+                self._actions.append(message)
+
+    def _may_end(self, sender: str) -> bool:
+        """Whether to believe that agent that the job is over, or that there is no place in it.
+
+        Who has a coordinator believes that one, etcd, and members; else the one who answers.
+        """
+        if not self._has_leader():
+            return True
+        arbiter = self._rules.arbiter
+        known = {self._key, self._follower.ballot.candidate, arbiter.key if arbiter else ""}
+        members = () if self.agreement is None else self.agreement.members
+        return sender in known or any(sender == member.key for member in members)
+
+    def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
+        if self._leader is not None:
+            if isinstance(message, Join):
+                self._leader.joined(message, now)
+            elif message.ballot == self._follower.ballot:
+                self._leader.beat(message, now)
+            elif message.ballot.term < self._follower.ballot.term and self.job:
+                self._say(sender, self._leader.led(now))
+        elif self.part is Part.FOLLOWING and self._leading_member() is not None:
+            leader = self._leading_member()
+            assert leader is not None
+            if leader.key != sender:
+                led = Led(
+                    ballot=self._follower.ballot,
+                    leader=leader,
+                    host=self.job,
+                    number=self._voter.number,
+                    round=self._follower.last_round,
+                )
+                self._say(sender, led)
+
+    def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
+        """A coordinator's word: ours, if no higher ballot is known here."""
+        follower = self._follower
+        if message.ballot.candidate != sender:
+            return
+        if message.ballot < self._voter.promised:
+            return self._refuse(sender, message.ballot)
+        self._follow(message.ballot, None, now)
+        if isinstance(message, Ack):
+            follower.acknowledged(message)
+        elif isinstance(message, Go):
+            if not self.job:  # it was told to start before it was told of what
+                return self._say(sender, self._join())
+            self._do(follower.go(message, now))
+        else:
+            self._do(follower.halt(message, now))
+        return None
+
+    def _led(self, sender: str, message: Led, now: float) -> None:
+        if message.leader.key == self._key:
+            self._follower.beat_at = now  # it was not known there when it beat at first
+            return
+        if message.leader.key in self._gone:
+            return
+        if self._is_other_job(message) and not self._give_way(sender, message, now):
+            return
+        self._voter.told(message.host)
+        if self._leader is not None and not self._voter.has_vote():
+            self._leader.deposed = "there is a job already"
+        if message.ballot < self._voter.promised:
+            if sender == message.leader.key and message.stamp is not None:
+                self._refuse(sender, message.ballot)
+            return
+        if sender == message.leader.key and message.stamp is not None:
+            self._follow(message.ballot, message.leader, now)
+            self._follower.led(message, now)
+        elif self.part in (Part.SEEKING, Part.CAMPAIGNING) or (
+            self._follower.ballot < message.ballot
+        ):
+            at = Endpoint(host=message.leader.address, port=message.leader.port)
+            self._actions.append(Send(to=message.leader.key, at=at, message=self._join()))
+
+    def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
+        """A coordinator that is ours has spoken."""
+        self._term = max(self._term, ballot.term)
+        self._follower.follow(ballot, leader, now)
+        if ballot.candidate == self._key:
+            return
+        if self.part is not Part.FOLLOWING:
+            if self._leader is not None:
+                self._reasons.append(f"coordinates no more: term {ballot.term} does")
+            self._leader = self._search.campaign = None
+            self._move(Part.FOLLOWING)
+
+    def _refuse(self, sender: str, ballot: Ballot) -> None:
+        self._say(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
+
+    # Votes.
+
+    def _proposed(self, sender: str, message: Propose, now: float) -> None:
+        self._term = max(self._term, message.ballot.term)
+        if message.ballot.candidate != sender:
+            return
+        new = message.agreement
+        needs_store = new.runs and new.members[0].key == self._key
+        if needs_store and new.number > self._voter.number and self._store[0] != new.round:
+            self._store = (new.round, None)
+            self._actions.append(OpenStore(round=new.round, members=new.members))
+        self._answer(message, now)
+        if needs_store and self._store == (new.round, None):
+            self._asked = (message,)
+
+    def _answer(self, message: Propose, now: float) -> None:
+        answer = self._voter.propose(message, now)
+        sender, new = message.ballot.candidate, message.agreement
+        if isinstance(answer, Accepted):
+            self._follow(message.ballot, None, now)
+            if self._store[0] == new.round and new.runs:
+                answer = answer.__replace__(store=self._store[1])
+        self._say(sender, answer)
+
+    def _promised(self, message: Promise, now: float) -> None:
+        campaign = self._search.campaign
+        if campaign is None or not self._voter.has_vote():
+            return
+        campaign.promised(message, now)
+        if campaign.won_at is None:
+            return
+        if campaign.is_trial:
+            self._term = max(self._term, campaign.ballot.term)
+            self._do(campaign.in_earnest())
+            return
+        if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
+            # Those who begin a job together are its first voters: better more of them.
+            self._search.act_at = campaign.won_at + self._setup.patience.beat_s
+            return
+        self._win(campaign, now)
+
+    def _win(self, campaign: Campaign, now: float) -> None:
+        self._search.campaign = None
+        self._move(Part.LEADING)
+        self._reasons.append(f"coordinates from now on, in term {campaign.ballot.term}")
+        bound = campaign.bound()
+        self._leader = Leader(
+            self._setup,
+            self._rules,
+            campaign.ballot,
+            campaign.decided,
+            bound=bound,
+            slots=campaign.slots(),
+            gone=self._gone,
+            done=self._follower.done_in((bound or campaign.decided).number),
+            was_lost=campaign.was_lost,
+            now=now,
+        )
+        self._follow(campaign.ballot, self._setup.me, now)
+        self._pass_on(self._leader)
+
+    def _refused(self, message: Refused, now: float) -> None:
+        self._term = max(self._term, message.promised.term)
+        if message.decided is not None:
+            self._voter.learn(message.decided)
+        if self._leader is not None:
+            self._leader.refused(message)
+        leader, decided, campaign = message.leader, message.decided, self._search.campaign
+        if (
+            leader
+            and not self._has_leader()
+            and leader.key != self._key
+            and leader.key not in self._gone
+        ):
+            at = Endpoint(host=leader.address, port=leader.port)
+            self._actions.append(Send(to=leader.key, at=at, message=self._join()))
+        if campaign and decided and decided.number > campaign.decided.number:
+            self._search.pause_as_candidate(now)  # it asked those who decide no more
+            if not self._voter.has_vote():
+                self._move(Part.SEEKING)
+
+    # Alone.
+
+    def _lose(self, why: str, now: float) -> None:
+        """There is no coordinator any more."""
+        self._search.why = why
+        was_leading = self._leader is not None
+        if self._leader is not None:
+            self._pass_on(self._leader)
+        self._leader = None
+        self._search.begin(now)
+        is_lost = self._follower.ballot.candidate in self._gone
+        if self._setup.quorum == "host" and is_lost and not was_leading:
+            text = f"{why}; with quorum=host the job does not outlive it"
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True)
+            return self._finish(finish)
+        self._reasons.append(why)
+        if self._voter.has_vote():
+            assert self._voter.decided is not None
+            heirs = self._rules.heirs(self._voter.decided)
+            if self._rules.arbiter is not None:
+                heirs = self._follower.voters
+            self._move(Part.CAMPAIGNING)
+            late_s = self._search.late_s(was_leading=was_leading)
+            waits = not self._voter.was_lost
+            return self._search.take_turn(heirs, waits=waits, late_s=late_s, now=now)
+        self._move(Part.SEEKING)
+        self._search.act_at = now
+        return None
+
+    def _be_alone(self, now: float) -> None:
+        """Seek, or campaign; say so; give up in the end."""
+        if self._follower.is_leaving and self._follower.round < 0:
+            because = self._follower.is_leaving
+            return self._finish(Finish(outcome=Outcome.STOPPED, because=because))
+        end = self._search.end(now)
+        if end is not None:
+            return self._finish(end)
+        self._actions += self._search.notice(now)
+        if self._search.is_due(now):
+            if self.part is Part.SEEKING:
+                self._search.pause(now)
+                self._seek()
+            else:
+                self._run_for_it(now)
+        return None
+
+    def _seek(self) -> None:
+        self._actions += self._search.ask(self._join(), self._follower.voters)
+
+    def _run_for_it(self, now: float) -> None:
+        campaign = self._search.campaign
+        if not self._voter.has_vote():
+            self._search.campaign = None
+            self._move(Part.SEEKING)
+            return None
+        if campaign is not None and campaign.won_at is not None:
+            return self._win(campaign, now)
+        assert self._voter.decided is not None
+        term = max(self._term, self._voter.promised.term) + 1
+        ballot, decided = Ballot(term, self._key), self._voter.decided
+        if self._rules.arbiter is not None and not decided.host:
+            decided = decided.__replace__(host=self._voter.job)  # or it might begin a new one
+        self._do(self._search.run(ballot, decided, now))
+        if self._search.is_hopeless:
+            self._seek()
+        return None
+
+    # Other jobs.
+
+    def _is_other_job(self, message: Led) -> bool:
+        return self.job not in ("", message.host)
+
+    def _give_way(self, sender: str, message: Led, now: float) -> bool:
+        """Two jobs of one name: the one that got further goes on. Whether we give way to it."""
+        mine = self._follower.last_round if self._leader is None else self._leader.round
+        is_told = sender == self._follower.ballot.candidate or (
+            self._follower.round < 0 and not self._has_leader()
+        )
+        if not is_told and (message.round, message.host) <= (mine, self.job):
+            return False
+        self._reasons.append(f"gives way to the job that {message.leader.host} coordinates")
+        if self._leader is not None:
+            for key in self._leader.peers:
+                self._say(key, message)
+        self._do(self._follower.cut_off("another job of that name got further"))
+        self._leader = None
+        left = self._voter.left | {self.job}
+        self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
+        self._follower.change_voter(self._voter)
+        self._search.begin_again(now)
+        self._move(Part.CAMPAIGNING if self._voter.has_vote() else Part.SEEKING)
+        return True
+
+    # Words.
+
+    def _join(self) -> Join:
+        limits = self._setup.limits
+        return Join(
+            run_id=self._setup.run_id,
+            attempt=self._setup.attempt,
+            last_round=self._follower.last_round,
+            min_nodes=limits.min_nodes,
+            max_nodes=limits.max_nodes,
+            member=self._setup.me,
+            job=self.job,
+            running=self._follower.round,
+        )
+
+    def _has_leader(self) -> bool:
+        return self.part in (Part.FOLLOWING, Part.LEADING)
+
+    def _leading_member(self) -> Member | None:
+        return self._setup.me if self._leader is not None else self._follower.leader
+
+    def _say(self, key: str, message: Message) -> None:
+        if key == self._key:
+            self._inbox.append(message)
+        else:
+            leader = self._follower.leader
+            is_known = leader is not None and leader.key == key
+            at = Endpoint(host=leader.address, port=leader.port) if leader and is_known else None
+            self._actions.append(Send(to=key, at=at, message=message))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send) and action.to == self._key:
+                self._inbox.append(action.message)
+            else:
+                self._actions.append(action)
+
+    def _pass_on(self, leader: Leader) -> None:
+        actions, reason = leader.take()
+        self._do(actions)
+        if reason:
+            self._reasons.append(reason)
+
+    def _finish(self, finish: Finish) -> None:
+        if finish.outcome is Outcome.SUCCEEDED and not self._follower.has_run:
+            finish = finish.__replace__(outcome=Outcome.MISSED)
+        self._move(Part.DONE)
+        if self._leader is not None:
+            self._pass_on(self._leader)
+        self._actions.append(finish)
+        self._reasons.append(finish.because)
+
+    def _move(self, to: Part) -> None:
+        if to is self.part:
+            return
+        if to not in _MOVES[self.part]:
+            raise RuntimeError(f"an agent cannot go from {self.part.value} to {to.value}")
+        self.part = to

@@ -1,0 +1,149 @@
+"""Whom a coordinator hears, how long ago, and what they were told: one record for each agent.
+
+    silent ----fence_s without an answer to what we said----> lost, dead_s after we last said
+       ^                                                      that it may run workers
+       +--- a beat that answers something fresh brings it back
+
+What counts is the way there and back: an agent that reaches us without hearing us is silent, too.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.agreements import Agreements
+from rallypoint.rendezvous.consensus.messages import Setup
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.job.round import Endpoint, Member
+
+_NEVER = float("-inf")
+
+
+class Peer:
+    """One agent.
+
+    Attributes:
+        member: as it said; `at` is where it listens.
+        heard_at: the newest time of ours that it has confirmed to have heard.
+        since: when it came, or came back, under this ballot.
+        sent_at: its clock, when it sent its newest beat under this ballot.
+        leased_at: when we last allowed it to run workers; None: not yet under this ballot.
+        round: what runs there, as it said.
+        seen: how many of its reports have come.
+        has_beaten: whether anything came from it under this ballot.
+        is_over: whether it was told that the job is over for it.
+    """
+
+    __slots__ = (
+        "at",
+        "has_beaten",
+        "heard_at",
+        "is_over",
+        "is_silent",
+        "leased_at",
+        "member",
+        "round",
+        "seen",
+        "sent_at",
+        "since",
+    )
+
+    def __init__(self, member: Member, now: float) -> None:
+        self.member = member
+        self.at = Endpoint(host=member.address, port=member.port)
+        self.heard_at = float("-inf")
+        self.since = now
+        self.sent_at: float | None = None
+        self.leased_at: float | None = None
+        self.round = -1
+        self.seen = 0
+        self.has_beaten = False
+        self.is_silent = False
+        self.is_over = False
+
+    def confirms(self, stamp: float | None, now: float, fence_s: float) -> None:
+        """It has heard what we said at that time of ours."""
+        if stamp is None or stamp > now:
+            return
+        self.heard_at = max(self.heard_at, stamp)
+        if now - self.heard_at < fence_s:
+            self.is_silent = False
+
+
+class Peers:
+    """All of them, by key, and what a coordinator may allow them: to run until a quorum's newest
+    word is too old.
+
+    Attributes:
+        safe_at: when the workers of those who were never heard under this ballot are surely dead.
+    """
+
+    def __init__(
+        self, setup: Setup, rules: Rules, agreements: Agreements, *, was_lost: bool, now: float
+    ) -> None:
+        """Begin; `was_lost` as in Promise."""
+        self.by_key: dict[str, Peer] = {}
+        self.safe_at = now + rules.taken_over_after_s(was_lost=was_lost)
+        self._setup, self._rules, self._agreements = setup, rules, agreements
+        self._was_lost = was_lost
+        self._began = now
+        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
+        self._quorum_heard: float | None = None  # cached
+
+    def take_over(self, now: float) -> None:
+        """What the predecessor had proposed is decided only now."""
+        self.safe_at = now + self._rules.taken_over_after_s(was_lost=self._was_lost)
+
+    def confirms(self, key: str, stamp: float | None, now: float) -> None:
+        """An agent has heard what we said at that time of ours."""
+        peer = self.by_key.get(key)
+        if peer is not None:
+            peer.confirms(stamp, now, self._setup.fence_s)
+        elif stamp is not None:
+            self._words[key] = max(self._words.get(key, _NEVER), stamp)
+        if peer is None or key in self._agreements.voters:
+            self._quorum_heard = None
+
+    def look_again(self) -> None:
+        """Who they are has changed, or time has passed."""
+        self._quorum_heard = None
+
+    def has_quorum(self, now: float) -> bool:
+        """Whether enough of the voters were heard lately for this agent to coordinate."""
+        return not self._rules.must_step_down(now, max(self._word(now), self._began))
+
+    def lease_s(self, peer: Peer, now: float) -> float:
+        """For how long after its newest beat a peer may run workers."""
+        if peer.is_silent:
+            return 0.0
+        lease_s = max(0.0, self._rules.lease_s(now, self._word(now)))
+        if lease_s > 0:
+            peer.leased_at = now
+        return lease_s
+
+    def is_silent(self, peer: Peer, now: float) -> bool:
+        """Whether it has not been heard for the fence time."""
+        heard_at = max(peer.heard_at, peer.since)
+        if peer.leased_at is None and not peer.has_beaten:
+            heard_at = self._began
+        return now - heard_at >= self._setup.fence_s
+
+    def dead_at(self, peer: Peer) -> float:
+        """When its workers are surely dead, if it stays silent."""
+        if peer.leased_at is None and not peer.has_beaten:
+            return self.safe_at
+        return (peer.leased_at or peer.since) + self._rules.dead_after_s()
+
+    def _word(self, now: float) -> float:
+        """The newest time of ours that a quorum has confirmed to have heard."""
+        if self._quorum_heard is None:
+            self._quorum_heard = self._find_word(now)
+        return self._quorum_heard
+
+    def _find_word(self, now: float) -> float:
+        held, pending = self._agreements.newest, self._agreements.pending
+        if held.number == BEFORE_ALL:
+            return self._began
+        heard = dict(self._words)
+        counted = self._agreements.voters if self._rules.arbiter is None else self.by_key
+        heard.update((key, self.by_key[key].heard_at) for key in counted if key in self.by_key)
+        heard[self._setup.me.key] = now
+        return self._rules.newest_word(held, None if pending is None else pending.agreement, heard)

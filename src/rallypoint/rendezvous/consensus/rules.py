@@ -1,0 +1,138 @@
+"""The rules that keep a job one job, each as one small function, so that each can be doubted alone.
+
+`Rules` is what runs. A test for each rule switches it off in a subclass, and demands that simulated
+clusters then disagree, or run two groups of workers at one time (tests/simulation/test_rules.py).
+
+Why it holds. An agreement n+1 is decided by a quorum of the voters of n and a quorum of its own.
+Two quorums of one list share a voter. So whoever leads in a higher ballot hears of n+1 from a voter
+that accepted it, and proposes the same again; a voter that knows n+1 to be decided votes for no
+other n+1. As to time, a coordinator lets members run only until a quorum's newest word is fence_s
+old, and a voter makes no promise for longer than that after it heard a coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from rallypoint.rendezvous.consensus.messages import NO_BALLOT, Agreement, Ballot, Promise, Setup
+from rallypoint.rendezvous.job.round import Member
+
+# All members vote, up to so many; of a longer list the first. Ballots stay cheap, and of 31 voters
+# any 15 may be lost at one time.
+MAX_VOTERS = 31
+ETCD = "etcd"  # the key of a voter that is no agent: etcd/rules.py
+BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
+
+
+class Rules:
+    """What voters, candidates, coordinators and members may do."""
+
+    # A voter that is no agent, and outlives them all. With one, all agents may lead.
+    arbiter: Member | None = None
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    # Who decides.
+
+    def voters(self, agreement: Agreement) -> tuple[Member, ...]:
+        """Who votes on the agreement that follows."""
+        if self.setup.quorum == "host" and agreement.number > BEFORE_ALL:
+            return tuple([each for each in agreement.members if each.key == agreement.host])
+        return agreement.members[:MAX_VOTERS]
+
+    def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
+        """More than half of the voters; or half of them, with the first one."""
+        voters = self.voters(agreement)
+        count = len([voter for voter in voters if voter.key in keys])
+        return 2 * count > len(voters) or (
+            bool(voters) and 2 * count == len(voters) and voters[0].key in keys
+        )
+
+    def is_decided(self, old: Agreement, new: Agreement, keys: Collection[str]) -> bool:
+        """Whether `new`, which follows `old`, holds for good once these have accepted it."""
+        # The last agreement of a list needs no voters of its own: nothing follows it.
+        has_new = new.finish is not None or self.is_quorum(new, keys)
+        return has_new and self.is_quorum(old, keys)
+
+    def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
+        """Who may coordinate after this agreement's coordinator; those who are first try first."""
+        return self.voters(agreement)
+
+    # What a voter may do.
+
+    def may_promise(self, ballot: Ballot, promised: Ballot) -> bool:
+        """Whether to take part in a ballot, having promised to take part in none below another."""
+        return not ballot < promised
+
+    def may_leave(self, *, heard_for_s: float) -> bool:
+        """Whether to turn to another coordinator, so long after hearing the one that we follow."""
+        return heard_for_s >= self.setup.fence_s * (1 + self.setup.drift)
+
+    # What a candidate must do.
+
+    def bound_to(self, promises: Iterable[Promise], number: int) -> Agreement | None:
+        """What must be proposed as that number: the one accepted in the highest ballot, if any."""
+        newest, found = NO_BALLOT, None
+        for promise in promises:
+            accepted = promise.accepted
+            if accepted is not None and accepted.number == number and newest < promise.accepted_in:
+                newest, found = promise.accepted_in, accepted
+        return found
+
+    # Who may run workers, and until when.
+
+    def newest_word(
+        self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
+    ) -> float:
+        """The newest time that a quorum has confirmed to have heard a coordinator's word of.
+
+        Args:
+            held, pending: what was agreed last, and what the coordinator proposes, if anything.
+            heard: the newest time that each has confirmed; the coordinator's own is now.
+        """
+        words = [(heard[each.key], each.key) for each in self.voters(held) if each.key in heard]
+        words.sort(reverse=True)
+        keys = [key for _, key in words]
+        if not self.is_quorum(held, keys):
+            return float("-inf")
+        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
+        while fewest + 1 < enough:
+            middle = (fewest + enough) // 2
+            if self.is_quorum(held, keys[:middle]):
+                enough = middle
+            else:
+                fewest = middle
+        return words[enough - 1][0]
+
+    def lease_s(self, now: float, quorum_heard_at: float) -> float:
+        """For how long after it sent the beat that is answered `now` a member may run workers."""
+        return min(self.setup.fence_s, quorum_heard_at + self.setup.fence_s - now)
+
+    def needs_lease(self, *, is_alone: bool) -> bool:
+        """Whether others may start workers without this node: not without its vote, if it is the
+        round's only one."""
+        return not is_alone or self.arbiter is not None
+
+    def must_fence(self, now: float, lease_until: float) -> bool:
+        """Whether a member must end its workers at once."""
+        return now >= lease_until
+
+    def must_step_down(self, now: float, quorum_heard_at: float) -> bool:
+        """Whether a coordinator has no quorum any more."""
+        return now >= quorum_heard_at + self.setup.fence_s
+
+    def dead_after_s(self) -> float:
+        """How long after a member's beat was last answered its workers are surely dead."""
+        return self.setup.dead_s
+
+    def taken_over_after_s(self, *, was_lost: bool) -> float:
+        """How long after another coordinator's end the workers of all whom we do not hear are dead.
+
+        If a voter promised early, because that one's connection closed, the time in which it still
+        answered others is to be waited for, as well.
+        """
+        if was_lost:
+            return self.setup.dead_s
+        kill_s, drift = self.setup.kill_s, self.setup.drift
+        return kill_s * (1 + drift) + self.setup.fence_s * drift

@@ -1,0 +1,188 @@
+"""One voter: what it promised, what it accepted, what it knows to be decided.
+
+A vote belongs to one agent process: one that is started again has another key, and no vote. At an
+endpoint, an agent that knows of no job votes with its endpoint's key on the first agreement.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.messages import (
+    NO_BALLOT,
+    Accepted,
+    Agreement,
+    Ballot,
+    Prepare,
+    Promise,
+    Propose,
+    Refused,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.job.round import Endpoint, Member
+
+
+def slot_key(slot: int) -> str:
+    """The key that votes for an endpoint, before there is a job."""
+    return f"endpoint {slot}"
+
+
+def before_all(endpoints: tuple[Endpoint, ...]) -> Agreement:
+    """What the first agreement follows: a list of the endpoints."""
+    return Agreement(
+        number=BEFORE_ALL,
+        members=tuple(
+            [
+                Member(key=slot_key(i), host=str(at), local_world_size=0)
+                for i, at in enumerate(endpoints)
+            ]
+        ),
+    )
+
+
+class Voter:
+    """Answers Prepare and Propose.
+
+    Attributes:
+        decided: the newest agreement that it knows to hold; None: no job is known here.
+        accepted: the newest that it accepted, in the ballot `accepted_in`.
+        leader_key: whom it last heard as a coordinator.
+        left: jobs of this name that the agent has turned from, and in which it has no vote.
+        was_lost: whether that one's connection closed, so that it needs no more of our patience.
+    """
+
+    def __init__(self, setup: Setup, rules: Rules, left: frozenset[str] = frozenset()) -> None:
+        self.promised = NO_BALLOT
+        self.accepted: Agreement | None = None
+        self.accepted_in = NO_BALLOT
+        self.decided: Agreement | None = None
+        self.leader_key = ""
+        self.was_lost = False
+        self.left = left
+        self._me = setup.me
+        self._slot = setup.slot
+        self._rules = rules
+        self._heard_at = float("-inf")
+        self._told = ""
+        if setup.slot is not None or rules.arbiter is not None:
+            self.decided = before_all(setup.endpoints)
+
+    @property
+    def number(self) -> int:
+        """Of the newest decided agreement that it knows; below that of all endpoints: none."""
+        return BEFORE_ALL - 1 if self.decided is None else self.decided.number
+
+    @property
+    def job(self) -> str:
+        """The key of the agent that began the job that it knows of; empty: none."""
+        return self._told if self.decided is None else self.decided.host or self._told
+
+    def has_vote(self) -> bool:
+        """Whether this agent decides on the next agreement that it knows of, or may ask to."""
+        if self._rules.arbiter is not None:
+            return True
+        return self.decided is not None and self._vote_on(self.decided) != ""
+
+    def heard(self, ballot: Ballot, now: float) -> None:
+        """The coordinator of that ballot lives, and has our word."""
+        self.promised = max(self.promised, ballot)
+        self.leader_key = ballot.candidate
+        self.was_lost = False
+        self._heard_at = now
+
+    def told(self, job: str) -> None:
+        """That job exists: at an endpoint, no other one is to be begun."""
+        self._told = job
+
+    def lost(self, key: str) -> None:
+        """An agent has ended; if it coordinated, no promise to it counts any more."""
+        self.was_lost = self.was_lost or key == self.leader_key
+
+    def prepare(self, message: Prepare, now: float) -> Promise | Refused:
+        """Promise, or say what speaks against it."""
+        theirs, mine = message.decided, self.number
+        if (
+            self._is_other_job(theirs)
+            or mine > theirs.number
+            or self._is_bound(message.ballot, now)
+        ):
+            return self._refused(message.ballot)
+        vote = self._vote_on(theirs)
+        if not vote or not self._rules.may_promise(message.ballot, self.promised):
+            return self._refused(message.ballot)
+        if not message.is_trial:
+            self.learn(theirs)
+            self.promised = message.ballot
+        is_early = not self._rules.may_leave(heard_for_s=now - self._heard_at)
+        return Promise(
+            ballot=message.ballot,
+            voter=vote,
+            member=self._me,
+            stamp=message.stamp,
+            accepted=self.accepted,
+            accepted_in=self.accepted_in,
+            was_lost=is_early,
+            is_trial=message.is_trial,
+        )
+
+    def propose(self, message: Propose, now: float) -> Accepted | Refused:
+        """Accept, or say what speaks against it."""
+        agreement, ballot = message.agreement, message.ballot
+        # Who proposes again what we know to be decided asks us for the one after it, as well: but
+        # we may have accepted another one already, and it has not asked for that.
+        is_late = agreement.number <= self.number and message.decided.number < agreement.number
+        if self._is_other_job(agreement) or is_late or self._is_bound(ballot, now):
+            return self._refused(ballot)
+        if not self._rules.may_promise(ballot, self.promised):
+            return self._refused(ballot)
+        self.heard(ballot, now)
+        self.learn(message.decided)
+        if agreement.number > self.number:
+            self.accepted, self.accepted_in = agreement, ballot
+        return Accepted(
+            ballot=ballot, voter=self._me.key, stamp=message.stamp, number=agreement.number
+        )
+
+    def decided_in(self, ballot: Ballot, number: int) -> None:
+        """What was proposed as that number in this ballot is decided."""
+        accepted = self.accepted
+        if accepted is not None and accepted.number == number and self.accepted_in == ballot:
+            self.learn(accepted)
+
+    def learn(self, agreement: Agreement) -> None:
+        """That is decided."""
+        if self._is_other_job(agreement):
+            return
+        if agreement.number > self.number:
+            self.decided = agreement
+        if self.accepted is not None and self.accepted.number <= self.number:
+            self.accepted, self.accepted_in = None, NO_BALLOT
+
+    def _is_other_job(self, agreement: Agreement) -> bool:
+        if agreement.host in self.left:
+            return True
+        return agreement.host != "" and self.job not in ("", agreement.host)
+
+    def _is_bound(self, ballot: Ballot, now: float) -> bool:
+        """Whether we follow another coordinator, which may count on us."""
+        if self.was_lost or ballot.candidate == self.leader_key:
+            return False
+        return not self._rules.may_leave(heard_for_s=now - self._heard_at)
+
+    def _vote_on(self, agreement: Agreement) -> str:
+        if agreement.number == BEFORE_ALL:
+            begun = "" if self.accepted is None else self.accepted.host
+            if self._slot is None or self._told not in ("", begun):
+                return ""
+            return slot_key(self._slot)
+        keys = [voter.key for voter in self._rules.voters(agreement)]
+        return self._me.key if self._me.key in keys else ""
+
+    def _refused(self, ballot: Ballot) -> Refused:
+        decided = self.decided
+        has_job = decided is not None and decided.number > BEFORE_ALL
+        return Refused(
+            ballot=ballot,
+            promised=self.promised,
+            job=self.job,
+            decided=decided if has_job else None,
+        )

@@ -1,0 +1,77 @@
+"""The rules of a job whose agreements etcd keeps: one voter decides, and no agent is needed for it.
+
+    decide        etcd alone: one transaction, under the condition that nobody else was promised
+    take over     a member of the last agreement: once it has seen the coordinator write nothing
+                  for fence_s, or its connection close; who is no member: after outage_s
+    go on         while etcd, or else every member, has heard the coordinator within fence_s
+
+Why it holds. Nobody can take over but by a transaction which finds that the coordinator has written
+nothing since the candidate first saw its last write, fence_s or more before, by the candidate's own
+clock: so what etcd last confirmed to the coordinator is older than that, and its members' leases
+are over. No clock of etcd is trusted, and none of its leases, which only clear away what is left.
+While etcd is away a coordinator may go on for outage_s, as long as every member confirms to follow
+it: a member that confirms does not take over, and who is no member waits for longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rallypoint.rendezvous.consensus.messages import Agreement, Setup
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD, MAX_VOTERS, Rules
+from rallypoint.rendezvous.job.round import Member
+
+_NEVER = float("-inf")
+
+
+class EtcdRules(Rules):
+    """What candidates, coordinators and members may do if etcd decides."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        places = ", ".join(map(str, setup.endpoints))
+        self.arbiter = Member(key=ETCD, host=f"etcd at {places}", local_world_size=0)
+
+    def voters(self, agreement: Agreement) -> tuple[Member, ...]:
+        """Etcd, whatever was agreed."""
+        assert self.arbiter is not None
+        return (self.arbiter,)
+
+    def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
+        """Whether etcd is among them."""
+        return ETCD in keys
+
+    def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
+        """The members, by rank: so that they do not all ask at one time."""
+        return () if agreement.number == BEFORE_ALL else agreement.members[:MAX_VOTERS]
+
+    def newest_word(
+        self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
+    ) -> float:
+        """What etcd confirmed, or what all members have confirmed, while etcd is away."""
+        by_etcd = heard.get(ETCD, _NEVER)
+        members = held.members if pending is None else held.members + pending.members
+        by_all = min([heard.get(each.key, _NEVER) for each in members], default=_NEVER)
+        return max(by_etcd, min(by_all, by_etcd + outage_s(self.setup) - self.setup.fence_s))
+
+    # When a candidate may ask etcd to be promised.
+
+    def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
+        """For how long a candidate must have seen the coordinator write nothing.
+
+        Args:
+            leader: the coordinator's key.
+            held: the newest agreement; None: there is none, and so no worker runs.
+            lost: agents whose connections with this one closed.
+        """
+        setup = self.setup
+        keys = [] if held is None else [each.key for each in held.members]
+        is_heir = setup.me.key in keys or all(key in lost for key in keys)
+        if not is_heir:
+            return outage_s(setup) * (1 + setup.drift)
+        return 0.0 if leader in lost else setup.fence_s * (1 + setup.drift)
+
+
+def outage_s(setup: Setup) -> float:
+    """How long a coordinator whom all members hear goes on without etcd."""
+    return max(setup.patience.outage_s, setup.fence_s)

@@ -1,0 +1,401 @@
+"""The voter of a job whose agreements etcd keeps: messages in, requests to etcd and answers out.
+
+    Prepare ->  read who coordinates; if nobody may object, become the claimant    -> Promise
+    Propose ->  write the agreement, or only a beat, if the claim is still ours    -> Accepted
+    Join    ->  read who coordinates                                               -> Led
+    each of them may be answered by Refused, or by Over: the job has ended
+
+Each agent has one, which speaks for etcd to its own `Participant` only. It works on one message at
+a time: `ask` and `go_on` give the next request until there is none, then `take` gives the answers.
+No socket, clock or thread here (thread.py has them). What may be done is rules.py's.
+
+    request = voter.ask(message, now)
+    while request is not None:
+        request = voter.go_on(perform(request), now)     # or voter.failed(why)
+    answers = voter.take()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from rallypoint.base.record import Record
+from rallypoint.rendezvous.consensus.ended_agents import Gone
+from rallypoint.rendezvous.consensus.messages import (
+    NO_BALLOT,
+    Accepted,
+    Agreement,
+    Ballot,
+    Led,
+    Message,
+    Over,
+    Prepare,
+    Promise,
+    Propose,
+    Refused,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD
+from rallypoint.rendezvous.etcd.keys import Claim, Keys, pack, unpack
+from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
+
+_JOB_TTL_S = 3600  # after its last coordinator's end a job is forgotten
+_KEEP_ALIVE_S = 300.0
+
+
+# What it asks of etcd; each is one method of EtcdClient.
+
+
+class Read(Record, kw_only=True):
+    """All under that prefix: gives a Snapshot."""
+
+    prefix: str
+
+
+class Transact(Record, kw_only=True):
+    """Write, if those keys have those revisions: gives the new revision, or None.
+
+    Attributes:
+        leases: of keys that are not to end with `lease`.
+    """
+
+    revisions: dict[str, int]
+    puts: dict[str, bytes]
+    deletes: tuple[str, ...] = ()
+    lease: int
+    leases: Mapping[str, int] = MappingProxyType({})
+
+
+class Grant(Record, kw_only=True):
+    """A new lease: gives its number."""
+
+    ttl_s: int
+
+
+class KeepAlive(Record, kw_only=True):
+    """Gives whether it still lived."""
+
+    lease: int
+
+
+Request = Read | Transact | Grant | KeepAlive
+_Steps = Generator[Request, Any, None]
+
+
+# A message to the agent; or why there is none, for `Participant.unreachable`.
+Answer = Message | str
+
+
+class _Vote(Record, kw_only=True):
+    """What was read of the claim."""
+
+    claim: Claim | None
+    revision: int
+    beat_revision: int
+
+    @property
+    def ballot(self) -> Ballot:
+        return NO_BALLOT if self.claim is None else self.claim.ballot
+
+
+class EtcdVoter:
+    """Etcd, as this agent's `Participant` sees it."""
+
+    def __init__(self, setup: Setup, rules: type[EtcdRules] = EtcdRules) -> None:
+        self._setup = setup
+        self._rules = rules(setup)
+        self._keys = Keys.of(setup.run_id, setup.attempt)
+        self._lost = Gone()
+        self._now = 0.0
+        self._steps: _Steps | None = None
+        self._answers: list[Answer] = []
+        # The claim and beat that were read last, and when they were seen first.
+        self._seen = (-1, -1)
+        self._seen_at = 0.0
+        # Our own claim, while it may hold.
+        self._claim: Claim | None = None
+        self._revision = 0
+        self._held: Agreement | None = None
+        self._held_revision = 0
+        self._kept_at = 0.0
+        self._beats = 0
+
+    def lost(self, key: str) -> None:
+        """An agent has ended: what `Participant.closed` is told as well."""
+        self._lost.add(key)
+
+    def ask(self, message: Message, now: float) -> Request | None:
+        """Begin with a message; the first request."""
+        match message:
+            case Prepare():
+                self._steps = self._prepare(message)
+            case Propose():
+                self._steps = self._propose(message)
+            case Join():
+                self._steps = self._find(message)
+            case _:  # what else is said to voters serves agents only
+                return None
+        self._now = now
+        return self._next(None)
+
+    def go_on(self, result: object, now: float) -> Request | None:
+        """The request was carried out; the next one."""
+        self._now = now
+        return self._next(result)
+
+    def failed(self, why: str) -> None:
+        """It was not, as far as we know; give up the message."""
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = None
+        self._answers.append(why)
+
+    def take(self) -> list[Answer]:
+        """What to tell the agent, in the name of etcd."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _next(self, result: object) -> Request | None:
+        if self._steps is None:
+            return None
+        try:
+            return self._steps.send(result)
+        except StopIteration:
+            self._steps = None
+            return None
+
+    # What it reads.
+
+    def _look(self) -> Generator[Request, Any, _Vote]:
+        """Who coordinates; remember since when nothing has been written."""
+        found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
+        claim, beat = found.get(self._keys.claim), found.get(self._keys.beat)
+        vote = _Vote(
+            claim=None if claim is None else unpack(Claim, claim.value),
+            revision=0 if claim is None else claim.revision,
+            beat_revision=0 if beat is None else beat.revision,
+        )
+        if self._seen != (vote.revision, vote.beat_revision):
+            self._seen = (vote.revision, vote.beat_revision)
+            self._seen_at = self._now
+        return vote
+
+    def _read_agreement(self) -> Generator[Request, Any, tuple[Agreement | None, int]]:
+        pairs = (yield Read(prefix=self._keys.agreements)).pairs
+        return (unpack(Agreement, pairs[0].value), pairs[0].revision) if pairs else (None, 0)
+
+    def _end_of(self, job: str, vote: _Vote) -> Generator[Request, Any, Finish | None]:
+        """How that job ended, or "" for who knows of none; None: it goes on, or is not begun."""
+        claim = vote.claim
+        if claim is not None and job in ("", claim.host):
+            # A job that was stopped from outside is the one that a scheduler starts anew.
+            if claim.finish is None or job:
+                return claim.finish
+            return None if claim.finish.outcome is Outcome.STOPPED else self._too_late(claim.finish)
+        if not job:
+            return None
+        key = self._keys.closed_job(job)
+        for pair in (yield Read(prefix=self._keys.closed)).pairs:
+            if pair.key == key:
+                return unpack(Finish, pair.value)
+        if claim is None:
+            return None  # etcd has lost its data: who knows the job brings it back
+        because = "etcd does not hold the job of this node any more; another one took its name"
+        return Finish(outcome=Outcome.GIVEN_UP, because=because)
+
+    def _too_late(self, finish: Finish) -> Finish:
+        """For who knows nothing of the job: it may as well be meant for another one."""
+        because = (
+            f"the job {self._setup.run_id!r} is over ({finish.because}), and this node came too"
+            f" late; another job needs another --rdzv-id, or must begin"
+            f" {self._setup.patience.close_s:g} s later"
+        )
+        return Finish(outcome=Outcome.GIVEN_UP, because=because)
+
+    # What it is asked.
+
+    def _find(self, join: Join) -> _Steps:
+        vote = yield from self._look()
+        end = yield from self._end_of(join.job, vote)
+        if end is not None:
+            self._answers.append(Over(finish=end))
+        elif vote.claim is not None and vote.claim.finish is None:
+            claim = vote.claim
+            led = Led(
+                ballot=claim.ballot, leader=claim.leader, host=claim.host, number=-1, round=-1
+            )
+            self._answers.append(led)
+
+    def _prepare(self, message: Prepare) -> _Steps:
+        vote = yield from self._look()
+        job = message.decided.host
+        end = yield from self._end_of(job, vote)
+        if end is not None:
+            self._answers.append(Over(finish=end))
+            return
+        # What is left of a job that was stopped is cleared away; another one begins.
+        old = vote.claim if vote.claim is None or vote.claim.finish is None else None
+        if old is not None:
+            if not self._rules.may_promise(message.ballot, old.ballot):
+                self._refuse(message.ballot, vote)
+                return
+            if self._must_wait(old) > 0:
+                self._refuse(message.ballot, vote)
+                return
+        yield from self._promise(message, vote, old)
+
+    def _must_wait(self, claim: Claim) -> float:
+        """At least so long; what the agreement says about it is not known here."""
+        candidate = claim.ballot.candidate
+        if candidate == self._setup.me.key or candidate in self._lost:
+            return 0.0
+        fence_s = self._rules.must_wait_s(candidate, None, ())
+        return self._seen_at + fence_s - self._now
+
+    def _promise(self, message: Prepare, vote: _Vote, old: Claim | None) -> _Steps:
+        held, held_revision = yield from self._read_agreement()
+        if old is None and vote.claim is not None:
+            held = None
+        me, leader, job = self._setup.me, vote.ballot.candidate, message.decided.host
+        if held is None and job and message.decided.number == BEFORE_ALL:
+            self._answers.append("etcd has forgotten the job; waiting for who knows it")
+            return
+        if held is not None and held.number > message.decided.number:
+            self._refuse(message.ballot, vote, held)  # first learn, then ask again
+            return
+        silent_s = self._now - self._seen_at
+        was_lost = old is None and job != ""  # etcd forgot when the coordinator wrote last
+        if old is not None:
+            wait_s = self._rules.must_wait_s(leader, held, self._lost)
+            if leader != me.key and silent_s < wait_s:
+                self._refuse(message.ballot, vote)
+                return
+            # If it is our own claim, we may have made it early as well.
+            was_lost = leader == me.key or silent_s < self._rules.must_wait_s(leader, None, ())
+        promise = Promise(
+            ballot=message.ballot,
+            voter=ETCD,
+            member=me,
+            stamp=message.stamp,
+            accepted=None,
+            accepted_in=NO_BALLOT,
+            was_lost=was_lost,
+            is_trial=message.is_trial,
+        )
+        if not message.is_trial:
+            keys, lease = self._keys, 0
+            if old is not None and (yield KeepAlive(lease=old.lease)):
+                lease = old.lease
+            lease = lease or (yield Grant(ttl_s=_JOB_TTL_S))
+            claim = Claim(ballot=message.ballot, leader=me, host=job or me.key, lease=lease)
+            done = yield Transact(
+                revisions={
+                    keys.claim: vote.revision,
+                    keys.beat: vote.beat_revision,
+                    keys.agreement: held_revision,
+                },
+                puts={keys.claim: pack(claim), keys.beat: self._beat()},
+                deletes=(keys.agreement,) if held is None and held_revision else (),
+                lease=lease,
+            )
+            if done is None:
+                self._refuse(message.ballot, (yield from self._look()))
+                return
+            self._claim, self._revision, self._kept_at = claim, done, self._now
+            self._held, self._held_revision = held, 0 if held is None else held_revision
+        self._answers.append(promise)
+
+    def _propose(self, message: Propose) -> _Steps:
+        claim, new, closed = self._claim, message.agreement, 0
+        if claim is None or claim.ballot != message.ballot:
+            return  # from before our newest claim
+        if new.finish is not None:
+            lease = yield Grant(ttl_s=math.ceil(self._setup.patience.close_s))
+            claim = claim.__replace__(lease=lease, finish=new.finish)
+            # Members who cannot hear it now look for it for join_timeout_s.
+            closed = yield Grant(ttl_s=math.ceil(2 * self._setup.patience.join_timeout_s))
+        elif self._now - self._kept_at > _KEEP_ALIVE_S:
+            yield KeepAlive(lease=claim.lease)
+            self._kept_at = self._now
+        done = yield self._write(claim, new, closed)
+        if done is None:
+            vote = yield from self._look()
+            if vote.ballot != message.ballot:
+                yield from self._tell_deposed(message, vote)
+                self._claim = None
+                return
+            # A write of ours that was not answered was carried out; or, until then, none at all.
+            self._revision = vote.revision
+            self._held, self._held_revision = yield from self._read_agreement()
+            done = yield self._write(claim, new, closed)
+            if done is None:
+                return  # it will be asked again
+        if self._is_new(new):
+            self._held, self._held_revision = new, done
+        accepted = Accepted(
+            ballot=message.ballot, voter=ETCD, stamp=message.stamp, number=new.number
+        )
+        self._answers.append(accepted)
+        if new.finish is not None:
+            self._claim, self._revision = claim, done
+
+    def _is_new(self, agreement: Agreement) -> bool:
+        return self._held is None or agreement.number > self._held.number
+
+    def _write(self, claim: Claim, new: Agreement, closed: int) -> Transact:
+        """A beat, the agreement if it is new, and of a job that ends also the word that it has."""
+        keys = self._keys
+        revisions, puts = {keys.claim: self._revision}, {keys.beat: self._beat()}
+        if self._is_new(new):
+            # Or an older one, whose answer nobody waits for any more, might still come after it.
+            revisions[keys.agreement] = self._held_revision
+            puts[keys.agreement] = pack(new)
+        leases = {}
+        if claim.finish is not None:
+            word = keys.closed_job(claim.host)
+            puts[keys.claim], puts[word], leases[word] = pack(claim), pack(claim.finish), closed
+        return Transact(revisions=revisions, puts=puts, lease=claim.lease, leases=leases)
+
+    def _tell_deposed(self, message: Propose, vote: _Vote) -> _Steps:
+        end = yield from self._end_of(message.agreement.host, vote)
+        if end is not None:
+            self._answers.append(Over(finish=end))
+        elif vote.claim is None:  # etcd has lost its data; claim it anew
+            promised = Ballot(message.ballot.term + 1, ETCD)
+            self._answers.append(Refused(ballot=message.ballot, promised=promised))
+        else:
+            self._refuse(message.ballot, vote)
+
+    # What it answers.
+
+    def _beat(self) -> bytes:
+        """What no other write says."""
+        self._beats += 1
+        return f"{self._setup.me.key} {self._beats}".encode()
+
+    def _refuse(self, ballot: Ballot, vote: _Vote, decided: Agreement | None = None) -> None:
+        claim = vote.claim
+        refused = Refused(
+            ballot=ballot,
+            promised=vote.ballot,
+            job="" if claim is None else claim.host,
+            leader=None if claim is None or decided is not None else claim.leader,
+            decided=decided,
+        )
+        self._answers.append(refused)
+        if claim is not None and decided is None and claim.leader.key != self._setup.me.key:
+            who, silent_s = claim.leader, self._now - self._seen_at
+            at = f"{who.host} ({who.address}:{who.port})"
+            why = f"{at} coordinates, but does not answer here; it wrote {silent_s:.0f} s ago"
+            self._answers.append(why)
+
+
+def is_same(message: Message, at_work: Message | None) -> bool:
+    """Whether that is being answered already: a candidate repeats itself when etcd is slow."""
+    if isinstance(message, Prepare) and isinstance(at_work, Prepare):
+        return (message.ballot, message.decided) == (at_work.ballot, at_work.decided)
+    return isinstance(message, Join) and isinstance(at_work, Join)

@@ -1,0 +1,181 @@
+"""Who is here for a job's next round, whether they are enough, and which ranks they get.
+
+    fewer than MIN ---MIN are here---> last call ---it is over, or MAX are here---> complete
+
+A member is known by its key, which no other agent ever has: one that is started again is another
+member. Members come in at any time; who is here when a round is formed takes part, up to MAX, those
+of the round before first. `now` and events go in; no socket or clock here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rallypoint.base.record import Record
+from rallypoint.rendezvous.job.round import Member
+
+MAX_SHOWN = 16
+
+
+class Limits(Record, kw_only=True):
+    """When a rendezvous is complete.
+
+    Attributes:
+        min_nodes, max_nodes: how many members a round may have.
+        join_timeout_s: how long to wait for MIN of them.
+        last_call_s: how long to wait for more, once there are MIN for the first time.
+        is_fixed: the members are known from the start, by their ranks; one that is lost is not
+            replaced.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    join_timeout_s: float = 600.0
+    last_call_s: float = 3.0
+    is_fixed: bool = False
+
+
+class Gathering:
+    """Those who are here, in the order in which they came.
+
+    Attributes:
+        wake_at: when `is_complete` or `is_over` may turn without an event.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.here: dict[str, Member] = {}
+        self.wake_at: float | None = None
+        self._wishes: dict[int, Member] = {}
+        self._deadline = 0.0
+        self._last_call: float | None = None
+        self._expected: set[str] | None = None
+
+    def expect(self, keys: set[str]) -> None:
+        """These were members before: when all who are left of them are here, it is complete."""
+        self._expected = keys
+
+    def open(self, now: float) -> None:
+        """Wait for members from now on. Who is here already needs no last call: all know it."""
+        self._deadline = now + self.limits.join_timeout_s
+        self._last_call = now if self._are_enough() else None
+        self._set_alarm()
+
+    def join(self, member: Member, now: float) -> str:
+        """Let a member in; why not, if it cannot be."""
+        refusal = self._refusal(member)
+        if refusal:
+            return refusal
+        self.here[member.key] = member
+        if member.wish is not None:
+            self._wishes[member.wish] = member
+        if self._expected is not None:
+            self._expected.discard(member.key)
+        if self._last_call is None and self._are_enough():
+            self._last_call = now + self.limits.last_call_s
+        self._set_alarm()
+        return ""
+
+    def leave(self, key: str) -> Member | None:
+        """A member is gone."""
+        member = self.here.pop(key, None)
+        if member is not None and member.wish is not None:
+            del self._wishes[member.wish]
+        if self._expected is not None:
+            self._expected.discard(key)
+        if not self._are_enough():
+            self._last_call = None
+        self._set_alarm()
+        return member
+
+    def is_complete(self, now: float) -> bool:
+        """Whether a round can be formed."""
+        if len(self.here) >= self.limits.max_nodes:
+            return True
+        if self._expected == set() and self._are_enough():
+            return True
+        return self._last_call is not None and now >= self._last_call
+
+    def is_over(self, now: float) -> bool:
+        """Whether the time to wait is."""
+        return now >= self._deadline and not self._are_enough()
+
+    def text(self) -> str:
+        """``"3/4 nodes joined; missing node-rank 2"``."""
+        limits = self.limits
+        if limits.is_fixed:
+            taken = {member.wish for member in self.here.values()}
+            absent = [rank for rank in range(limits.max_nodes) if rank not in taken]
+            shown = ", ".join(map(str, absent[:MAX_SHOWN]))
+            more = ", ..." if len(absent) > MAX_SHOWN else ""
+            return (
+                f"{len(self.here)}/{limits.max_nodes} nodes joined; missing node-rank {shown}{more}"
+            )
+        names = sorted((member.host for member in self.here.values()), key=natural)
+        shown = ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+        wanted = f"at least {limits.min_nodes}"
+        if limits.min_nodes == limits.max_nodes:
+            wanted = str(limits.max_nodes)
+        missing = limits.min_nodes - len(self.here)
+        return f"{len(self.here)} of {wanted} nodes joined ({shown}); missing {missing}"
+
+    def form(self, before: Sequence[Member]) -> tuple[Member, ...]:
+        """The members of the next round, by rank."""
+        ranks = {member.key: member.node_rank for member in before if member.node_rank >= 0}
+        order = sorted(self.here.values(), key=lambda member: member.key not in ranks)
+        return assign(order[: self.limits.max_nodes], ranks)
+
+    def _refusal(self, member: Member) -> str:
+        wish = member.wish
+        if wish is None:
+            return ""
+        other = self._wishes.get(wish)
+        if other is not None:
+            return (
+                f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
+                " give each node its own --node-rank"
+            )
+        if wish >= self.limits.max_nodes:
+            return f"--node-rank {wish} is too large for {self.limits.max_nodes} nodes"
+        return ""
+
+    def _are_enough(self) -> bool:
+        return len(self.here) >= self.limits.min_nodes
+
+    def _set_alarm(self) -> None:
+        self.wake_at = self._deadline if self._last_call is None else self._last_call
+
+
+def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member, ...]:
+    """Give ranks 0, 1, ...: wished ones first, then those of the round before, then the free ones
+    in the natural order of host names.
+
+    A rank that is too large for so few members counts as no wish.
+    """
+    ranks: dict[int, Member] = {}
+    rest = []
+    for member in members:
+        if member.wish is not None and member.wish < len(members):
+            ranks[member.wish] = member
+        else:
+            rest.append(member)
+    new = []
+    for member in rest:
+        rank = before.get(member.key, len(members))
+        if rank < len(members) and rank not in ranks:
+            ranks[rank] = member
+        else:
+            new.append(member)
+    # Who stays goes before who is new, in the order of their old ranks.
+    new.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
+    free = [rank for rank in range(len(members)) if rank not in ranks]
+    ranks.update(zip(free, new, strict=True))
+    return tuple(ranks[rank].__replace__(node_rank=rank) for rank in range(len(members)))
+
+
+def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key for sorting that puts node7 before node66."""
+    import re  # only jobs of several nodes pay for it
+
+    parts = [part for part in re.split("([0-9]+)", name) if part]
+    return tuple([(not each.isdigit(), int(each) if each.isdigit() else 0, each) for each in parts])

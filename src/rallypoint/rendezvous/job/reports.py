@@ -1,0 +1,130 @@
+"""What agents tell their coordinator, and what it tells them: frozen data, no decisions."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from rallypoint.base.record import Record
+from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.round import Member, Seat
+
+# What agents report.
+
+
+class Broken(Record, kw_only=True):
+    """A worker of this node failed: the round cannot succeed any more."""
+
+    node_rank: int
+    round: int
+    text: str
+
+
+class Ended(Record, kw_only=True):
+    """Nothing of the round is left running on this node, but for what cannot be killed.
+
+    Attributes:
+        was_cut_off: the node's agent ended its workers, or never started them, because it had lost
+            the coordinator: no failure of theirs.
+        because: what else it was that cut them off, after the node's name.
+    """
+
+    node_rank: int
+    round: int
+    succeeded: bool
+    causes: tuple[Cause, ...] = ()
+    unkillable: int = 0
+    was_cut_off: bool = False
+    because: str = ""
+
+
+class StopAsked(Record, kw_only=True):
+    """A signal asked this node's agent to stop the job."""
+
+    node_rank: int
+    text: str
+
+
+class Leave(Record, kw_only=True):
+    """This node's agent will take part no more once its workers have ended; the job goes on."""
+
+    text: str
+
+
+Report = Broken | Ended | StopAsked | Leave
+
+
+class Join(Record, kw_only=True):
+    """An agent asks to take part in a job of that name, with as many nodes.
+
+    Attributes:
+        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
+        attempt: which start of the job by a scheduler it belongs to.
+        job: the key of the agent that began the job that it knows, if any.
+        running: the round that still runs there; -1: none.
+    """
+
+    run_id: str
+    last_round: int
+    min_nodes: int
+    max_nodes: int
+    member: Member
+    attempt: int = 0
+    job: str = ""
+    running: int = -1
+
+
+# What they are told.
+
+
+class Outcome(Enum):
+    """How a job ends; for a node that never had a place in it, success is MISSED."""
+
+    SUCCEEDED = "succeeded"
+    MISSED = "succeeded without this node"
+    STOPPED = "stopped"
+    GIVEN_UP = "given up"
+
+
+class Start(Record, kw_only=True):
+    """Start the workers of this seat in a round; `because` says why there is a new round."""
+
+    seat: Seat
+    because: str = ""
+
+
+class Stop(Record, kw_only=True):
+    """End the workers of this round; `at_once`: by SIGKILL, as others may soon take their place."""
+
+    round: int
+    because: str
+    at_once: bool = False
+
+
+class Finish(Record, kw_only=True):
+    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any.
+
+    Attributes:
+        was_cut_off: for this node alone, which was not let in, or cannot go on without another.
+    """
+
+    outcome: Outcome
+    because: str
+    culprit: int | None = None
+    what: str = ""
+    was_cut_off: bool = False
+
+
+Order = Start | Stop | Finish
+
+
+class Notice(Record):
+    """Tell the user why nothing happens."""
+
+    text: str
+
+
+class Refuse(Record):
+    """Tell an agent that it cannot take part."""
+
+    key: str
+    why: str

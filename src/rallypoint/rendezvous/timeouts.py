@@ -1,0 +1,147 @@
+"""--rdzv-conf, by torch's names: how long a dynamic rendezvous waits, and who decides.
+
+The defaults, and why they are not torch's:
+    join_timeout            600 s   as torch's
+    last_call_timeout       3 s     (30) who comes later costs the others a restart, not a place
+    keep_alive_interval     1 s     (5)  a beat is a few bytes on an open connection; small jobs
+                                         beat more often: `Patience.beat_of`
+    keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
+
+With etcd only:
+    close_timeout           30 s    as torch's; for so long who comes too late is told how it ended
+    outage_timeout          30 s    so long a job goes on while etcd is away
+    read_timeout            2 s     (60) for one request; what fails is tried again anyway
+
+With c10d, torch's close_timeout and read_timeout mean nothing: whoever ends tells the others so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
+
+_NAMES = {
+    "join_timeout": "join_timeout_s",
+    "timeout": "join_timeout_s",
+    "last_call_timeout": "last_call_s",
+    "keep_alive_interval": "beat_s",
+    "keep_alive_max_attempt": "missed_beats",
+    "close_timeout": "close_s",
+    "outage_timeout": "outage_s",
+    "read_timeout": "read_s",
+}
+# They mean something to torch's handlers only.
+_IGNORED = ("store_type", "use_libuv", "cas_backoff_max_seconds", "heartbeat_timeout")
+_ETCD_ONLY = ("close_timeout", "outage_timeout", "read_timeout")
+# How to reach etcd; etcd/thread.py reads them.
+_ETCD_NAMES = ("protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key")
+_MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
+_IS_HOST, _QUORUM = "is_host", "quorum"
+_QUORUMS = ("members", "host")
+_MOST_BEATS_PER_S = 1000  # of a round's members all together
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+
+
+class Patience(Record, kw_only=True):
+    """All of it, in seconds.
+
+    Attributes:
+        most_beats: into so many beats `silence_s` is divided in small jobs.
+    """
+
+    join_timeout_s: float = 600.0
+    last_call_s: float = 3.0
+    beat_s: float = 1.0
+    missed_beats: float = 5.0
+    most_beats: float = 20.0
+    close_s: float = 30.0
+    outage_s: float = 30.0
+    read_s: float = 2.0
+
+    @property
+    def silence_s(self) -> float:
+        """After how long without a word a peer counts as lost."""
+        return self.beat_s * self.missed_beats
+
+    def beat_of(self, nodes: int) -> float:
+        """How often each of so many members beats.
+
+        What a coordinator knows of a member, or of a quorum, is up to two beats old, and the next
+        beat may be one more away: a pause of `silence_s` less three beats does no harm. So beats
+        are as many as the coordinator can well hear.
+        """
+        often = max(self.silence_s / self.most_beats, nodes / _MOST_BEATS_PER_S)
+        return min(self.beat_s, often)
+
+
+def read_patience(configuration: Mapping[str, str], backend: str = "c10d") -> Patience:
+    """Read it.
+
+    Raises:
+        InvalidArgumentError: an unknown name, or no number of seconds.
+    """
+    is_etcd = backend == "etcd"
+    names = {n: to for n, to in _NAMES.items() if is_etcd or n not in _ETCD_ONLY}
+    others = _ETCD_NAMES if is_etcd else (_IS_HOST, _QUORUM)
+    found = {}
+    for name, text in configuration.items():
+        if name in (*_IGNORED, *others) or (name in _ETCD_ONLY and not is_etcd):
+            continue
+        if name not in names:
+            known = (*names, *others)
+            raise InvalidArgumentError(
+                f"--rdzv-conf: {backend} does not know {name!r}; there are {', '.join(known)}."
+            )
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1e9 or (value == 0 and name in _MUST_BE_POSITIVE):
+            raise InvalidArgumentError(
+                f"--rdzv-conf: {name} is {text!r}; give a number of seconds."
+            )
+        found[_NAMES[name]] = value
+    return Patience(**found)
+
+
+def read_is_host(configuration: Mapping[str, str]) -> bool | None:
+    """Whether this agent is to be at the endpoint, as in is_host=1; None: it finds out itself.
+
+    Raises:
+        InvalidArgumentError: neither yes nor no.
+    """
+    text = configuration.get(_IS_HOST)
+    if text is None:
+        return None
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise InvalidArgumentError(f"--rdzv-conf: is_host is {text!r}; give true or false.")
+    return text.lower() in _TRUE
+
+
+def read_quorum(configuration: Mapping[str, str]) -> str:
+    """Who can go on without whom, as in quorum=members: any quorum of them; host: only with the
+    agent that began the job, as torchrun does.
+
+    Raises:
+        InvalidArgumentError: neither of them.
+    """
+    text = configuration.get(_QUORUM, _QUORUMS[0])
+    if text not in _QUORUMS:
+        raise InvalidArgumentError(
+            f"--rdzv-conf: quorum is {text!r}; give {' or '.join(_QUORUMS)}."
+        )
+    return text
+
+
+def read_attempt(environ: Mapping[str, str]) -> int:
+    """Which start of this job by a scheduler it is: agents of different ones are no peers.
+
+    Raises:
+        InvalidArgumentError: SLURM_RESTART_COUNT is no number.
+    """
+    text = environ.get("SLURM_RESTART_COUNT", "0")
+    if not text.isdecimal():
+        raise InvalidArgumentError(f"SLURM_RESTART_COUNT is {text!r}; it must be a number.")
+    return int(text)

@@ -1,0 +1,301 @@
+"""Connections with agents that are known by their keys: made when there is something to say.
+
+    send(key, at, bytes): over a connection with that agent, else call it where it listens
+    call(at, bytes): to whoever answers there
+
+The first frame in each direction is the sender's key. Both sides may call at once; then both
+connections stay. An agent counts as gone when its last connection is closed as the kernel does for
+a process that ends, or when another one answers where it listened; not when a connection broke on
+the way, could not be made, or was ended by an agent that lives. It has a selector of its own, and
+is itself selectable.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from abc import ABC, abstractmethod
+
+from rallypoint.base.errors import HostError
+from rallypoint.cluster.names import Names
+from rallypoint.rendezvous.job.round import Endpoint
+from rallypoint.rendezvous.transport.link import Called, Caller, Ear, Link
+
+HANDSHAKE_S = 5.0
+_MAX_KEY = 64
+_MAX_WAITING = 32  # messages for one connection that is being made; all are said again anyway
+_MAX_STRANGERS = 512  # who have not proved themselves; more wait in the kernel's queue
+_MAX_ACCEPTS = 64  # in a row: others have something to say, too
+_FULL_S = 0.5  # without descriptors, so long until the next try
+
+
+class Receiver(ABC):
+    """Who is told what comes of it."""
+
+    @abstractmethod
+    def heard(self, key: str, payload: bytes) -> None:
+        """The agent with this key sent something."""
+
+    @abstractmethod
+    def gone(self, key: str, why: str) -> None:
+        """The agent with this key has ended."""
+
+    @abstractmethod
+    def failed(self, address: str, what: str) -> None:
+        """Something was left out between us and the agent there; both live."""
+
+    @abstractmethod
+    def unreachable(self, at: Endpoint, why: str) -> None:
+        """Nobody answers there, or not to us."""
+
+
+class _Call:
+    """A connection that is being made, and what waits for it."""
+
+    def __init__(self) -> None:
+        self.link: Link | None = None  # None: the host's name is being looked up
+        self.began = time.monotonic()
+        self.waiting: list[tuple[str | None, bytes]] = []  # for whom; None: whoever is there
+
+
+class Switchboard(Ear):
+    """All connections of one agent.
+
+    Args:
+        key: this agent's own.
+        listener: where others call it; taken over.
+
+    Attributes:
+        wake_at: when to call `poll` even if nothing happens; None: never.
+    """
+
+    def __init__(self, key: str, token: bytes, listener: socket.socket, receiver: Receiver) -> None:
+        self.wake_at: float | None = None
+        self._key = key
+        self._token = token
+        self._receiver = receiver
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._keys: dict[Link, str] = {}  # of all that are proved; empty before the first frame
+        self._links: dict[str, list[Link]] = {}  # by key
+        self._strangers: dict[Link, float] = {}  # who called, and has not told its key; since when
+        self._calls: dict[Endpoint, _Call] = {}
+        self._who: dict[Endpoint, str] = {}  # who answered there, while connected
+        self._names = Names()
+        self._selector.register(self._names, selectors.EVENT_READ, self._names_found)
+        self._listens = True
+        self._listen_at: float | None = None  # again, after there were no descriptors
+        self._is_closing = False
+
+    def fileno(self) -> int:
+        """For a selector: readable when `poll` has something to do."""
+        return self._selector.fileno()
+
+    def send(self, to: str, at: Endpoint | None, payload: bytes) -> None:
+        """To that agent; lost if it is not there."""
+        links = self._links.get(to)
+        if links:
+            links[0].send(payload)
+        elif at is not None and at.port:
+            self._wait_for(at, to, payload)
+
+    def call(self, at: Endpoint, payload: bytes) -> None:
+        """To whoever answers there."""
+        links = self._links.get(self._who.get(at, ""))
+        if links:
+            links[0].send(payload)
+        else:
+            self._wait_for(at, None, payload)
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Do what there is to do, after waiting for it for so long."""
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        now = time.monotonic()
+        if self.wake_at is not None and now >= self.wake_at:
+            self._drop_slow_ones(now)
+            if self._listen_at is not None and now >= self._listen_at:
+                self._listen_at = None
+            self._update_listener()
+
+    def close(self, patience_s: float) -> None:
+        """Say what is still to be said, and end all connections, telling nobody of their ends."""
+        self._is_closing = True
+        self._listener.close()
+        self._names.close()
+        deadline = time.monotonic() + patience_s
+        for key in list(self._selector.get_map().values()):
+            link = key.data.__self__  # also of those that are being made, or were dropped
+            if isinstance(link, Link):
+                if link.is_open:
+                    link.finish(deadline)
+                else:
+                    link.close()
+        self._selector.close()
+
+    # Making connections.
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_ACCEPTS):  # thousands may call at once
+            if len(self._strangers) >= _MAX_STRANGERS:
+                break
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._listen_at = time.monotonic() + _FULL_S
+                    break
+                continue  # that one is gone already
+            try:
+                link = Called(sock, self._selector, self, self._token)
+            except OSError:  # gone already
+                sock.close()
+                continue
+            self._strangers[link] = time.monotonic()
+        self._update_listener()
+
+    def _update_listener(self) -> None:
+        """Listen only while there is room: else a crowd of strangers would keep us busy."""
+        wants = self._listen_at is None and len(self._strangers) < _MAX_STRANGERS
+        if wants != self._listens:
+            self._listens = wants
+            if wants:
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            else:
+                self._selector.unregister(self._listener)
+        self._set_alarm()
+
+    def _wait_for(self, at: Endpoint, to: str | None, payload: bytes) -> None:
+        if self._is_closing:
+            return
+        call = self._calls.get(at)
+        if call is not None:
+            call.waiting = [*call.waiting[1 - _MAX_WAITING :], (to, payload)]
+            return
+        call = self._calls[at] = _Call()
+        call.waiting.append((to, payload))
+        self._dial(at, call)
+
+    def _dial(self, at: Endpoint, call: _Call) -> None:
+        try:
+            address = self._names.address_of(at.host)
+            if address is not None:
+                call.link = Caller((address, at.port), self._selector, self, self._token)
+        except (OSError, HostError) as error:
+            self._names.failed(at.host)
+            self._give_up(at, call, str(error))
+        self._set_alarm()
+
+    def _names_found(self) -> None:
+        for host in self._names.take():
+            for at, call in list(self._calls.items()):
+                if call.link is None and at.host == host:
+                    self._dial(at, call)
+
+    def _give_up(self, at: Endpoint, call: _Call, why: str) -> None:
+        del self._calls[at]
+        if any(to is None for to, _ in call.waiting):
+            self._receiver.unreachable(at, why)
+
+    def _drop_slow_ones(self, now: float) -> None:
+        slow = [item for item in self._calls.items() if now >= item[1].began + HANDSHAKE_S]
+        for at, call in slow:
+            if call.link is None:
+                self._give_up(at, call, f"its name was not found within {HANDSHAKE_S:g} s")
+            else:
+                call.link.drop()
+                self.closed(call.link, f"it did not answer for {HANDSHAKE_S:g} s")
+        for link, since in list(self._strangers.items()):
+            if now < since + HANDSHAKE_S:
+                break  # the oldest come first
+            link.drop()
+            self._forget(link)
+
+    def _set_alarm(self) -> None:
+        alarms = [call.began + HANDSHAKE_S for call in self._calls.values()]
+        if self._strangers:
+            alarms.append(next(iter(self._strangers.values())) + HANDSHAKE_S)
+        if self._listen_at is not None:
+            alarms.append(self._listen_at)
+        self.wake_at = min(alarms, default=None)
+
+    # Ear.
+
+    def opened(self, link: Link) -> None:
+        """See Ear."""
+        self._keys[link] = ""
+        link.send(self._key.encode())
+
+    def received(self, link: Link, payload: bytes) -> None:
+        """See Ear."""
+        key = self._keys[link]
+        if key:
+            self._receiver.heard(key, payload)
+            return
+        try:
+            key = payload.decode("ascii")
+        except UnicodeDecodeError:
+            key = ""
+        is_taken = any(other.peer != link.peer for other in self._links.get(key, ()))
+        if not key.isalnum() or len(key) > _MAX_KEY or is_taken:
+            self._forget(link)
+            link.drop()
+            self._update_listener()
+            return
+        self._keys[link] = key
+        self._links.setdefault(key, []).append(link)
+        self._strangers.pop(link, None)
+        for at, call in list(self._calls.items()):
+            if call.link is link:
+                del self._calls[at]
+                self._names.worked(at.host)
+                self._who[at] = key
+                self._deliver(link, key, call)
+        self._update_listener()
+
+    def _deliver(self, link: Link, key: str, call: _Call) -> None:
+        """Say what waited for the connection to the one who answered, if it was meant."""
+        missed = []
+        for to, payload in call.waiting:
+            if to is None or to == key:
+                link.send(payload)
+            elif to not in missed:
+                missed.append(to)
+        for to in missed:
+            if not self._links.get(to):
+                self._receiver.gone(to, "another agent answers in its place")
+
+    def closed(self, link: Link, why: str) -> None:
+        """See Ear."""
+        if self._is_closing:
+            return
+        key = self._keys.get(link, "")
+        self._forget(link)
+        for at, call in list(self._calls.items()):
+            if call.link is link:
+                self._names.failed(at.host)
+                self._give_up(at, call, why)
+        self._update_listener()
+        if key and link.was_ended and not self._links.get(key):
+            self._receiver.gone(key, why)
+
+    def failed(self, link: Link, what: str) -> None:
+        """See Ear."""
+        if not self._is_closing:
+            self._receiver.failed(link.peer, what)
+
+    def _forget(self, link: Link) -> None:
+        key = self._keys.pop(link, "")
+        self._strangers.pop(link, None)
+        if key:
+            self._links[key].remove(link)
+            if not self._links[key]:
+                del self._links[key]
+                for at in [at for at, who in self._who.items() if who == key]:
+                    del self._who[at]

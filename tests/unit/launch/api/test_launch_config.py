@@ -1,0 +1,117 @@
+"""`LaunchConfig` has torch's fields, and each means something to the job."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.launch import DefaultLogsSpecs, LaunchConfig, Std
+from rallypoint.launch.api.elastic_launch import job_of
+from rallypoint.launch.api.launch_config import cpus_of
+from rallypoint.launch.log_spec import Way, translate_template
+
+# torch 2.15's, in its order: what positional arguments mean.
+TORCHS = [
+    *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint"),
+    *("rdzv_backend", "rdzv_configs", "rdzv_timeout", "max_restarts", "monitor_interval"),
+    *("start_method", "log_line_prefix_template", "metrics_cfg", "local_addr"),
+    *("event_log_handler", "numa_options", "signals_to_handle", "duplicate_stdout_filters"),
+    *("duplicate_stderr_filters", "virtual_local_rank", "shutdown_timeout"),
+]
+
+
+def test_the_fields_are_torchs() -> None:
+    ours = [each.name for each in dataclasses.fields(LaunchConfig) if not each.kw_only]
+    assert ours == TORCHS
+    launcher = pytest.importorskip("torch.distributed.launcher.api")
+    theirs = {each.name: each for each in dataclasses.fields(launcher.LaunchConfig)}
+    assert list(theirs) == TORCHS
+    for each in dataclasses.fields(LaunchConfig):
+        if each.name in list(theirs)[3:]:
+            assert each.default == theirs[each.name].default, each.name
+
+
+def test_torchs_arguments_make_a_job(tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(str(tmp_path), {0: Std.ALL}, Std.OUT, {1})
+    config = LaunchConfig(
+        2, 2, 4, logs, "job7", "trainer", "host:1234", "static", {"rank": 1}, 60, max_restarts=2
+    )
+    config.signals_to_handle = "SIGTERM,SIGUSR1"
+    config.log_line_prefix_template = "${hostname}:${rank} "
+    config.duplicate_stdout_filters = ["loss"]
+    job = job_of(config, ("x",))
+    assert (job.local_world_size, job.role, job.max_restarts) == (4, "trainer", 2)
+    assert (job.nodes.count, job.nodes.node_rank, job.nodes.join_timeout_s) == (2, 1, 60.0)
+    assert (job.nodes.master_addr, job.nodes.master_port) == ("host", 1234)
+    assert job.stop_signals == ("SIGTERM", "SIGUSR1")
+    assert [job.logs.way_of(0, stream) for stream in (1, 2)] == [Way.FILE, Way.FILE]
+    assert [job.logs.way_of(1, stream) for stream in (1, 2)] == [Way.TEE, Way.INHERITED]
+    assert job.logs.prefix_of(rank=3, local_rank=1, role="r", host="h") == "h:3 "
+    assert dict(job.logs.filters) == {1: ("loss",)}
+    assert job.logs.directory == str(tmp_path)
+
+
+def test_one_node_needs_no_rendezvous() -> None:
+    assert job_of(LaunchConfig(1, 1, 2), ("x",)).rendezvous is None
+    job = job_of(LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0"), ("x",))
+    assert (job.rendezvous, job.nodes.master_port) == (None, 0)
+
+
+def test_several_nodes_that_come_and_go() -> None:
+    config = LaunchConfig(1, 3, 2, rdzv_backend="c10d", rdzv_endpoint="host", rdzv_timeout=9)
+    rendezvous = job_of(config, ("x",)).rendezvous
+    assert rendezvous is not None
+    assert (rendezvous.min_nodes, rendezvous.max_nodes) == (1, 3)
+    assert (str(rendezvous.endpoints[0]), rendezvous.configuration["timeout"]) == (
+        "host:29400",
+        "9",
+    )
+
+
+def test_torchs_log_directory_of_its_own_making_is_none() -> None:
+    made_up = SimpleNamespace(root_log_dir="/tmp/torchelastic_x1", _redirects=0, _tee=0)
+    assert not job_of(LaunchConfig(1, 1, 1, made_up), ("x",)).logs.are_kept
+
+
+def test_numa_options_are_taken_by_their_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mode(Enum):
+        NODE = "node"
+
+    config = LaunchConfig(1, 1, 2, numa_options=SimpleNamespace(affinity_mode=Mode.NODE))
+    assert len(cpus_of(config)) == 2
+    config.numa_options = None
+    assert cpus_of(config) == ()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="shutdown_timeout=-1; it must be 0 or more"):
+        LaunchConfig(1, 1, 1, shutdown_timeout=-1)
+    with pytest.raises(InvalidArgumentError, match="'SIGNONE' is no signal"):
+        job_of(LaunchConfig(1, 1, 1, signals_to_handle="SIGNONE"), ("x",))
+    with pytest.raises(InvalidArgumentError, match="event_log_handler='mine'"):
+        job_of(LaunchConfig(1, 1, 1, event_log_handler="mine"), ("x",))
+
+
+@pytest.mark.parametrize(
+    ("template", "prefix"),
+    [
+        ("[${role_name}${local_rank}]:", "[r1]:"),
+        ("${hostname}:$rank: ", "h:3: "),
+        ("{x} $$ ${other}", "{x} $ ${other}"),
+    ],
+)
+def test_torchs_templates(template: str, prefix: str) -> None:
+    ours = translate_template(template)
+    assert ours.format(rank=3, local_rank=1, role="r", host="h") == prefix
+
+
+def test_streams_are_read_as_torch_reads_them() -> None:
+    for text in ("0", "3", "0:1,1:3"):
+        ours = Std.from_str(text)
+        torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing").Std.from_str(text)
+        assert ours == torchs

@@ -1,0 +1,201 @@
+"""What the user reads when a job fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.control_message import WorkerError
+from rallypoint.launch.output.failure_report import Telling, read_error_file, summary
+from rallypoint.launch.worker_group import Exit, WorkerGroup, name_ranks, signal_name
+
+WHEN = 1_800_000_000.25
+
+
+def group_of(world_size: int) -> WorkerGroup:
+    group = WorkerGroup(range(world_size))
+    group.started()
+    return group
+
+
+def told(group: WorkerGroup, **telling: Any) -> list[str]:
+    group.stopping()
+    facts = Telling(title="job failed", host="h", local_ranks=group.local_ranks, **telling)
+    return summary(group, facts).splitlines()
+
+
+def failed(rank: int, *, code: int | None = None, signal: int | None = None) -> Exit:
+    return Exit(rank=rank, pid=42, time_s=WHEN + 1, code=code, signal=signal)
+
+
+def test_a_traceback_and_who_was_stopped() -> None:
+    group = group_of(4)
+    group.reported(2, WorkerError("ValueError", "bad\nthing", "Traceback\n  x", WHEN))
+    group.exited(failed(2, code=1))
+    lines = told(group, because="restart 1 of 3", logs="/logs")
+    assert lines[0] == "job failed: rank 2 raised ValueError: bad"
+    assert lines[1].startswith("  rank 2 (local rank 2, pid 42, host h) exited with code 1, at 20")
+    assert lines[1].endswith(".250")
+    assert lines[2:] == [
+        "  traceback of rank 2:",
+        "    Traceback",
+        "      x",
+        "  stopped by the launcher: ranks 0-1, 3",
+        "  restart 1 of 3",
+        "  logs: /logs",
+    ]
+
+
+def test_the_same_traceback_is_told_once() -> None:
+    group = group_of(10)
+    for rank in (3, 0, 1, 2, 4, 5, 6, 7):
+        trace = f'  File "x.py", line 3, in f\nKeyError: {rank} <f at 0x7f{rank:010x}>'
+        group.reported(rank, WorkerError("KeyError", str(rank), trace, WHEN + rank * (rank != 3)))
+        group.exited(failed(rank, code=1))
+    group.reported(8, WorkerError("OSError", "other", "x", WHEN + 9))
+    group.exited(failed(8, code=1))
+    lines = told(group)
+    assert lines[0] == "job failed: rank 3 raised KeyError: 3 (x8 ranks 0-7)"
+    assert lines[2] == "  traceback of rank 3 (x8 ranks 0-7):"
+    assert lines[5:] == [
+        "  also failed: rank 8 raised OSError: other",
+        "  stopped by the launcher: rank 9",
+    ]
+
+
+def test_who_tell_the_same_of_each_other_are_told_once() -> None:
+    group = group_of(3)
+    text = "rank 0 called all_reduce of 4 items, rank 1 called all_reduce of 5 items"
+    for rank in range(3):
+        trace = f'  File "x.py", line 3\nMismatchError: {text}'
+        group.reported(rank, WorkerError("MismatchError", text, trace, WHEN + rank))
+        group.exited(failed(rank, code=1))
+    assert told(group)[0] == f"job failed: rank 0 raised MismatchError: {text} (x3 ranks 0-2)"
+
+
+def test_long_messages_end_with_a_word() -> None:
+    group = group_of(2)
+    for rank, message in enumerate(("first", "word " * 100)):
+        group.reported(rank, WorkerError("ValueError", message, "", WHEN + rank))
+        group.exited(failed(rank, code=1))
+    told_of_1 = told(group)[-1].partition("ValueError: ")[2]
+    assert told_of_1.removesuffix(" ...") == "word " * 39 + "word"
+
+
+def test_line_numbers_tell_tracebacks_apart() -> None:
+    group = group_of(2)
+    for rank in range(2):
+        trace = f'  File "x.py", line {rank}, in f\nE'
+        group.reported(rank, WorkerError("E", "", trace, WHEN))
+        group.exited(failed(rank, code=1))
+    assert told(group)[0] == "job failed: rank 0 raised E"
+
+
+def test_signals_have_names() -> None:
+    group = group_of(1)
+    group.exited(Exit(rank=0, pid=42, time_s=WHEN, signal=11, core_dumped=True))
+    assert told(group)[0] == "job failed: rank 0 was killed by SIGSEGV (core dumped)"
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(40) == "signal 40"
+
+
+@pytest.mark.parametrize(
+    ("count", "hint"),
+    [
+        (None, "often it is the kernel's out-of-memory killer"),
+        (0, "neither the launcher sent this signal nor"),
+        (1, "out-of-memory killer struck once in this control group"),
+        (2, "out-of-memory killer struck 2 times"),
+    ],
+)
+def test_who_may_have_killed(count: int | None, hint: str) -> None:
+    group = group_of(1)
+    group.exited(failed(0, signal=9))
+    assert hint in told(group, oom_kills=count)[2]
+
+
+def test_others_that_failed_too() -> None:
+    group = group_of(2)
+    group.reported(0, WorkerError("PeerLostError", "gone", "", WHEN, is_echo=True))
+    group.exited(failed(0, code=1))
+    group.exited(failed(1, signal=9))
+    lines = told(group)
+    assert lines[0] == "job failed: rank 1 was killed by SIGKILL"
+    assert lines[3:] == ["  also failed: rank 0 raised PeerLostError: gone"]
+
+
+def test_the_cause_may_be_on_another_node() -> None:
+    group = group_of(2)
+    group.reported(0, WorkerError("PeerLostError", "gone", "trace", WHEN, is_echo=True))
+    group.exited(failed(0, code=1))
+    assert told(group, elsewhere="node 1: rank 2 was killed by SIGKILL") == [
+        "job failed: node 1: rank 2 was killed by SIGKILL",
+        "  also failed: rank 0 raised PeerLostError: gone",
+        "  stopped by the launcher: rank 1",
+    ]
+
+
+def test_a_program_that_cannot_be_run() -> None:
+    group = group_of(1)
+    group.exited(Exit(rank=0, pid=9, time_s=WHEN, start_error="cannot run './x': not allowed"))
+    assert (
+        told(group)[0] == "job failed: rank 0 could not be started: cannot run './x': not allowed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([0, 1, 2], "ranks 0-2"), ([0, 2, 3, 9], "ranks 0, 2-3, 9")],
+)
+def test_ranks_are_folded(ranks: list[int], text: str) -> None:
+    assert name_ranks(ranks) == text
+
+
+def test_what_torchs_record_writes_is_read() -> None:
+    text = json.dumps(
+        {
+            "message": {
+                "message": "RuntimeError: it broke: twice",
+                "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1800000000"},
+            }
+        }
+    )
+    assert read_error_file(text, time_s=WHEN) == WorkerError(
+        "RuntimeError", "it broke: twice", "Traceback ...", WHEN
+    )
+
+
+@given(
+    st.text()
+    | st.recursive(
+        st.text(),
+        lambda x: st.dictionaries(st.sampled_from(["message", "extraInfo", "py_callstack"]), x),
+    ).map(json.dumps)
+)
+def test_any_other_file_is_none_or_read(text: str) -> None:
+    error = read_error_file(text, time_s=WHEN)
+    assert error is None or isinstance(error, WorkerError)
+
+
+def test_what_each_rank_called_is_told_whole_and_once() -> None:
+    places = [f"{'x' * 150}.py:{i}" for i in (0, 1)]
+    calls = "; ".join(f"rank {i} called barrier() at {place}" for i, place in enumerate(places))
+    group = group_of(3)
+    for rank, place in enumerate(("in all_reduce", "in barrier")):
+        error = WorkerError("rallypoint.MismatchError", calls, place, WHEN + rank)
+        group.reported(rank, error)
+        group.exited(failed(rank, code=1))
+    lines = told(group)
+    assert lines[0] == f"job failed: rank 0 raised rallypoint.MismatchError: {calls}"
+    assert "  also failed: rank 1 with the same" in lines
+
+
+def test_a_programs_last_words_are_told() -> None:
+    group = group_of(2)
+    group.reported(1, WorkerError("SystemExit", "no data in /data\nreally", "", WHEN))
+    group.exited(failed(1, code=1))
+    assert told(group)[0] == "job failed: rank 1 exited with code 1: no data in /data"

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+
+from rallypoint.base.flight_record import Call, Group, read_groups
+from rallypoint.launch.output.flight_report import FlightRecords, describe
+
+SECOND = 1_000_000_000
+
+
+def call(number: int, state: str = "running", operation: str = "all_reduce", at: int = 0) -> Call:
+    return Call(
+        number=number,
+        operation=operation,
+        state=state,
+        since_ns=at * SECOND,
+        dtype="float32",
+        operator="SUM",
+        root=0,
+        count=8,
+    )
+
+
+def group(*calls: Call, members: str = "0-7", has_left: bool = False, key: str = "k") -> Group:
+    return Group(
+        name="default group",
+        key=key,
+        members=members,
+        has_left=has_left,
+        queued=0,
+        calls=calls,
+        transfers=(),
+    )
+
+
+def test_nobody_is_in_anything() -> None:
+    assert describe({0: [group(call(3, "done"))], 1: [group()], 2: []}, SECOND) == []
+
+
+def test_ranks_are_folded_and_the_missing_named() -> None:
+    seen = {rank: [group(call(16, "done"), call(17, at=2))] for rank in (0, 1, 2, 4, 5)}
+    seen[3] = [group(call(15, "done"), call(16, "done", "broadcast", at=1))]
+    seen[6] = []
+    seen[7] = [group(call(17, "done"))]
+    assert describe(seen, 14 * SECOND) == [
+        "default group: ranks 0-2, 4-5 in all_reduce #17 (8 x float32, SUM) for 12.0 s; "
+        "rank 3 never entered #17: last done broadcast #16, 13.0 s ago; "
+        "rank 6 never joined the group; rank 7 had done all_reduce #17"
+    ]
+
+
+def test_ranks_outside_the_group_are_not_missed() -> None:
+    (line,) = describe({0: [group(call(1), members="0,2")], 1: [], 3: []}, 0)
+    assert line == "default group: rank 0 in all_reduce #1 (8 x float32, SUM) for 0.0 s"
+
+
+def test_a_group_that_failed_and_was_made_anew_is_not_told() -> None:
+    old, new = group(call(4, "failed"), has_left=True), group(call(1, "done"), key="l")
+    assert describe({0: [old, new]}, 0) == []
+    assert "all_reduce #4" in describe({0: [old]}, 0)[0]
+
+
+def test_many_parts_are_cut() -> None:
+    (line,) = describe({rank: [group(call(rank))] for rank in range(40)}, 0)
+    assert line.endswith("; and 28 more")
+
+
+def test_global_ranks() -> None:
+    some = group(members="4-6,1,9")
+    assert [some.global_rank(rank) for rank in range(6)] == [4, 5, 6, 1, 9, None]
+    assert group(members="").global_rank(0) is None
+
+
+def test_what_makes_no_sense_is_left_out() -> None:
+    records = FlightRecords(2)
+    records.look({0: 0, 1: 1})
+    assert records.lines() == []
+    assert records.events() == []
+    assert read_groups(records.fileno(), 0) == ()
+    os.pwrite(records.fileno(), b"RFPR\1\0\0\0\0\0\0\0\1\0\0\0" + b"\xff" * 9000, 0)
+    assert read_groups(records.fileno(), 0) == ()
+    records.close()

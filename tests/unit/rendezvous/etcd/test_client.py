@@ -1,0 +1,53 @@
+"""What an etcd gateway, or a proxy before it, answers with another HTTP status than 200."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rallypoint.base.errors import StoreError
+from rallypoint.rendezvous.etcd.client import EtcdClient
+
+GOOD = b'{"header": {"revision": "7"}, "kvs": []}'
+
+
+@pytest.fixture
+def gateway() -> Iterator[ThreadingHTTPServer]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    answers: list[tuple[int, bytes]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.answers = answers  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_proxys_error_is_tried_again(gateway: ThreadingHTTPServer) -> None:
+    gateway.answers += [(502, b"{}"), (503, b'{"message": "later"}'), (200, GOOD)]  # type: ignore[attr-defined]
+    client = EtcdClient([("127.0.0.1", gateway.server_port)], timeout_s=10)
+    assert client.read("x/")
+    client.close()
+
+
+def test_errors_all_the_time_are_told(gateway: ThreadingHTTPServer) -> None:
+    gateway.answers.append((502, b'{"header": {}}'))  # type: ignore[attr-defined]
+    client = EtcdClient([("127.0.0.1", gateway.server_port)], timeout_s=0.5)
+    with pytest.raises(StoreError, match="HTTP status 502"):
+        client.read("x/")
+    client.close()

@@ -1,0 +1,502 @@
+"""What comes after a round, as a table; and stories of jobs of several nodes.
+
+    EVENT -> STAGE: ACTIONS
+
+Events: `join 1`, `broken 1`, `ended 1` (all succeeded there), `ended 1 failed` (and `early`, `echo`
+or `stuck`), `lost 1`, `stop 0`, `tick 10`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.rendezvous.job.coordinator import Action, Coordinator, Decision, OpenRound, Stage
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Notice,
+    Outcome,
+    Refuse,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
+from rallypoint.rendezvous.job.round import Member
+
+FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
+ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)
+EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_startup=True)
+
+
+@pytest.mark.parametrize(
+    ("end", "then", "why"),
+    [
+        (RoundEnd(succeeded=True), Next.SUCCEED, "every worker succeeded"),
+        (RoundEnd(succeeded=True, stop_asked="SIGINT"), Next.SUCCEED, "every worker succeeded"),
+        (RoundEnd(causes=(FAILED,)), Next.GIVE_UP, "--max-restarts allows them"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=1), Next.RESTART, "2 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=2), Next.GIVE_UP, "all 2"),
+        (RoundEnd(causes=(EARLY, FAILED), max_restarts=2), Next.GIVE_UP, "would end the same"),
+        (RoundEnd(causes=(ECHO, EARLY), max_restarts=2), Next.GIVE_UP, "would end the same"),
+        (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
+        (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
+        (RoundEnd(stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, unkillable=1), Next.GIVE_UP, "killed"),
+        (
+            RoundEnd(causes=(ECHO,), nodes_left=2, nodes_lost=("node 2",), min_nodes=2),
+            Next.RESIZE,
+            "node 2 lost; the others go on",
+        ),
+        (
+            RoundEnd(
+                causes=(ECHO,),
+                nodes_left=1,
+                nodes_lost=("node 0", "node 2"),
+                min_nodes=2,
+                max_restarts=2,
+            ),
+            Next.GIVE_UP,
+            "node 0, node 2 lost, 1 left, 2 needed",
+        ),
+        (RoundEnd(), Next.GIVE_UP, "nobody knows why"),
+    ],
+)
+def test_what_comes_after_a_round(end: RoundEnd, then: Next, why: str) -> None:
+    verdict = judge(end)
+    assert verdict.next is then
+    assert why in verdict.reason
+
+
+STORIES = {
+    "two nodes succeed": """
+        join 1 -> gathering: nothing
+        join 0 -> running: open round 0 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
+    """,
+    "a failure anywhere is one restart for all": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        broken 0 -> stopping: nothing
+        ended 0 echo -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 0 -> running: nothing
+        ended 1 failed -> running: stop round 1; open round 2 of 0 1
+        ended 1 failed -> stopping: stop round 2
+        ended 0 echo -> done: given up, node 1
+    """,
+    "what one node has finished is done again when another fails": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 0 -> running: nothing
+        broken 1 -> stopping: stop round 0
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
+    """,
+    "a report of an old round is none": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        ended 0 -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        old 0 -> running: nothing
+        ended 0 -> running: nothing
+        old 1 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+    "a lost node ends a job of fixed nodes": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        lost 1 -> stopping: stop round 0
+        ended 0 echo -> done: given up, node 0
+    """,
+    "the last node is lost after the others have finished": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 0 -> running: nothing
+        lost 1 -> done: stop round 0; given up
+    """,
+    "a node that has finished may go": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 1 -> running: nothing
+        lost 1 -> running: nothing
+        ended 0 -> done: succeeded
+    """,
+    "a node that has finished and gone is missed in the next round": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 1 -> running: nothing
+        lost 1 -> running: nothing
+        ended 0 failed -> done: stop round 0; given up, node 0
+    """,
+    "a stop on one node stops all": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        stop 1 -> stopping: stop round 0
+        ended 1 stopped -> stopping: nothing
+        ended 0 stopped -> done: stopped
+    """,
+    "who is missing is told every ten seconds": """
+        join 0 -> gathering: nothing
+        tick 9 -> gathering: nothing
+        tick 10 -> gathering: '1/2 nodes joined; missing node-rank 1'
+        tick 11 -> gathering: nothing
+        lost 0 -> gathering: nothing
+        tick 20 -> gathering: '0/2 nodes joined; missing node-rank 0, 1'
+        tick 25 -> done: given up
+        join 1 -> done: refuse 1: the job is over
+    """,
+    "a stop while gathering": """
+        join 0 -> gathering: nothing
+        stop 0 -> done: stopped
+    """,
+    "what cannot be killed forbids a new round": """
+        join 0 -> gathering: nothing
+        join 1 -> running: open round 0 of 0 1
+        ended 0 stuck -> stopping: stop round 0
+        ended 1 stopped -> done: given up, node 0
+    """,
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+def test_story(story: str) -> None:
+    limits = Limits(min_nodes=2, max_nodes=2, join_timeout_s=25.0, is_fixed=True)
+    job = Coordinator(limits, max_restarts=2)
+    job.opened(0.0)
+    for line in filter(None, map(str.strip, story.splitlines())):
+        event = line.partition(" -> ")[0]
+        decision = happen(job, event)
+        shown = "; ".join(map(show, decision.actions)) or "nothing"
+        assert f"{event} -> {job.stage.value}: {shown}" == line
+
+
+ELASTIC = {
+    "a node that comes later makes a new round, free of charge": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        join 2 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 1 2
+        join 3 -> running: nothing
+        lost 3 -> running: nothing
+        ended 0 -> running: nothing
+        ended 1 -> running: nothing
+        ended 2 -> done: succeeded
+    """,
+    "a node that comes and leaves again before the round has ended is no failure": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        join 2 -> stopping: stop round 0
+        leave 2 -> stopping: nothing
+        ended 0 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 1
+    """,
+    "a lost node makes a new round, free of charge, also with its echoes": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        ended 0 echo -> stopping: stop round 0
+        lost 2 -> stopping: nothing
+        ended 1 echo -> running: open round 1 of 0 1
+        ended 1 -> running: nothing
+        ended 0 -> done: succeeded
+    """,
+    "too few are left: the rest waits, and says so, until the time is over": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        lost 0 -> stopping: stop round 0
+        ended 1 echo -> gathering: notice
+        tick 10 -> gathering: notice
+        tick 24 -> gathering: notice
+        tick 25 -> done: given up
+    """,
+    "a replacement takes the free place": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        lost 0 -> stopping: stop round 0
+        join 5 -> stopping: nothing
+        ended 1 echo -> running: open round 1 of 5 1
+        ended 5 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+    "who is too many waits for a place": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        join 3 -> running: nothing
+        leave 1 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 2 stopped -> stopping: nothing
+        ended 1 stopped -> running: open round 1 of 0 3 2
+    """,
+    "failures are charged": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        ended 0 stopped -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1
+        ended 1 failed -> stopping: stop round 1
+        ended 0 stopped -> running: open round 2 of 0 1
+        ended 1 failed -> stopping: stop round 2
+        ended 0 stopped -> done: given up, node 1
+    """,
+    "a failure before a node comes is charged": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        tick 3 -> running: open round 0 of 0 1
+        broken 1 -> stopping: stop round 0
+        join 2 -> stopping: nothing
+        ended 0 stopped -> stopping: nothing
+        ended 1 failed -> running: open round 1 of 0 1 2
+    """,
+    "an early end is not lost when the others go on without that node": """
+        join 0 -> gathering: nothing
+        join 1 -> gathering: nothing
+        join 2 -> running: open round 0 of 0 1 2
+        ended 2 -> running: nothing
+        lost 2 -> running: nothing
+        ended 0 -> running: nothing
+        ended 1 -> done: succeeded
+    """,
+}
+
+
+@pytest.mark.parametrize("story", ELASTIC.values(), ids=ELASTIC.keys())
+def test_elastic_story(story: str) -> None:
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts=2)
+    job.opened(0.0)
+    for line in filter(None, map(str.strip, story.splitlines())):
+        event = line.partition(" -> ")[0]
+        decision = happen(job, event, wishes=False)
+        shown = "; ".join(map(show, decision.actions)) or "nothing"
+        assert f"{event} -> {job.stage.value}: {shown}" == line
+
+
+def happen(job: Coordinator, event: str, *, wishes: bool = True) -> Decision:  # noqa: PLR0911
+    what, number, *how = event.split()
+    node = int(number)
+    match what:
+        case "join":
+            wish = node if wishes else None
+            member = Member(key=number, wish=wish, host=f"h{node}", local_world_size=1)
+            return job.joined(member, 0.0)
+        case "broken":
+            return job.reported(
+                number, Broken(node_rank=node, round=job.round, text="rank x failed"), 0.0
+            )
+        case "ended":
+            cause = {"failed": FAILED, "echo": ECHO, "early": EARLY, "stuck": FAILED}.get(
+                "".join(how)
+            )
+            causes = () if cause is None else (cause.__replace__(node_rank=node),)
+            end = Ended(
+                node_rank=node,
+                round=job.round,
+                succeeded=not how,
+                causes=causes,
+                unkillable="stuck" in how,
+            )
+            return job.reported(number, end, 0.0)
+        case "old":
+            old = Ended(node_rank=node, round=job.round - 1, succeeded=True)
+            return job.reported(number, old, 0.0)
+        case "leave":
+            return job.reported(number, Leave(text="SIGTERM stopped it"), 0.0)
+        case "lost":
+            return job.node_lost(number, "its connection closed", 0.0)
+        case "stop":
+            asked = StopAsked(node_rank=node, text=f"SIGTERM stopped node {node}")
+            return job.reported(number, asked, 0.0)
+        case "tick":
+            return job.tick(float(number))
+    raise AssertionError(event)
+
+
+def show(action: Action) -> str:
+    match action:
+        case OpenRound(number=number, members=members):
+            return f"open round {number} of {' '.join(m.key for m in members)}"
+        case Stop(round=number):
+            return f"stop round {number}"
+        case Finish(outcome=outcome, culprit=culprit):
+            return outcome.value + ("" if culprit is None else f", node {culprit}")
+        case Notice(text):
+            return repr(text) if "node-rank" in text else "notice"
+        case Refuse(key, why):
+            return f"refuse {key}: {why}"
+
+
+WORDS = st.sampled_from(
+    [f"{what} {node}" for node in range(3) for what in ("join", "broken", "ended", "old", "lost")]
+    + [f"ended {node} {how}" for node in range(3) for how in ("failed", "echo", "stuck")]
+    + ["ended 0 early", "stop 1", "tick 10"]
+)
+
+
+@given(events=st.lists(WORDS, max_size=40), max_restarts=st.integers(0, 3))
+def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: int) -> None:
+    job = Coordinator(Limits(min_nodes=3, max_nodes=3, is_fixed=True), max_restarts)
+    job.opened(0.0)
+    actions: list[Action] = []
+    for event in events:
+        actions += happen(job, event).actions
+    opened = [action.number for action in actions if isinstance(action, OpenRound)]
+    assert opened == list(range(len(opened)))
+    assert len(opened) <= 1 + max_restarts
+    stopped = [action.round for action in actions if isinstance(action, Stop)]
+    assert len(set(stopped)) == len(stopped)
+    finishes = [action for action in actions if isinstance(action, Finish)]
+    assert len(finishes) == (job.stage is Stage.DONE)
+    if finishes and finishes[0].outcome is Outcome.SUCCEEDED:
+        last = max(i for i, action in enumerate(actions) if isinstance(action, OpenRound))
+        assert not any(isinstance(action, Stop) for action in actions[last:])
+
+
+COMINGS = st.sampled_from(
+    [f"{what} {node}" for node in range(5) for what in ("join", "leave", "lost", "broken", "ended")]
+    + [f"ended {node} {how}" for node in range(5) for how in ("failed", "echo", "stopped")]
+    + ["tick 3", "tick 10", "tick 30"]
+)
+
+
+@given(events=st.lists(COMINGS, max_size=60), max_restarts=st.integers(0, 2))
+def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: int) -> None:
+    """Against what a bystander can tell: who is here, and who has not yet ended."""
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts)
+    job.opened(0.0)
+    here: set[str] = set()
+    running: set[str] = set()  # have a round's workers, and have not said that they ended
+    number = -1
+    for event in events:
+        what, node, *_ = event.split()
+        is_over = job.stage is Stage.DONE
+        actions = happen(job, event, wishes=False).actions
+        if what == "join" and not is_over:
+            here.add(node)
+        if what in ("leave", "lost"):
+            here.discard(node)
+            running.discard(node)
+        if what == "ended":
+            running.discard(node)
+        for action in actions:
+            assert not is_over or isinstance(action, Refuse)
+            match action:
+                case OpenRound():
+                    assert action.number == number + 1
+                    number = action.number
+                    keys = [member.key for member in action.members]
+                    assert running == set()  # nobody's old workers are left
+                    assert set(keys) <= here
+                    assert 2 <= len(keys) <= 3
+                    assert len(keys) == min(3, len(here))
+                    assert [member.node_rank for member in action.members] == [*range(len(keys))]
+                    running = set(keys)
+                case Finish(outcome=Outcome.SUCCEEDED):
+                    assert running == set()
+    assert job.restarts <= max_restarts
+
+
+class Flapping:
+    """Two nodes that stay, and one that comes and goes, against one coordinator; by hand."""
+
+    def __init__(self, max_nodes: int = 4) -> None:
+        limits = Limits(min_nodes=2, max_nodes=max_nodes, last_call_s=0.0)
+        self.job = Coordinator(limits, max_restarts=0)
+        self.now = 0.0
+        self.rounds = 0
+        self.notices: list[str] = []
+        self.job.opened(self.now)
+        for key in ("a", "b"):
+            self.join(key)
+        self.tick()
+
+    def join(self, key: str) -> None:
+        self.take(self.job.joined(Member(key=key, host=key, local_world_size=1), self.now))
+
+    def lose(self, key: str) -> None:
+        self.take(self.job.node_lost(key, "it died", self.now))
+
+    def tick(self) -> None:
+        self.take(self.job.tick(self.now))
+
+    def wait(self, seconds: float) -> None:
+        """In steps, so that every alarm is met."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.25
+            self.tick()
+
+    def take(self, decision: Decision) -> None:
+        for action in decision.actions:
+            if isinstance(action, Notice):
+                self.notices.append(action.text)
+            elif isinstance(action, OpenRound):
+                self.rounds += 1
+            elif isinstance(action, Stop):
+                for member in self.job.members:
+                    if member.key in self.job.here:
+                        end = Ended(node_rank=member.node_rank, round=action.round, succeeded=False)
+                        self.take(self.job.reported(member.key, end, self.now))
+
+    def running(self) -> str:
+        return "".join(sorted(member.key for member in self.job.members))
+
+
+def test_a_node_that_dies_every_second_does_not_stop_the_others() -> None:
+    cluster = Flapping()
+    for number in range(60):
+        cluster.join(f"c{number}")
+        cluster.wait(1)
+        cluster.lose(f"c{number}")
+    assert cluster.rounds <= 12  # without pauses 121
+    assert cluster.running() == "ab"
+    assert len([text for text in cluster.notices if "so that newcomers" in text]) == 1
+
+
+def test_newcomers_after_many_changes_come_in_together() -> None:
+    cluster = Flapping()
+    for number in range(3):
+        cluster.join(f"c{number}")
+        cluster.wait(1)
+        cluster.lose(f"c{number}")
+    before = cluster.rounds
+    cluster.join("d")
+    cluster.wait(0.5)
+    cluster.join("e")
+    assert cluster.running() == "ab"
+    cluster.wait(10)
+    assert cluster.running() == "abde"
+    assert cluster.rounds == before + 1
+    cluster.lose("e")
+    cluster.wait(400)  # quiet again: no pause
+    cluster.join("f")
+    assert cluster.running() == "abdf"
+
+
+def test_many_nodes_lost_at_once_are_one_change() -> None:
+    cluster = Flapping(max_nodes=40)
+    for number in range(30):
+        cluster.join(f"c{number}")
+    cluster.wait(400)
+    for number in range(30):
+        cluster.lose(f"c{number}")
+    assert cluster.running() == "ab"
+    cluster.wait(0.25)
+    cluster.join("d")  # comes in at once
+    assert cluster.running() == "abd"

@@ -1,0 +1,159 @@
+"""Messages survive the wire, and whatever else comes is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import ControlMessageError
+from rallypoint.rendezvous.consensus.messages import (
+    NO_BALLOT,
+    Accepted,
+    Ack,
+    Agreement,
+    Ballot,
+    Beat,
+    Go,
+    Led,
+    Prepare,
+    Promise,
+    Propose,
+    Refused,
+)
+from rallypoint.rendezvous.job.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Outcome,
+    Start,
+    Stop,
+    StopAsked,
+)
+from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+from rallypoint.rendezvous.transport.codec import VERSION, Message, Opened, decode, encode
+
+MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
+ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))
+CAUSE = Cause(rank=1, node_rank=0, text="t", time_s=0.5, is_echo=True)
+ENDED = Ended(node_rank=1, round=2, succeeded=False, causes=(CAUSE, CAUSE), unkillable=1)
+FINISH = Finish(outcome=Outcome.GIVEN_UP, because="b", culprit=3, what="w")
+BALLOT = Ballot(3, "key")
+AGREEMENT = Agreement(number=2, members=(MEMBER, MEMBER), round=1, runs=True, host="key")
+ACK = Ack(ballot=BALLOT, sent_at=1.0, stamp=2.5, lease_s=5.0, seen=4, number=-1, waiting=0)
+MESSAGES: list[Message] = [
+    Broken(node_rank=1, round=2, text="x"),
+    ENDED,
+    Ended(node_rank=1, round=2, succeeded=True),
+    StopAsked(node_rank=1, text="\u00e9\n"),
+    MEMBER,
+    Opened(round=ROUND, because=""),
+    Start(seat=ROUND.seats()[MEMBER.key], because=""),
+    Stop(round=1, because="b"),
+    FINISH,
+    Finish(outcome=Outcome.SUCCEEDED, because="b"),
+    Beat(
+        key="k",
+        ballot=BALLOT,
+        sent_at=1.0,
+        stamp=None,
+        number=-2,
+        round=-1,
+        first=3,
+        reports=(ENDED, Leave(text="SIGTERM")),
+    ),
+    Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=2.0, number=1, round=7, first=0, reports=()),
+    Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=None, number=-2, round=-1, first=9, reports=()),
+    ACK,
+    ACK.__replace__(done=("a", "b")),
+    Go(
+        ballot=BALLOT,
+        sent_at=1.0,
+        lease_s=5.0,
+        number=1,
+        seat=ROUND.seats()[MEMBER.key],
+        because="",
+        voters=(MEMBER,),
+    ),
+    Prepare(ballot=BALLOT, stamp=1.0, decided=AGREEMENT, is_trial=True),
+    Promise(
+        ballot=BALLOT,
+        voter="k",
+        member=MEMBER,
+        stamp=1.0,
+        accepted=AGREEMENT.__replace__(finish=FINISH),
+        accepted_in=NO_BALLOT,
+        was_lost=False,
+        is_trial=False,
+    ),
+    Propose(ballot=BALLOT, stamp=1.0, agreement=AGREEMENT, decided=AGREEMENT),
+    Accepted(ballot=BALLOT, voter="k", stamp=1.0, number=2, store=Endpoint(host="::1", port=1)),
+    Refused(ballot=BALLOT, promised=BALLOT, leader=MEMBER),
+    Led(ballot=BALLOT, leader=MEMBER, host="k", number=1, round=-1),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_there_and_back(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [VERSION - 1, "Broken", 1, 2, "x"],
+        [VERSION, "Cause", 1, 2, "x"],
+        [VERSION, "Broken", 1, 2],
+        [VERSION, "Broken", 1, 2, "x", 3],
+        [VERSION, "Broken", "1", 2, "x"],
+        [VERSION, "Broken", True, 2, "x"],
+        [VERSION, "Broken", None, 2, "x"],
+        [VERSION, "Finish", "other", "b", None, ""],
+        [VERSION, "Accepted", [1, "k"], "v", math.inf, 1, None],
+        [VERSION, "Accepted", [1, "k"], "v", 1, 1, None],
+        [VERSION, "Propose", [1, "k"], 1.0, [2, [], 1, True, 0, "", "", None], [0, []]],
+        {"v": VERSION},
+        [],
+        None,
+    ],
+    ids=str,
+)
+def test_only_exactly_a_message_is_one(body: object) -> None:
+    with pytest.raises(ControlMessageError):
+        decode(json.dumps(body).encode())
+
+
+def test_a_message_by_hand() -> None:
+    data = json.dumps([VERSION, "Broken", 1, 2, "x"]).encode()
+    assert decode(data) == Broken(node_rank=1, round=2, text="x")
+
+
+def test_a_round_of_nobody_is_no_agreement() -> None:
+    nobody = [2, [], 1, True, 0, "", "", None]
+    body = [VERSION, "Propose", [1, "k"], 1.0, nobody, nobody]
+    with pytest.raises(ControlMessageError):
+        decode(json.dumps(body).encode())
+    body = [VERSION, "Propose", [1, "k"], 1.0, *2 * [[2, [], 1, False, 0, "", "", None]]]
+    assert isinstance(decode(json.dumps(body).encode()), Propose)
+
+
+@pytest.mark.parametrize("message", [each for each in MESSAGES if encode(each)[:1] in (b"A", b"B")])
+def test_any_cut_pulse_is_refused(message: Message) -> None:
+    data = encode(message)
+    for length in range(1, len(data) - len(BALLOT.candidate)):
+        with pytest.raises(ControlMessageError):
+            decode(data[:length])
+    not_a_number = bytes([0x7F, 0xF0]) + bytes(6)
+    with pytest.raises(ControlMessageError):
+        decode(data[:9] + not_a_number + data[17:])
+
+
+@given(st.binary() | st.recursive(st.none() | st.text(), st.lists).map(lambda x: str(x).encode()))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ControlMessageError):
+        decode(data)
