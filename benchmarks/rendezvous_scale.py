@@ -20,7 +20,7 @@ import time
 
 from table import print_table, save
 
-from rallypoint.launch.rounds.elastic import Dynamic
+from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
@@ -35,9 +35,9 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.rendezvous.transport.codec import decode, encode
-from rallypoint.rendezvous.transport.link import Caller, Ear, Link
+from rallypoint.rendezvous.transport.link import Caller, ConnectionListener, Link
 
 JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5
 TOKEN = b"secret"
@@ -61,7 +61,7 @@ class Node:
         self.round = self.agreed = -1
 
 
-class Clients(Ear):
+class Clients(ConnectionListener):
     """The links of one client process; each is a node that joins, beats, votes and obeys."""
 
     def __init__(self, port: int, nodes: int, first: int, count: int) -> None:
@@ -98,7 +98,7 @@ class Clients(Ear):
         sys.stdin.readline()
 
     def opened(self, link: Link) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         self._under_way -= 1
         node = self._of[link]
         link.send(node.key.encode())
@@ -115,7 +115,7 @@ class Clients(Ear):
         link.send(encode(join))
 
     def received(self, link: Link, payload: bytes) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         node = self._of[link]
         if not node.has_key:
             node.has_key = True
@@ -142,11 +142,11 @@ class Clients(Ear):
                 self._is_over = True
 
     def failed(self, link: Link, what: str) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         print(what, file=sys.stderr)
 
     def closed(self, link: Link, why: str) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         raise SystemExit(f"node {self._of[link].number} lost the coordinator: {why}")
 
     def _beat(self, link: Link, node: Node) -> None:
@@ -176,7 +176,7 @@ class Clients(Ear):
         print(json.dumps(what), flush=True)
 
 
-def coordinator(nodes: int) -> tuple[Dynamic, int]:
+def coordinator(nodes: int) -> tuple[ElasticRounds, int]:
     """The agent that gathers, for this many nodes and itself."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]
@@ -187,9 +187,9 @@ def coordinator(nodes: int) -> tuple[Dynamic, int]:
         limits=Limits(min_nodes=nodes, max_nodes=nodes),
         endpoints=(Endpoint(host="127.0.0.1", port=port),),
         slot=0,
-        patience=Patience(beat_s=BEAT_S),
+        timeouts=Timeouts(beat_s=BEAT_S),
     )
-    return Dynamic(setup, listener, TOKEN), port
+    return ElasticRounds(setup, listener, TOKEN), port
 
 
 def measure(nodes: int, processes: int) -> dict[str, float]:
@@ -239,7 +239,7 @@ def check(seats: list[list[object]], nodes: int) -> None:
 
 
 def answers(
-    host: Dynamic, selector: selectors.BaseSelector, clients: list[subprocess.Popen[str]]
+    host: ElasticRounds, selector: selectors.BaseSelector, clients: list[subprocess.Popen[str]]
 ) -> list[dict[str, object]]:
     """One line of each client; the coordinator works meanwhile, as in an agent's loop."""
     lines: dict[int, str] = {}

@@ -138,23 +138,23 @@ def main() -> None:
     parser.add_argument("--calling-s", type=float, default=1.0)
     parser.add_argument("--busy", type=int, default=BUSY)
     parser.add_argument("--ways", default="", help="only these, with commas between them")
-    wishes = parser.parse_args()
+    options = parser.parse_args()
     results = []
-    for workers in map(int, wishes.workers.split(",")):
+    for workers in map(int, options.workers.split(",")):
         contenders = ways(workers)
-        if wishes.ways:
-            contenders = {name: contenders[name] for name in wishes.ways.split(",")}
+        if options.ways:
+            contenders = {name: contenders[name] for name in options.ways.split(",")}
         times: dict[tuple[str, str], list[float]] = {}
-        with busy(wishes.busy):
-            for _ in range(wishes.rounds):
+        with busy(options.busy):
+            for _ in range(options.rounds):
                 for name, way in contenders.items():
-                    took = measure(way, COMPUTE, wishes.computing)
+                    took = measure(way, COMPUTE, options.computing)
                     times.setdefault((name, "computing_s"), []).append(took)
-                    if name != "torchrun" and wishes.calling_s:  # the engine is ours only
-                        took = measure(way, ALL_REDUCE, wishes.calling_s)
+                    if name != "torchrun" and options.calling_s:  # the engine is ours only
+                        took = measure(way, ALL_REDUCE, options.calling_s)
                         times.setdefault((name, "all_reduce_us"), []).append(took)
         for (name, what), values in times.items():
-            row = {"workers": workers, "way": name, "what": what, "busy": wishes.busy}
+            row = {"workers": workers, "way": name, "what": what, "busy": options.busy}
             results.append({**row, "median": statistics.median(values), "all": values})
             print(f"{workers} workers, {name:<15} {what:<14} {statistics.median(values):9.2f}")
             print(f"    {' '.join(f'{value:.2f}' for value in values)}", flush=True)

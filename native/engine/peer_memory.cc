@@ -75,8 +75,8 @@ bool PeerMemory::reads_well() {
 }
 
 // Opening a file of a process's table takes the same right as finding out where it works.
-Reach PeerMemory::probe() const {
-  Reach found = kArenas | kPrivate;
+PeerMemoryAccess PeerMemory::probe() const {
+  PeerMemoryAccess found = kArenas | kPrivate;
   for (std::uint32_t rank = 0; rank < region_.ranks(); ++rank) {
     if (rank == region_.rank() || region_.is_far(rank) || is_own(rank)) continue;
     const pid_t pid = pid_of(rank);

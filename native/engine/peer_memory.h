@@ -23,9 +23,9 @@
 namespace rallypoint {
 
 // What of each other's memory all ranks of a host can read: bits.
-using Reach = unsigned;
-inline constexpr Reach kArenas = 1;
-inline constexpr Reach kPrivate = 2;
+using PeerMemoryAccess = unsigned;
+inline constexpr PeerMemoryAccess kArenas = 1;
+inline constexpr PeerMemoryAccess kPrivate = 2;
 
 // Where a message lies in its sender's memory.
 struct Place {
@@ -44,9 +44,9 @@ class PeerMemory {
   static bool reads_well();
 
   // What this rank can read of all others of this host; they must have mapped the region by now.
-  Reach probe() const;
+  PeerMemoryAccess probe() const;
   // What all of them can: the same on each, and settled before the first call.
-  Reach reach = 0;
+  PeerMemoryAccess reach = 0;
 
   // Sender: whether others can read this private memory; that of a device, for one, they cannot.
   bool can_expose(const std::byte* at) const;

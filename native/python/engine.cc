@@ -52,8 +52,8 @@ class PythonCommunicator {
         synchronous_send_(synchronous_send) {}
 
   int watch_peers() { return communicator_->region().watch_peers(); }
-  Reach probe_memory() { return communicator_->memory().probe(); }
-  void set_reach(Reach reach, bool knows_itself) {
+  PeerMemoryAccess probe_memory() { return communicator_->memory().probe(); }
+  void set_reach(PeerMemoryAccess reach, bool knows_itself) {
     communicator_->memory().knows_itself = knows_itself;
     communicator_->memory().reach = reach;
   }

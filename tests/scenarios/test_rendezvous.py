@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_cluster import SimCluster
 
 HERE = Path(__file__).parent / "rendezvous"
@@ -65,7 +65,7 @@ def _cluster(text: str) -> SimCluster:
         endpoints=int(given.get("endpoints", 1)),
         quorum=given.get("quorum", "members"),
         max_restarts=int(given.get("restarts", 3)),
-        patience=Patience(
+        timeouts=Timeouts(
             join_timeout_s=float(given.get("join-timeout", 600)),
             most_beats=5,  # as in a large job: a beat a second
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_cluster import SimCluster
 
 NODES = 10_000
@@ -12,9 +12,9 @@ NODES = 10_000
 
 @pytest.mark.timeout(600)
 def test_ten_thousand_nodes() -> None:
-    patience = Patience(last_call_s=1.0, beat_s=5.0, missed_beats=3)  # fewer beats to simulate
+    timeouts = Timeouts(last_call_s=1.0, beat_s=5.0, missed_beats=3)  # fewer beats to simulate
     cluster = SimCluster(
-        seed=10, nodes=NODES, min_nodes=NODES // 2, max_nodes=NODES, patience=patience
+        seed=10, nodes=NODES, min_nodes=NODES // 2, max_nodes=NODES, timeouts=timeouts
     )
     cluster.start_all(spread_s=1.0)
     cluster.run(8.0)

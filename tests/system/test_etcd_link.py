@@ -31,11 +31,11 @@ from rallypoint.rendezvous.etcd.voter import Answer
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 
 pytestmark = pytest.mark.system
 
-PATIENCE = Patience(beat_s=0.3, missed_beats=3.0, close_s=5.0, read_s=1.0)
+TIMEOUTS = Timeouts(beat_s=0.3, missed_beats=3.0, close_s=5.0, read_s=1.0)
 
 
 @pytest.fixture(params=[1, 3])
@@ -57,7 +57,7 @@ class Agent:
         self.me = Member(key=name, host=name, local_world_size=1)
         self.none = before_all(places)
         setup = Setup(
-            me=self.me, run_id="a job", limits=Limits(), endpoints=places, patience=PATIENCE
+            me=self.me, run_id="a job", limits=Limits(), endpoints=places, timeouts=TIMEOUTS
         )
         self.link = EtcdLink(setup, places)
 
@@ -103,7 +103,7 @@ def test_from_the_first_claim_to_the_end(two: tuple[Agent, Agent]) -> None:
     assert isinstance(refused, Refused)
     assert refused.leader == a.me
     # It is silent from now on.
-    time.sleep(PATIENCE.silence_s * 1.1)
+    time.sleep(TIMEOUTS.silence_s * 1.1)
     learned = b.stand(2)
     assert isinstance(learned, Refused)
     assert learned.decided == held
@@ -190,7 +190,7 @@ def test_https_with_certificates(tmp_path: Path, authority: Path) -> None:
                 run_id="j",
                 limits=Limits(),
                 endpoints=(place,),
-                patience=PATIENCE.__replace__(read_s=8.0 if is_let_in else 1.0),
+                timeouts=TIMEOUTS.__replace__(read_s=8.0 if is_let_in else 1.0),
             )
             link = EtcdLink(setup, [place], read_tls(given))
             ballot = Ballot(1, "A")

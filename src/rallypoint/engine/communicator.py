@@ -86,7 +86,7 @@ _DETAILED: dict[Trouble, type[PeerError]] = {
 _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
 
-class Reach(IntFlag):
+class PeerMemoryAccess(IntFlag):
     """What of each other's memory all ranks of a host read (native/engine/peer_memory.h)."""
 
     NOTHING = 0
@@ -158,7 +158,7 @@ class Communicator:
         self.rank = rank
         self.ranks = ranks
         self.ranks_here = ranks - len(peers)  # on this host
-        self.reach = Reach.NOTHING
+        self.reach = PeerMemoryAccess.NOTHING
         self._names = names
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(
@@ -203,11 +203,11 @@ class Communicator:
         """How many collectives this rank has begun."""
         return self._native.begun
 
-    def probe_memory(self) -> Reach:
+    def probe_memory(self) -> PeerMemoryAccess:
         """What this rank can read of all others of its host, which must have mapped the region."""
-        return Reach(self._native.probe_memory())
+        return PeerMemoryAccess(self._native.probe_memory())
 
-    def set_reach(self, reach: Reach, *, knows_itself: bool = True) -> None:
+    def set_reach(self, reach: PeerMemoryAccess, *, knows_itself: bool = True) -> None:
         """Before the first call: what the ranks of this host are to read of each other's memory.
 
         Args:

@@ -23,7 +23,7 @@ from rallypoint._native import reads_well, region_bytes
 from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, StoreError
 from rallypoint.cluster.interface import host_identity, listening_address
 from rallypoint.cluster.network import IFNAME_VARIABLES
-from rallypoint.engine.communicator import Communicator, FarPeer, Reach
+from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
@@ -31,8 +31,8 @@ from rallypoint.process_group.congestion import Congestion
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
 from rallypoint.process_group.planning import (
     COLLECTIVE_NAMES,
+    AlgorithmOptions,
     Algorithms,
-    Wishes,
     ranks_per_host,
 )
 from rallypoint.process_group.waiting import SPINS_WITH_CORES, YIELDS, have_cores, own_cores
@@ -64,8 +64,8 @@ class _Table:
     model_text: str
 
     @property
-    def wishes(self) -> Wishes:
-        return Wishes(self.override, self.model_text)
+    def options(self) -> AlgorithmOptions:
+        return AlgorithmOptions(self.override, self.model_text)
 
 
 def form_communicator(
@@ -75,7 +75,7 @@ def form_communicator(
     rank: int,
     members: Sequence[int],
     timeout: timedelta,
-    wishes: Wishes,
+    options: AlgorithmOptions,
     backend: str = "rallypoint",
     name: str = "default group",
     way: str = "",
@@ -83,7 +83,7 @@ def form_communicator(
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
-    Returns it with its algorithms, by the first member's `wishes`, which count for all. `name` is
+    Returns it with its algorithms, by the first member's `options`, which count for all. `name` is
     what people call the group. Once no member needs the store any more, the last one clears away
     what they left there, and the key `way`, and sets the key `done`.
 
@@ -99,7 +99,7 @@ def form_communicator(
         store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
     )
     if rank == 0:
-        store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), wishes)))
+        store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), options)))
     presence = Presence(store, prefix, members)
     presence.wait([f"{prefix}/table"], deadline)
     _forget(store, [f"{prefix}/host/{rank}"])  # the table has it
@@ -110,7 +110,7 @@ def form_communicator(
     address = _own_address(store, backend) if len(set(table.hosts)) > 1 else ""
     try:
         peers = _connect(store, prefix, rank, members, table, deadline, address, presence)
-        algorithms = Algorithms(table.wishes)
+        algorithms = Algorithms(table.options)
         description = describe(name, prefix, members)
         attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
         communicator, reach = _share(store, prefix, rank, table.hosts, deadline, attach, presence)
@@ -123,7 +123,9 @@ def form_communicator(
     return communicator, algorithms
 
 
-def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str, object]:
+def _tabulate(
+    store: Store, prefix: str, ranks: int, options: AlgorithmOptions
+) -> dict[str, object]:
     told = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
     identities, cores = zip(*(each.decode().rsplit(" ", 1) for each in told), strict=True)
     numbers: dict[str, int] = {}
@@ -133,8 +135,8 @@ def _tabulate(store: Store, prefix: str, ranks: int, wishes: Wishes) -> dict[str
         "have_cores": have_cores(hosts, cores),
         "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
-        "override": wishes.override,
-        "model_text": wishes.model_text,
+        "override": options.override,
+        "model_text": options.model_text,
     }
 
 
@@ -234,7 +236,7 @@ def _share(
     deadline: float,
     attach: Callable[[int], Communicator],
     presence: Presence,
-) -> tuple[Communicator, Reach]:
+) -> tuple[Communicator, PeerMemoryAccess]:
     """Map the region that the members of this host share; what they read of each other's memory."""
     wished = _wished_reach()
     here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
@@ -246,7 +248,7 @@ def _share(
         communicator, reach = join_segment(
             offer, rank, deadline, attach, lambda mapped: mapped.probe_memory() & wished
         )
-        return communicator, Reach(reach)
+        return communicator, PeerMemoryAccess(reach)
     owner = SegmentOwner(region_bytes(len(hosts)))
     reach = 0
     try:
@@ -261,19 +263,19 @@ def _share(
             )
     finally:
         owner.close()
-    return communicator, Reach(reach)
+    return communicator, PeerMemoryAccess(reach)
 
 
-def _wished_reach() -> Reach:
+def _wished_reach() -> PeerMemoryAccess:
     """Private memory is read if the kernel does that well enough, or if it is wished."""
     text = os.environ.get("RALLYPOINT_DIRECT", "")
     if text not in ("", "0", "1"):
         raise InvalidArgumentError(f"RALLYPOINT_DIRECT={text!r} must be 0 or 1")
     if text == "0":
-        return Reach.NOTHING
+        return PeerMemoryAccess.NOTHING
     if text == "1" or reads_well():
-        return Reach.ARENAS | Reach.PRIVATE
-    return Reach.ARENAS
+        return PeerMemoryAccess.ARENAS | PeerMemoryAccess.PRIVATE
+    return PeerMemoryAccess.ARENAS
 
 
 def _attacher(

@@ -21,7 +21,7 @@ from rallypoint.base.errors import (
     NotInitializedError,
 )
 from rallypoint.engine.communicator import Communicator
-from rallypoint.process_group.planning import Algorithms, Wishes
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
 
 NON_GROUP_MEMBER: Final = -100
@@ -172,14 +172,14 @@ class World:
 
     Attributes:
         prefix: what the keys of this world, and of no other, begin with.
-        wishes: how its groups' programs are chosen.
+        options: how its groups' programs are chosen.
         made: how many subgroups of each name were asked for, whether this rank is in them or not;
             the same on every rank that asks, so that members agree on names without a word.
     """
 
     store: Store
     prefix: str
-    wishes: Wishes
+    options: AlgorithmOptions
     on_destroy: Callable[[], None]
     group: ProcessGroup | None = None
     subgroups: list[ProcessGroup] = field(default_factory=list)

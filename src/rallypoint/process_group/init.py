@@ -25,7 +25,7 @@ from rallypoint.process_group.groups import (
     resolve,
     set_default,
 )
-from rallypoint.process_group.planning import Wishes
+from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.process_group.worlds import closing, find_world, formed_key, meet
 from rallypoint.schedule.choose import check_override
 from rallypoint.schedule.links import parse_model, read_model_text
@@ -85,7 +85,7 @@ def init_process_group(
         )
     name = check_backend(backend or "rallypoint")
     wait = check_timeout(timeout, DEFAULT_TIMEOUT)
-    wishes = _wishes(algorithm, links)
+    options = _options(algorithm, links)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     base = f"rallypoint/{attempt}/{group_name}"
     close = _nothing
@@ -108,7 +108,7 @@ def init_process_group(
             found.prefix,
             timeout=wait,
             backend=name,
-            wishes=wishes,
+            options=options,
             on_destroy=close,
             way=found.way,
             done=formed_key(place, found),
@@ -120,7 +120,7 @@ def init_process_group(
     set_default(formed)
 
 
-def _wishes(algorithm: str | None, links: str | None) -> Wishes:
+def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
     """What this rank was told, checked as far as it goes before the ranks meet."""
     override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
     check_override(override)
@@ -128,7 +128,7 @@ def _wishes(algorithm: str | None, links: str | None) -> Wishes:
     text = read_model_text(name) if name else ""
     if text:
         parse_model(text)
-    return Wishes(override, text)
+    return AlgorithmOptions(override, text)
 
 
 def form_world(
@@ -137,7 +137,7 @@ def form_world(
     *,
     timeout: timedelta,
     backend: str,
-    wishes: Wishes,
+    options: AlgorithmOptions,
     on_destroy: Callable[[], None],
     way: str = "",
     done: str = "",
@@ -153,12 +153,12 @@ def form_world(
         rank=place.rank,
         members=members,
         timeout=timeout,
-        wishes=wishes,
+        options=options,
         backend=backend,
         way=way,
         done=done,
     )
-    world = World(place.store, prefix, algorithms.wishes, on_destroy)
+    world = World(place.store, prefix, algorithms.options, on_destroy)
     world.group = ProcessGroup(
         communicator,
         algorithms,

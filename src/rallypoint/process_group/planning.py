@@ -30,7 +30,7 @@ _MOST_VARIANTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class AlgorithmOptions:
     """How programs are to be chosen, unless as always; the same on all ranks of a group.
 
     Attributes:
@@ -43,20 +43,20 @@ class Wishes:
 
 
 class Algorithms:
-    """What a rank's calls may be served by: the group's wishes, and what calls ask for.
+    """What a rank's calls may be served by: the group's options, and what calls ask for.
 
     Attributes:
-        wishes: the group's.
+        options: the group's.
         variants: what calls have asked for -> a number that is added to a collective's, so that
             the engine remembers other programs for it. A plain dict, as the call path looks there.
             The numbers are this rank's own: what ranks compare are the programs.
     """
 
-    def __init__(self, wishes: Wishes) -> None:
-        self.wishes = wishes
+    def __init__(self, options: AlgorithmOptions) -> None:
+        self.options = options
         self.variants: dict[str, int] = {}
-        self._model = parse_model(wishes.model_text) if wishes.model_text else None
-        self._asked: list[str | Custom] = [_found(wishes.override)]
+        self._model = parse_model(options.model_text) if options.model_text else None
+        self._asked: list[str | Custom] = [_found(options.override)]
 
     def variant(self, name: str | None) -> int:
         """The variant of an algorithm, read now if it is asked for the first time; None has 0.

@@ -91,7 +91,7 @@ def form_group(
         rank=members.index(whole.own_rank),
         members=members,
         timeout=wait,
-        wishes=world.wishes,
+        options=world.options,
         backend=chosen,
         name=f"group {description or name}",
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rallypoint._native import abandon, adopt
-from rallypoint.engine.communicator import Communicator, Reach
+from rallypoint.engine.communicator import Communicator, PeerMemoryAccess
 
 _DIRECTORY = "/dev/shm"
 _LEAST_BYTES = 1 << 20  # below, a copy costs little
@@ -42,7 +42,7 @@ class SharedBuckets:
 
     def share(self, tensor: Any, communicator: Communicator) -> None:  # noqa: ANN401 - of torch
         """Have the storage of a bucket read where it lies, if that can be."""
-        if not _is_whole_storage(tensor) or Reach.ARENAS not in communicator.reach:
+        if not _is_whole_storage(tensor) or PeerMemoryAccess.ARENAS not in communicator.reach:
             return
         with self._lock:
             self._forget(all_of_them=False)

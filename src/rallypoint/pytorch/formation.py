@@ -14,7 +14,7 @@ from typing import Any
 from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import ProcessGroup, World
 from rallypoint.process_group.init import leave_at_exit
-from rallypoint.process_group.planning import Wishes
+from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.pytorch.store import TorchStore
 from rallypoint.store.fresh_round import fresh_round
 
@@ -44,9 +44,9 @@ def form(
         rank=rank,
         members=members,
         timeout=timeout,
-        wishes=Wishes(os.environ.get("RALLYPOINT_ALGORITHM", "")),
+        options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
     )
-    world = World(shared, prefix, algorithms.wishes, _nothing)
+    world = World(shared, prefix, algorithms.options, _nothing)
     group = ProcessGroup(
         communicator,
         algorithms,

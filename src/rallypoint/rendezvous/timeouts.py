@@ -4,7 +4,7 @@ The defaults, and why they are not torch's:
     join_timeout            600 s   as torch's
     last_call_timeout       3 s     (30) who comes later costs the others a restart, not a place
     keep_alive_interval     1 s     (5)  a beat is a few bytes on an open connection; small jobs
-                                         beat more often: `Patience.beat_of`
+                                         beat more often: `Timeouts.beat_of`
     keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
 
 With etcd only:
@@ -44,7 +44,7 @@ _MOST_BEATS_PER_S = 1000  # of a round's members all together
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
-class Patience(Record, kw_only=True):
+class Timeouts(Record, kw_only=True):
     """All of it, in seconds.
 
     Attributes:
@@ -76,7 +76,7 @@ class Patience(Record, kw_only=True):
         return min(self.beat_s, often)
 
 
-def read_patience(configuration: Mapping[str, str], backend: str = "c10d") -> Patience:
+def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Timeouts:
     """Read it.
 
     Raises:
@@ -103,7 +103,7 @@ def read_patience(configuration: Mapping[str, str], backend: str = "c10d") -> Pa
                 f"--rdzv-conf: {name} is {text!r}; give a number of seconds."
             )
         found[_NAMES[name]] = value
-    return Patience(**found)
+    return Timeouts(**found)
 
 
 def read_is_host(configuration: Mapping[str, str]) -> bool | None:

@@ -18,7 +18,7 @@ from rallypoint.rendezvous.consensus.rules import ETCD, Rules
 from rallypoint.rendezvous.etcd.rules import EtcdRules
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_agent import SimAgent
 from rallypoint.testing.sim_clock import SimLoop
 from rallypoint.testing.sim_etcd import SimEtcd
@@ -40,7 +40,7 @@ class SimCluster:
         max_restarts: int = 3,
         quorum: str = "members",
         rules: type[Rules] = Rules,
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
         wishes: tuple[int | None, ...] = (),
         names: tuple[str, ...] = (),
         has_etcd: bool = False,
@@ -66,14 +66,14 @@ class SimCluster:
             "limits": Limits(
                 min_nodes=min_nodes,
                 max_nodes=max_nodes,
-                join_timeout_s=patience.join_timeout_s,
-                last_call_s=patience.last_call_s,
+                join_timeout_s=timeouts.join_timeout_s,
+                last_call_s=timeouts.last_call_s,
             ),
             "endpoints": (Endpoint(host="etcd", port=2379),)
             if has_etcd
             else tuple([Endpoint(host=name, port=29400) for name in self._names[:endpoints]]),
             "max_restarts": max_restarts,
-            "patience": patience,
+            "timeouts": timeouts,
             "quorum": quorum,
             "kill_s": self.kill_s,
         }

@@ -17,12 +17,12 @@ from random import Random
 
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.rules import ETCD, Rules
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_etcd import SimEtcd
 from rallypoint.testing.sim_witness import ViolationError
 
-PATIENCE = Patience(
+TIMEOUTS = Timeouts(
     join_timeout_s=600.0,
     last_call_s=0.5,
     beat_s=0.75,
@@ -74,7 +74,7 @@ def story(
         endpoints=1 if random.random() < 0.6 else min(3, nodes),
         max_restarts=random.choice([0, 3, 1000]),
         rules=rules,
-        patience=PATIENCE,
+        timeouts=TIMEOUTS,
         has_etcd=has_etcd,
         wishes=tuple(range(nodes)) if random.random() < 0.2 and nodes == max_nodes else (),
     )

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rallypoint._native import region_bytes
-from rallypoint.engine.communicator import Communicator, FarPeer, Reach
+from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
 from rallypoint.engine.work import Work
-from rallypoint.process_group.planning import Algorithms, Planner, Wishes
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, Planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
 
@@ -68,7 +68,7 @@ def planner(
         if custom is not None and collective is custom.collective:
             return encode(custom, rank), False
         name = override if isinstance(override, str) else override.get(collective, "")
-        plan = Algorithms(Wishes(name)).planner(rank, ranks)
+        plan = Algorithms(AlgorithmOptions(name)).planner(rank, ranks)
         return plan(number, root, nbytes, uneven)
 
     return plan
@@ -143,7 +143,7 @@ def communicators_of(
     reach, knows_itself = REACHES.get(transport or chosen_transport, (0, True))
     for communicator in communicators:
         assert reach & communicator.probe_memory() == reach
-        communicator.set_reach(Reach(reach), knows_itself=knows_itself)
+        communicator.set_reach(PeerMemoryAccess(reach), knows_itself=knows_itself)
     try:
         yield communicators
     finally:

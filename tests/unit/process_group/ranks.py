@@ -9,7 +9,7 @@ from typing import Any
 
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.init import form_world
-from rallypoint.process_group.planning import Wishes
+from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import OpenStore
 
@@ -37,7 +37,7 @@ def run_ranks(
                 "test",
                 timeout=timedelta(seconds=timeout_s),
                 backend=chosen_backend,
-                wishes=Wishes(override),
+                options=AlgorithmOptions(override),
                 on_destroy=lambda: None,
             )
             results[rank] = main(group)

@@ -14,7 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from rallypoint._native import abandon, adopt  # noqa: E402
-from rallypoint.engine.communicator import Reach  # noqa: E402
+from rallypoint.engine.communicator import PeerMemoryAccess  # noqa: E402
 from rallypoint.pytorch.buckets import SharedBuckets  # noqa: E402
 
 pytestmark = pytest.mark.needs_torch
@@ -26,7 +26,7 @@ class Neighbours:
     """As much of a communicator as matters: who is on this host, and can read what."""
 
     ranks_here = 2
-    reach = Reach.ARENAS
+    reach = PeerMemoryAccess.ARENAS
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_what_must_not_move_stays(buckets: SharedBuckets) -> None:
     assert not share(buckets, torch.ones(1024, 1024).t())
 
     class Strangers(Neighbours):
-        reach = Reach.NOTHING
+        reach = PeerMemoryAccess.NOTHING
 
     assert not share(buckets, torch.ones(ITEMS), Strangers)
 

@@ -5,33 +5,33 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.rendezvous.timeouts import Patience, read_is_host, read_patience
+from rallypoint.rendezvous.timeouts import Timeouts, read_is_host, read_timeouts
 
 
 def test_names_and_defaults() -> None:
-    assert read_patience({}) == Patience()
-    read = read_patience({"last_call_timeout": "0.5", "keep_alive_max_attempt": "3"})
+    assert read_timeouts({}) == Timeouts()
+    read = read_timeouts({"last_call_timeout": "0.5", "keep_alive_max_attempt": "3"})
     assert (read.last_call_s, read.silence_s) == (0.5, 3.0)
-    assert read_patience({"is_host": "1", "read_timeout": "x"}) == Patience()
+    assert read_timeouts({"is_host": "1", "read_timeout": "x"}) == Timeouts()
 
 
 def test_small_jobs_beat_more_often() -> None:
-    default = Patience()
+    default = Timeouts()
     assert [default.beat_of(nodes) for nodes in (2, 250, 500, 1000, 10_000)] == [
         0.25, 0.25, 0.5, 1.0, 1.0,
     ]  # fmt: skip
-    assert read_patience({"keep_alive_max_attempt": "30"}).beat_of(2) == 1.0
+    assert read_timeouts({"keep_alive_max_attempt": "30"}).beat_of(2) == 1.0
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
 def test_no_number_of_seconds(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="join_timeout is"):
-        read_patience({"join_timeout": text})
+        read_timeouts({"join_timeout": text})
 
 
 def test_unknown_name() -> None:
     with pytest.raises(InvalidArgumentError, match="c10d does not know 'last_cal'"):
-        read_patience({"last_cal": "1"})
+        read_timeouts({"last_cal": "1"})
 
 
 def test_is_host() -> None:
@@ -44,5 +44,5 @@ def test_is_host() -> None:
 
 def test_torchs_other_names_are_accepted() -> None:
     torchs = {"cas_backoff_max_seconds": "0.5", "heartbeat_timeout": "5", "store_type": "tcp"}
-    assert read_patience(torchs) == Patience()
-    read_patience({"ssl_cert": "a", "ssl_cert_key": "b", "ca_cert": "c"}, "etcd")
+    assert read_timeouts(torchs) == Timeouts()
+    read_timeouts({"ssl_cert": "a", "ssl_cert_key": "b", "ca_cert": "c"}, "etcd")

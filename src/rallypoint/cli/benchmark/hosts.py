@@ -116,9 +116,9 @@ class Hosts:
         """Nothing is asked of them between rows."""
         return ""
 
-    def order(self, do: str, patience_s: float, **what: object) -> list[dict[str, Any]]:
+    def order(self, do: str, wait_s: float, **what: object) -> list[dict[str, Any]]:
         """Give all hosts an order at once; their answers."""
-        return self._order(do, patience_s, [what] * len(self._links))
+        return self._order(do, wait_s, [what] * len(self._links))
 
     def close(self) -> None:
         """Let nothing of them remain, there or here."""
@@ -130,15 +130,15 @@ class Hosts:
         self._directory.cleanup()
 
     def _order(
-        self, do: str, patience_s: float, orders: Sequence[Mapping[str, Any]]
+        self, do: str, wait_s: float, orders: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         for link, order in zip(self._links, orders, strict=True):
             link.tell({"do": do, **order})
-        return self._answers(patience_s)
+        return self._answers(wait_s)
 
-    def _answers(self, patience_s: float) -> list[dict[str, Any]]:
+    def _answers(self, wait_s: float) -> list[dict[str, Any]]:
         """What all say; or what went wrong first, once the others have answered too."""
-        until = time.monotonic() + patience_s
+        until = time.monotonic() + wait_s
         answers: dict[_Link, dict[str, Any]] = {}
         failed = ""
         while silent := [link for link in self._links if link not in answers]:
@@ -146,7 +146,7 @@ class Hosts:
             ready, _, _ = select.select(silent, [], [], left_s)
             if not ready:
                 names = ", ".join(link.name for link in silent)
-                raise HostError(failed or f"{names}: no answer within {patience_s:g} s")
+                raise HostError(failed or f"{names}: no answer within {wait_s:g} s")
             for link in ready:
                 answers[link] = link.read()
                 if "error" in answers[link] and not failed:

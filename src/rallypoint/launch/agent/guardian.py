@@ -1,4 +1,4 @@
-"""The agent's face of the guardian, the small native process between the agent and the workers.
+"""The agent's side of the guardian, the small native process between the agent and the workers.
 
 It starts workers, signals their groups and tells of their ends; when the agent dies, however it
 dies, or does not renew a fence in time, the guardian ends all that is below it. One that does not
@@ -174,19 +174,19 @@ class Guardian:
             for kind, worker, pid, code, status, time_ns in _REPORT.iter_unpack(data[:whole])
         ]
 
-    def close(self, patience_s: float = 8.0) -> None:
+    def close(self, wait_s: float = 8.0) -> None:
         """Let the guardian go; it kills what is left. One that takes longer is killed itself."""
         self._socket.close()
         self._drop_unsent()
         try:
-            if not self._wait_for_end(patience_s):
+            if not self._wait_for_end(wait_s):
                 os.kill(self.pid, signal.SIGKILL)
                 self._wait_for_end(1.0)
             os.waitpid(self.pid, os.WNOHANG)
         except (ChildProcessError, ProcessLookupError):  # someone else has reaped it
             return
 
-    def _wait_for_end(self, patience_s: float) -> bool:
+    def _wait_for_end(self, wait_s: float) -> bool:
         """Whether it has ended within this time."""
         try:
             pidfd = os.pidfd_open(self.pid)
@@ -195,7 +195,7 @@ class Guardian:
         try:
             poll = select.poll()  # unlike select, for any number of a descriptor
             poll.register(pidfd, select.POLLIN)
-            return bool(poll.poll(patience_s * 1000))
+            return bool(poll.poll(wait_s * 1000))
         finally:
             os.close(pidfd)
 

@@ -31,11 +31,11 @@ from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.job import BACKENDS, MAX_LOCAL_WORKERS, Job
 from rallypoint.launch.output.flight_report import FlightRecords
-from rallypoint.launch.output.progress import Face
+from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
-from rallypoint.launch.rounds.source import Alone, Meeting
+from rallypoint.launch.rounds.source import LocalRounds, RoundSource
 from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
 from rallypoint.rendezvous.job.reports import Finish, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -54,8 +54,8 @@ def run(job: Job) -> int:
     return perform(job).status
 
 
-def perform(job: Job, meeting: Meeting | None = None) -> JobResult:
-    """Run `job` to its end, with others if `meeting` or the job say so.
+def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
+    """Run `job` to its end, with others if `rounds` or the job say so.
 
     Raises:
         HostError: the store or the guardian could not be started; nothing is left running.
@@ -63,7 +63,7 @@ def perform(job: Job, meeting: Meeting | None = None) -> JobResult:
     """
     _fill_standard_descriptors()
     try:
-        agent = Agent(job, meeting or _meeting_of(job))
+        agent = Agent(job, rounds or _rounds_of(job))
     except (OSError, RuntimeError) as error:
         raise limit_error(error, job.local_world_size) or error from None
     try:
@@ -89,10 +89,10 @@ def perform(job: Job, meeting: Meeting | None = None) -> JobResult:
 class Agent:
     """Starts, watches and ends the workers of one node, round after round."""
 
-    def __init__(self, job: Job, meeting: Meeting) -> None:
+    def __init__(self, job: Job, rounds: RoundSource) -> None:
         self.selector = selectors.DefaultSelector()
         self._job = job
-        self._meeting = meeting
+        self._rounds = rounds
         self._state = NodeState(
             node_rank=job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s
         )
@@ -106,22 +106,22 @@ class Agent:
         self._error_files: dict[int, str] = {}  # where they stay, if they do
         self._oom_kills: int | None = None
         self._started = time.monotonic()
-        self._face = Face(job, self._started)
+        self._progress = ProgressReporter(job, self._started)
         self._fence_at: float | None = None  # what the guardian knows
         self._writes_to_guardian = False
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
         self._output = Output(self._job, self.selector)
-        scratch = self._output.scratch
-        self._face.job_began(scratch.path if scratch.is_kept else "")
+        directory = self._output.directory
+        self._progress.job_began(directory.path if directory.is_kept else "")
         sessions = choose_sessions(self._job.local_world_size, self._job.environ)
-        self._guardian = Guardian(temporary_directory=scratch.to_remove, sessions=sessions)
+        self._guardian = Guardian(temporary_directory=directory.to_remove, sessions=sessions)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         self._oom_kills = count_oom_kills()
         if self._job.rendezvous is not None or self._job.nodes.count > 1:
             _allow_many_connections()  # to this process: the guardian's workers keep their limit
-        self._meeting.open(self.selector)
+        self._rounds.open(self.selector)
 
     def wait(self) -> None:
         """Perform orders and decisions until the job is over."""
@@ -131,15 +131,15 @@ class Agent:
                 return
             self._renew_fence()
             self._watch_guardian()
-            sources = (self._state.wake_at, self._meeting.wake_at, self._face.wake_at)
+            sources = (self._state.wake_at, self._rounds.wake_at, self._progress.wake_at)
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
-            if self._meeting.wake_at is not None and time.monotonic() >= self._meeting.wake_at:
-                self._meeting.tick()
-            self._face.tick(time.monotonic(), len(self._state.group.running))
+            if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
+                self._rounds.tick()
+            self._progress.tick(time.monotonic(), len(self._state.group.running))
 
     def end(self) -> None:
         """Leave no process behind."""
@@ -147,21 +147,21 @@ class Agent:
             # One that was asked to end everything and did not answer gets no second chance.
             self._guardian.close(*([0.0] if self._state.guardian_lost_because else []))
         if self._state.guardian_lost_because and self._output is not None:
-            self._output.scratch.kill_marked()
-        self._meeting.close()
+            self._output.directory.kill_marked()
+        self._rounds.close()
 
     def pass_on_output(self) -> bool:
         """Write the workers' last output; whether all readers took it in time."""
         self._let_workers_go()
-        patience_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
-        return self._output is None or self._output.flush(patience_s)
+        wait_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
+        return self._output is None or self._output.flush(wait_s)
 
     def close(self, *, is_heard: bool) -> None:
         """Write the launcher's last words, for as long as they may be read; close everything."""
         self._let_workers_go()
         if self._output is not None:
             self._output.close()
-        self._face.close()
+        self._progress.close()
         STDERR.flush(_LAST_WORDS_S if is_heard else 0.0)
         self.selector.close()
 
@@ -201,7 +201,7 @@ class Agent:
             )
         if finish is not None and finish.outcome is Outcome.GIVEN_UP:
             lines += self._leave_error()
-        self._face.job_ended(self._state.status, "\n".join(lines), time.monotonic())
+        self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
 
     @property
     def result(self) -> JobResult:
@@ -234,7 +234,7 @@ class Agent:
         elsewhere: str = "",
         calls: Sequence[str] = (),
     ) -> str:
-        from rallypoint.launch.output.failure_report import Telling, summary
+        from rallypoint.launch.output.failure_report import FailureReport, summary
 
         before, now = self._oom_kills, count_oom_kills()
         logs = ""
@@ -242,7 +242,7 @@ class Agent:
             failures = group.failures()
             culprit = group.local_ranks[failures[0].exit.rank] if failures else None
             logs = self._output.hint(culprit)
-        telling = Telling(
+        report = FailureReport(
             title=title,
             because=because,
             host=self._job.host,
@@ -252,7 +252,7 @@ class Agent:
             logs=logs,
             calls=calls,
         )
-        return summary(group, telling)
+        return summary(group, report)
 
     def _last_calls(self, *, least_s: float = 0.0) -> list[str]:
         """What the workers were in, as lines for a report."""
@@ -262,14 +262,14 @@ class Agent:
     def _look_at_calls(self) -> None:
         """Something went wrong: remember what the workers are in, before they react to it."""
         if self._records is not None and self._records.look(self._state.group.local_ranks):
-            self._face.calls_seen(self._records.events)
+            self._progress.calls_seen(self._records.events)
 
     # Orders.
 
     def _obey(self) -> None:
-        while self._meeting.orders:
+        while self._rounds.orders:
             now = time.monotonic()
-            match self._meeting.orders.pop(0):
+            match self._rounds.orders.pop(0):
                 case Start() as start:
                     self._start_round(start)
                 case Stop() as stop:
@@ -291,9 +291,9 @@ class Agent:
         self._recorded.clear()
         self._error_files.clear()
         self._seat = seat
-        self._face.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
-        self._meeting.settle()
+        self._rounds.settle()
         if start.because and before >= 0:  # a newcomer has seen nothing of it
             if failed.failures():
                 title = f"round {before} failed"
@@ -303,9 +303,9 @@ class Agent:
             else:  # not here
                 text = f"round {before} ended: {elsewhere or start.because}"
                 text += f"; {start.because}" * (start.because not in text)
-            self._face.told(text)
+            self._progress.told(text)
             self._oom_kills = count_oom_kills()
-        self._face.round_runs()
+        self._progress.round_runs()
 
     def _spawn(self, seat: Seat) -> None:
         assert self._output is not None
@@ -339,7 +339,7 @@ class Agent:
 
     def signal_received(self, number: int) -> None:
         """A signal came for the agent."""
-        self._face.signal_received(number)
+        self._progress.signal_received(number)
         is_to_stop = signal.Signals(number).name in self._job.stop_signals
         if is_to_stop:
             self._look_at_calls()
@@ -349,7 +349,7 @@ class Agent:
             text = f"{signal_name(number)} stopped node {self._state.node_rank}"
             now = time.monotonic()
             # Ctrl-C is meant for the job; whoever preempts or drains a node sends another signal.
-            leaves = self._meeting.may_leave and number != signal.SIGINT
+            leaves = self._rounds.may_leave and number != signal.SIGINT
             self._perform(self._state.stop_requested(number, text, now, leaves=leaves))
             if leaves:
                 finish = Finish(outcome=Outcome.STOPPED, because=text)
@@ -373,7 +373,7 @@ class Agent:
             case ReportKind.ENDED:
                 self._perform(self._state.everything_ended(tuple(self._unkillable)))
             case ReportKind.FENCED:
-                self._meeting.fenced()
+                self._rounds.fenced()
                 self._obey()  # before the ends that follow, which are no failures
             case _:
                 worker = self._worker_of(report.worker)
@@ -381,7 +381,7 @@ class Agent:
                     return  # of a round that is over
                 if report.kind is ReportKind.STARTED:
                     worker.pid = report.pid
-                    self._face.worker_started(worker.rank, report.pid)
+                    self._progress.worker_started(worker.rank, report.pid)
                 else:
                     self._worker_ended(worker, report)
 
@@ -403,7 +403,7 @@ class Agent:
         if error is not None and self._job.logs.are_kept:
             worker.keep_error(error)
             self._error_files[worker.rank] = worker.error_file
-        self._face.worker_ended(end, self._state.group.failure_text(end))
+        self._progress.worker_ended(end, self._state.group.failure_text(end))
         self._perform(self._state.worker_exited(end, now))
 
     def _read_error_file(self, worker: Worker, end: Exit) -> None:
@@ -433,7 +433,7 @@ class Agent:
 
     def _perform(self, decision: Decision) -> None:
         if decision.reason:
-            self._face.decided(self._state.phase.value, decision.reason)
+            self._progress.decided(self._state.phase.value, decision.reason)
         for action in decision.actions:
             match action:
                 case SignalWorkers():
@@ -441,9 +441,9 @@ class Agent:
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
                 case Tell(report):
-                    self._meeting.tell(report)
+                    self._rounds.tell(report)
                 case Say(text):
-                    self._face.told(text)
+                    self._progress.told(text)
 
     def _signal(self, action: SignalWorkers) -> None:
         if self._seat is None:
@@ -456,7 +456,7 @@ class Agent:
 
     def _renew_fence(self) -> None:
         """Until when the guardian lets workers run, should this process be stopped."""
-        until = self._meeting.fence_at
+        until = self._rounds.fence_at
         if until != self._fence_at:
             self._fence_at = until
             self._to_guardian(lambda guardian: guardian.fence(until))
@@ -480,20 +480,20 @@ class Agent:
             self._perform(self._state.guardian_lost())
 
 
-def _meeting_of(job: Job) -> Meeting:
+def _rounds_of(job: Job) -> RoundSource:
     if job.rendezvous is not None:
         if job.rendezvous.backend not in BACKENDS:
-            from rallypoint.launch.rounds.plug_in import meeting_of as plug_in_meeting_of
+            from rallypoint.launch.rounds.plug_in import rounds_of as plug_in_meeting_of
 
             return plug_in_meeting_of(job, job.rendezvous)
-        from rallypoint.launch.rounds.elastic import meeting_of as dynamic_meeting_of
+        from rallypoint.launch.rounds.elastic import rounds_of as dynamic_meeting_of
 
         return dynamic_meeting_of(job, job.rendezvous)
     if job.nodes.count == 1:
-        return Alone(job, job.member, job.limits)
-    from rallypoint.launch.rounds.static import meeting_of
+        return LocalRounds(job, job.member, job.limits)
+    from rallypoint.launch.rounds.static import rounds_of
 
-    return meeting_of(job)
+    return rounds_of(job)
 
 
 def _allow_many_connections() -> None:

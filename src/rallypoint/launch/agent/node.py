@@ -215,7 +215,7 @@ class NodeState:
                 return self._stop(SIGTERM, "a rank failed", now)
             case Phase.STOPPING if now < self._stop_until:
                 self.wake_at = self._stop_until
-                return Decision((Say(self._patience(now)),), "not all workers have ended yet")
+                return Decision((Say(self._timeouts(now)),), "not all workers have ended yet")
             case Phase.STOPPING:
                 return self._end(
                     f"{len(self.group.running)} workers still ran {self._shutdown_timeout_s:g} s"
@@ -318,7 +318,7 @@ class NodeState:
         signals = (SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT))
         return Decision((*signals, *self._broken()), reason)
 
-    def _patience(self, now: float) -> str:
+    def _timeouts(self, now: float) -> str:
         return (
             f"waiting up to {self._stop_until - now:.0f} s more for"
             f" {name_ranks(sorted(self.group.running))} to end;"

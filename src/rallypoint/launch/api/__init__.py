@@ -1,1 +1,1 @@
-"""Launching and meeting from Python, with torch's names: elastic_launch, spawn, handlers."""
+"""Launching and rendezvous from Python, with torch's names: elastic_launch, spawn, handlers."""

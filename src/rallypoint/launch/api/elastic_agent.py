@@ -1,7 +1,7 @@
 """`WorkerSpec`, `LocalElasticAgent` and `RunResult`, for programs that make torchelastic's agent
 themselves: ``LocalElasticAgent(WorkerSpec(..., rdzv_handler=handler), logs_specs).run()``.
 
-A face of our agent, which takes its rounds from the handler. There are no abstract agents to derive
+They run our agent, which takes its rounds from the handler. There are no abstract agents to derive
 from: torch's subclasses replace steps of a loop that polls, and ours has no such steps.
 """
 
@@ -16,7 +16,7 @@ from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
 from rallypoint.launch.api.elastic_launch import Entrypoint, launch
 from rallypoint.launch.api.launch_config import LaunchConfig
 from rallypoint.launch.child_failure import ProcessFailure, process_failures
-from rallypoint.launch.rounds.plug_in import meeting_through
+from rallypoint.launch.rounds.plug_in import rounds_through
 from rallypoint.rendezvous.api.handler import RendezvousHandler
 
 
@@ -126,7 +126,7 @@ class LocalElasticAgent:
             self._config,
             spec.entrypoint,
             spec.args,
-            lambda job: meeting_through(spec.rdzv_handler, job),
+            lambda job: rounds_through(spec.rdzv_handler, job),
         )
         if not result.status:
             return RunResult(WorkerState.SUCCEEDED, values)

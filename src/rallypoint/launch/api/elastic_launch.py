@@ -25,7 +25,7 @@ from rallypoint.launch.api.launch_config import (
 from rallypoint.launch.child_failure import ChildFailedError, process_failures
 from rallypoint.launch.job import Job
 from rallypoint.launch.result import JobResult
-from rallypoint.launch.rounds.source import Meeting
+from rallypoint.launch.rounds.source import RoundSource
 
 Entrypoint = Callable[..., Any] | str
 
@@ -65,7 +65,7 @@ def launch(
     config: LaunchConfig,
     entrypoint: Entrypoint,
     args: tuple[object, ...],
-    meeting: Callable[[Job], Meeting] | None = None,
+    rounds: Callable[[Job], RoundSource] | None = None,
 ) -> tuple[JobResult, dict[int, Any]]:
     """Launch, and wait for the end: how the job ended, and what the workers returned."""
     if not config.run_id:  # several nodes could not agree on a random name
@@ -79,7 +79,7 @@ def launch(
             write_call(path, entrypoint, args, with_number=False)
             command = (sys.executable, "-u", "-m", "rallypoint.launch.api.call", path)
         job = job_of(config, command)
-        result = perform(job, meeting and meeting(job))
+        result = perform(job, rounds and rounds(job))
         if isinstance(entrypoint, str):
             return result, dict.fromkeys(result.ranks)
         values = {rank: read_result(path, rank) for rank in result.ranks}

@@ -20,7 +20,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.launch.job import Job, Rendezvous
-from rallypoint.launch.rounds.elastic import Dynamic, meeting_of
+from rallypoint.launch.rounds.elastic import ElasticRounds, rounds_of
 from rallypoint.rendezvous.api.handler import (
     RendezvousHandler,
     RendezvousInfo,
@@ -43,7 +43,7 @@ _REACH_S = 2.0  # for one try to reach a round's store
 _GRACE_S = 1.0  # for the one who leads to say who is missing, rather than only that it took long
 
 
-class MeetingHandler(RendezvousHandler):
+class ElasticRendezvousHandler(RendezvousHandler):
     """One node of a dynamic job.
 
     Raises:
@@ -58,7 +58,7 @@ class MeetingHandler(RendezvousHandler):
         self._node: ProgramNode | None = None
         self._store: TCPStore | None = None
         # Who is at the endpoint listens there from now on.
-        self._meeting: Dynamic | None = _meeting_of(params)
+        self._rounds: ElasticRounds | None = _rounds_of(params)
 
     def get_backend(self) -> str:
         """See RendezvousHandler."""
@@ -142,17 +142,17 @@ class MeetingHandler(RendezvousHandler):
             self._store = None
         node, self._node = self._node, None
         if node is None:
-            if self._meeting is not None:
-                self._meeting.close()
-                self._meeting = None
+            if self._rounds is not None:
+                self._rounds.close()
+                self._rounds = None
             return True
         node.close()
         node.end()
         return node.join(self._timeout.close.total_seconds()) and bool(node.closed)
 
     def _begin(self) -> ProgramNode:
-        meeting, self._meeting = self._meeting or _meeting_of(self._params), None
-        self._node = ProgramNode(meeting, os.uname().nodename)
+        rounds, self._rounds = self._rounds or _rounds_of(self._params), None
+        self._node = ProgramNode(rounds, os.uname().nodename)
         weakref.finalize(self, self._node.end)
         self._round = -1
         return self._node
@@ -183,8 +183,8 @@ class MeetingHandler(RendezvousHandler):
         """A client of the round's store; None if the round was over before it could be reached."""
         while True:
             try:
-                patience = timedelta(seconds=_REACH_S)
-                store = TCPStore(seat.store.host, seat.store.port, timeout=patience)
+                timeouts = timedelta(seconds=_REACH_S)
+                store = TCPStore(seat.store.host, seat.store.port, timeout=timeouts)
             except StoreConnectionError as error:
                 with node.changed:
                     if node.stopped or node.finish or node.error:
@@ -236,10 +236,10 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         return create_store_handler(store, params.backend, params)
     if kind != "tcp":
         raise InvalidArgumentError(f"store_type is {kind!r}; it must be tcp or file.")
-    return MeetingHandler(params)
+    return ElasticRendezvousHandler(params)
 
 
-def _meeting_of(params: RendezvousParameters) -> Dynamic:
+def _rounds_of(params: RendezvousParameters) -> ElasticRounds:
     configuration = texts(params.config)
     configuration.pop("token", None)
     wish = configuration.pop("rank", None)
@@ -266,7 +266,7 @@ def _meeting_of(params: RendezvousParameters) -> Dynamic:
         environ={},
         rendezvous=rendezvous,
     )
-    return meeting_of(job, rendezvous)
+    return rounds_of(job, rendezvous)
 
 
 def _token_of(params: RendezvousParameters) -> bytes | None:

@@ -1,6 +1,6 @@
-"""A Python program as one node of a dynamic job: the Meeting that an agent has, without workers.
+"""A Python program as one node of an elastic job: it has an agent's rounds, and no workers.
 
-    program's threads <--condition--> a thread with the Meeting
+    program's threads <--condition--> a thread with the rounds
 
 The node beats while the program works. Where an agent would end its workers, the program is told
 that the round was stopped, and where it would report their end, the program wants another round.
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from rallypoint.launch.rounds.elastic import Dynamic
+from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.api.store_leader import CAME_BACK
 from rallypoint.rendezvous.job.reports import (
     Ended,
@@ -36,7 +36,7 @@ _GOODBYE_S = 2.0  # to tell the others
 
 
 class ProgramNode:
-    """One life of a node: a Meeting and its thread.
+    """One life of a node: a RoundSource and its thread.
 
     Attributes:
         changed: guards the others; notified when one of them changes.
@@ -47,15 +47,15 @@ class ProgramNode:
         error: what ended the thread, if it was no order.
     """
 
-    def __init__(self, meeting: Dynamic, name: str) -> None:
+    def __init__(self, rounds: ElasticRounds, name: str) -> None:
         self.changed = threading.Condition()
         self.seat: Seat | None = None
         self.stopped = ""
         self.closed = ""
         self.finish: Finish | None = None
         self.error: Exception | None = None
-        self._meeting = meeting
-        meeting.tells_late_comers = True
+        self._rounds = rounds
+        rounds.tells_late_comers = True
         self._name = name
         self._wants = True  # a round
         self._ended = -1  # the newest round whose end was reported
@@ -73,7 +73,7 @@ class ProgramNode:
     @property
     def waiting(self) -> int:
         """How many wait for the next round, as the one who leads said last."""
-        return self._meeting.waiting
+        return self._rounds.waiting
 
     @property
     def is_spare(self) -> bool:
@@ -123,16 +123,16 @@ class ProgramNode:
         selector = selectors.DefaultSelector()
         selector.register(self._ear, selectors.EVENT_READ, self._hear)
         try:
-            self._meeting.open(selector)
+            self._rounds.open(selector)
             while not self._is_over():
-                alarms = [at for at in (self._meeting.wake_at, self._end_at) if at is not None]
+                alarms = [at for at in (self._rounds.wake_at, self._end_at) if at is not None]
                 timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
                 for key, _ in selector.select(timeout):
                     key.data()
-                alarm = self._meeting.wake_at
+                alarm = self._rounds.wake_at
                 if alarm is not None and time.monotonic() >= alarm:
-                    self._meeting.tick()
-            self._meeting.close()
+                    self._rounds.tick()
+            self._rounds.close()
         except Exception as error:  # told to whoever waits
             with self.changed:
                 self.error = error
@@ -149,26 +149,26 @@ class ProgramNode:
 
     def _is_over(self) -> bool:
         self._obey()
-        if self._last_word is not None and self._meeting.is_led:
+        if self._last_word is not None and self._rounds.is_led:
             word, self._last_word = self._last_word, None
             self._has_said_it = True
             self._tell(word)
             self._obey()
         if self.finish is not None:
             # Who is at the endpoint tells late comers that they are.
-            return self._end_at is not None or not self._meeting.is_at_endpoint
+            return self._end_at is not None or not self._rounds.is_at_endpoint
         if self._end_at is None:
             return False
         return not self._has_said_it or time.monotonic() >= self._end_at
 
     def _obey(self) -> None:
-        orders, self._meeting.orders = self._meeting.orders, []
+        orders, self._rounds.orders = self._rounds.orders, []
         for order in orders:
             with self.changed:
                 match order:
                     case Start(seat=seat):
                         self.seat, self.stopped = seat, ""
-                        self._meeting.settle()
+                        self._rounds.settle()
                     case Stop() as stop:
                         self._stop(stop)
                     case Finish() as finish:
@@ -207,7 +207,7 @@ class ProgramNode:
 
     def _tell(self, report: Report) -> None:
         if self.finish is None:
-            self._meeting.tell(report)
+            self._rounds.tell(report)
 
     def _say_last(self, report: Report) -> None:
         self._last_word = report

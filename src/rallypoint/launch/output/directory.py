@@ -17,7 +17,7 @@ _CLEAN_LOOKS = 5
 _BETWEEN_LOOKS_S = 0.01
 
 
-class Scratch:
+class JobDirectory:
     """A directory with torchrun's layout below it: attempt_N/LOCAL_RANK/{error.json, ...}.
 
     Attributes:

@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class FailureReport:
     """What there is to tell beside the failures.
 
     Attributes:
@@ -59,29 +59,29 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
     return WorkerError(kind, rest, trace, time_s)
 
 
-def summary(group: WorkerGroup, telling: Telling) -> str:
+def summary(group: WorkerGroup, report: FailureReport) -> str:
     """The block that ends a failed round: root cause first, then who else, then who was stopped."""
     failures = group.failures()
     lines: list[str] = []
-    if telling.elsewhere:
-        lines.append(f"{telling.title}: {telling.elsewhere}")
+    if report.elsewhere:
+        lines.append(f"{report.title}: {report.elsewhere}")
     folds = _fold(failures)
-    if folds and not telling.elsewhere:
+    if folds and not report.elsewhere:
         alike = folds.pop(0)
-        lines.append(f"{telling.title}: {alike[0].text}{_count(alike)}")
-        lines += _details(alike[0], alike, telling)
+        lines.append(f"{report.title}: {alike[0].text}{_count(alike)}")
+        lines += _details(alike[0], alike, report)
     if folds:
-        root = None if telling.elsewhere else failures[0]
+        root = None if report.elsewhere else failures[0]
         lines.append(f"  also failed: {_listing(folds, root)}")
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
-        if telling.calls:
-            lines += ["  operations at that time:", *(f"  {line}" for line in telling.calls)]
-        if telling.because:
-            lines.append(f"  {telling.because}")
-        if telling.logs:
-            lines.append(f"  logs: {telling.logs}")
+        if report.calls:
+            lines += ["  operations at that time:", *(f"  {line}" for line in report.calls)]
+        if report.because:
+            lines.append(f"  {report.because}")
+        if report.logs:
+            lines.append(f"  logs: {report.logs}")
     return "\n".join(lines)
 
 
@@ -137,17 +137,17 @@ def _without_repeating(failure: Failure, root: Failure | None) -> str:
     return f"rank {failure.exit.rank} with the same" if is_same else failure.text
 
 
-def _details(failure: Failure, alike: Sequence[Failure], telling: Telling) -> list[str]:
+def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) -> list[str]:
     end = failure.exit
     when = datetime.fromtimestamp(failure.time_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what = "" if end.start_error is not None else f" {failure.ending},"
     pid = f", pid {end.pid}" if end.pid else ""
-    local_rank = telling.local_ranks[end.rank]
+    local_rank = report.local_ranks[end.rank]
     lines = [
-        f"  rank {end.rank} (local rank {local_rank}{pid}, host {telling.host}){what} at {when}"
+        f"  rank {end.rank} (local rank {local_rank}{pid}, host {report.host}){what} at {when}"
     ]
     if end.signal == 9:
-        lines.append(f"  {_who_killed(telling.oom_kills)}")
+        lines.append(f"  {_who_killed(report.oom_kills)}")
     if failure.error is not None and failure.error.traceback:
         trace = failure.error.traceback.rstrip().splitlines()
         lines += [f"  traceback of rank {end.rank}{_count(alike)}:"]

@@ -75,9 +75,9 @@ class FileWork:
             raise results[0]
         return results[0]
 
-    def flush(self, patience_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Wait until all is done, but not if nothing moves for so long; whether it is."""
-        return self._wait(lambda: not self._under_way, patience_s)
+        return self._wait(lambda: not self._under_way, wait_s)
 
     def close(self) -> None:
         """Tell nobody of anything any more."""
@@ -86,11 +86,11 @@ class FileWork:
             os.close(self._bell)
             self._bell = -1
 
-    def _wait(self, is_over: Callable[[], bool], patience_s: float = _PATIENCE_S) -> bool:
+    def _wait(self, is_over: Callable[[], bool], wait_s: float = _PATIENCE_S) -> bool:
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         while not is_over():
-            if not poll.poll(1000 * patience_s):
+            if not poll.poll(1000 * wait_s):
                 return False
             self._run_done()
         return True

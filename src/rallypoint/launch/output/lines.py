@@ -67,13 +67,13 @@ class Outlet:
         self._rests.append(rest)
         self.update()
 
-    def flush(self, patience_s: float) -> bool:
-        """Write everything; False if the reader took nothing for `patience_s`, and gets no more."""
-        while self._sink.flush(patience_s):
+    def flush(self, wait_s: float) -> bool:
+        """Write everything; False if the reader took nothing for `wait_s`, and gets no more."""
+        while self._sink.flush(wait_s):
             if not self._rests:
                 return True
             self.update()
-            if self._rests and not self._files.flush(patience_s):
+            if self._rests and not self._files.flush(wait_s):
                 break
         return False
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rallypoint.launch.output.journal import Journal
 
 
-class Face:
+class ProgressReporter:
     """The agent tells it what happens.
 
     Attributes:

@@ -72,14 +72,14 @@ class Sink:
             self.pending += len(block)
         self._start()
 
-    def flush(self, patience_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Wait until all is written, but not for one who takes nothing for so long; whether it is.
 
         What is left then stays in the queue.
         """
         while True:
             before = self.pending
-            if self._idle.acquire(timeout=patience_s):
+            if self._idle.acquire(timeout=wait_s):
                 self._idle.release()
                 if not self._blocks:
                     return True

@@ -14,7 +14,7 @@ from functools import partial
 
 from rallypoint.launch.job import Job
 from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
-from rallypoint.launch.output.directory import Scratch
+from rallypoint.launch.output.directory import JobDirectory
 from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.terminal import STATUS, say
 from rallypoint.rendezvous.job.round import Placement
@@ -67,7 +67,7 @@ class Output:
     def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
         self._job = job
         self._selector = selector
-        self.scratch = Scratch(
+        self.directory = JobDirectory(
             job.run_id,
             job.environ,
             log_directory=job.logs.directory,
@@ -80,14 +80,14 @@ class Output:
 
     def hint(self, local_rank: int | None) -> str:
         """How to find the logs of the current round, above all those of one worker."""
-        if not self.scratch.is_kept:
+        if not self.directory.is_kept:
             return NO_LOGS
-        found = self.scratch.attempt
+        found = self.directory.attempt
         for stream in (STDOUT, STDERR):
-            path = f"{self.scratch.attempt}/{local_rank}/{NAMES[stream]}.log"
+            path = f"{self.directory.attempt}/{local_rank}/{NAMES[stream]}.log"
             if local_rank is not None and self._ask(partial(os.path.exists, path)):
                 found = path
-        is_full_there = self._ask(partial(is_full, self.scratch.path))
+        is_full_there = self._ask(partial(is_full, self.directory.path))
         return f"{found} ({FULL})" if is_full_there else found
 
     def _ask(self, question: Callable[[], bool]) -> bool:
@@ -99,12 +99,12 @@ class Output:
     def start_round(self, number: int) -> None:
         """Before the workers of a round."""
         self._end_round()
-        self.scratch.start_round(number)
-        if any(self._job.logs.filters.values()) and self._ask(self.scratch.make_attempt):
+        self.directory.start_round(number)
+        if any(self._job.logs.filters.values()) and self._ask(self.directory.make_attempt):
             from rallypoint.launch.output.tee import FilteredFile
 
             for stream, texts in self._job.logs.filters.items():
-                path = f"{self.scratch.attempt}/filtered_{NAMES[stream]}.log"
+                path = f"{self.directory.attempt}/filtered_{NAMES[stream]}.log"
                 try:
                     self._filtered[stream] = FilteredFile(path, texts, self._files, self._failed)
                 except OSError as error:
@@ -113,20 +113,20 @@ class Output:
     def streams_of(self, place: Placement) -> Streams:
         """Where one worker of the round writes to."""
         try:
-            directory = self._files.call(lambda: self.scratch.directory_of(place.local_rank))
+            directory = self._files.call(lambda: self.directory.directory_of(place.local_rank))
         except OSError as error:
             directory = ""
-            self._failed(self.scratch.attempt, error)
+            self._failed(self.directory.attempt, error)
         streams = Streams(f"{directory}/error.json" if directory else None, self._files)
         for stream in (STDOUT, STDERR):
             streams.descriptors.append(self._open(streams, place, stream, directory))
         return streams
 
-    def flush(self, patience_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Write the last lines; False if a reader took nothing for so long, and gets no more."""
         self._end_round()
-        flushed = [outlet.flush(patience_s) for outlet in dict.fromkeys(self._outlets or ())]
-        return all([*flushed, self._files.flush(patience_s)])
+        flushed = [outlet.flush(wait_s) for outlet in dict.fromkeys(self._outlets or ())]
+        return all([*flushed, self._files.flush(wait_s)])
 
     def close(self) -> None:
         """Close everything."""

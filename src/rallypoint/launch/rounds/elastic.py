@@ -30,7 +30,7 @@ from rallypoint.cluster.network import (
 )
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.source import Meeting
+from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.messages import (
@@ -60,10 +60,10 @@ from rallypoint.rendezvous.job.reports import (
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.lease_clock import lease_time
-from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_patience, read_quorum
+from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_quorum, read_timeouts
 from rallypoint.rendezvous.transport.codec import decode, encode
 from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
-from rallypoint.rendezvous.transport.peer_connections import Receiver, Switchboard
+from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
 from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 
 TYPE_CHECKING = False
@@ -78,15 +78,15 @@ _LOOK_AGAIN_S = 1.0  # for a name
 _STRANGE_AFTER = 2
 
 
-def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
-    """The meeting that this job's agent takes part in.
+def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
+    """The rounds that this job's agent takes part in.
 
     Raises:
         HostError: nobody knows the endpoint's name, or there is no way to it.
         InvalidArgumentError: a configuration that cannot be.
     """
     configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
-    patience = read_patience(configuration, rendezvous.backend)
+    timeouts = read_timeouts(configuration, rendezvous.backend)
     if rendezvous.token is None and not is_loopback(endpoints[0].host):
         say(
             "warning: anyone who reaches the endpoint can take part in the job; set the same"
@@ -94,7 +94,7 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
         )
     is_etcd = rendezvous.backend == "etcd"
     place = _Place(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
-    place.find(patience.join_timeout_s)
+    place.find(timeouts.join_timeout_s)
     address, slot, listener = place.address, place.slot, place.listener
     if listener is None:
         listener = listen(_place_of(address, is_chosen=place.is_chosen), 0)
@@ -114,14 +114,14 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
         limits=Limits(
             min_nodes=rendezvous.min_nodes,
             max_nodes=rendezvous.max_nodes,
-            join_timeout_s=patience.join_timeout_s,
-            last_call_s=patience.last_call_s,
+            join_timeout_s=timeouts.join_timeout_s,
+            last_call_s=timeouts.last_call_s,
         ),
         endpoints=endpoints,
         attempt=read_attempt(os.environ),
         slot=slot,
         max_restarts=job.max_restarts,
-        patience=patience,
+        timeouts=timeouts,
         quorum=read_quorum(configuration),
     )
     is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
@@ -131,7 +131,9 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> Dynamic:
 
         etcd = EtcdLink(setup, endpoints, read_tls(configuration))
     place_of_stores = _place_of(address, is_chosen=place.is_chosen)
-    return Dynamic(setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores)
+    return ElasticRounds(
+        setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores
+    )
 
 
 class _Place:
@@ -152,7 +154,7 @@ class _Place:
         self._local_addr = rendezvous.local_addr
         self._is_host = is_host
 
-    def find(self, patience_s: float) -> None:
+    def find(self, wait_s: float) -> None:
         """Find it, and wait for names that nobody knows yet, as of a machine that is just starting.
 
         Raises:
@@ -165,12 +167,12 @@ class _Place:
                 return in_thread(self._find)
             except UnknownHostError as error:
                 now = time.monotonic()
-                if now >= began + patience_s:
+                if now >= began + wait_s:
                     raise HostError(f"after {now - began:.0f} s: {error}") from None
                 if now >= notice_at:
                     notice_at += NOTICE_EVERY_S
                     say(f"waiting for a name, for {now - began:.0f} s so far: {error}")
-            time.sleep(min(_LOOK_AGAIN_S, patience_s))
+            time.sleep(min(_LOOK_AGAIN_S, wait_s))
 
     def _find(self) -> None:
         self.address = self._own_address()
@@ -270,7 +272,7 @@ def _answers(place: str, port: int) -> bool:
         return probe.connect_ex((place, port)) == 0
 
 
-class Dynamic(Meeting, Receiver):
+class ElasticRounds(RoundSource, Receiver):
     """One agent's part in a job that no single agent can lose.
 
     Args:
@@ -297,7 +299,7 @@ class Dynamic(Meeting, Receiver):
         self._setup = setup
         self._etcd = etcd
         self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
-        self._board = Switchboard(setup.me.key, token, listener, self)
+        self._board = PeerConnections(setup.me.key, token, listener, self)
         self._place = place
         self._is_verbose = is_verbose
         self._part = Part.SEEKING
@@ -309,36 +311,36 @@ class Dynamic(Meeting, Receiver):
         self._encoded: tuple[Message | None, bytes] = (None, b"")
         self._strangers: Counter[Endpoint] = Counter()  # calls in vain
 
-    # Meeting.
+    # RoundSource.
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         selector.register(self._board, selectors.EVENT_READ, self._board.poll)
         if self._etcd is not None:
             selector.register(self._etcd, selectors.EVENT_READ, self._hear_etcd)
         self._happened(self._core.started)
 
     def tell(self, report: Report) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         self._happened(lambda now: self._core.reported(report, now))
 
     def tick(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         self._board.poll()
         self._hear_etcd()
         self._happened(self._core.tick)
 
     def fenced(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         self._happened(self._core.fenced)
 
     def settle(self) -> None:
-        """See Meeting. Old stores can go."""
+        """See RoundSource. Old stores can go."""
         for number in [each for each in self._stores if each < self._round]:
             self._stores.pop(number).close()
 
     def close(self) -> None:
-        """See Meeting. Who leaves waits for the others to agree to it: nobody looks for it then."""
+        """See RoundSource. A node that leaves waits until the others agree: nobody looks for it."""
         deadline = time.monotonic() + _GOODBYE_S
         is_leaving = self._core.is_leaving
         with selectors.DefaultSelector() as selector:

@@ -29,7 +29,7 @@ from rallypoint.base.record import Record
 from rallypoint.cluster.interface import own_addresses
 from rallypoint.cluster.network import own_address
 from rallypoint.launch.job import Job, Rendezvous
-from rallypoint.launch.rounds.source import Meeting
+from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.api.parameters import RendezvousParameters
@@ -63,8 +63,8 @@ class Card(Record, kw_only=True):
     store: Endpoint | None = None
 
 
-def meeting_of(job: Job, rendezvous: Rendezvous) -> PlugIn:
-    """The meeting that this job's agent takes part in.
+def rounds_of(job: Job, rendezvous: Rendezvous) -> PlugInRounds:
+    """The rounds that this job's agent takes part in.
 
     Raises:
         InvalidArgumentError: no package brings a rendezvous of that name.
@@ -85,11 +85,11 @@ def meeting_of(job: Job, rendezvous: Rendezvous) -> PlugIn:
         )
     )
     address = own_address(rendezvous.endpoints[0].host, rendezvous.local_addr)
-    return meeting_through(handler, job, address)
+    return rounds_through(handler, job, address)
 
 
-def meeting_through(handler: RendezvousHandler, job: Job, address: str = "") -> PlugIn:
-    """The meeting of a handler that a program has made; `address` is this node's, if known."""
+def rounds_through(handler: RendezvousHandler, job: Job, address: str = "") -> PlugInRounds:
+    """The rounds of a handler that a program has made; `address` is this node's, if known."""
     member = Member(
         key=os.urandom(8).hex(),
         host=job.host,
@@ -98,10 +98,10 @@ def meeting_through(handler: RendezvousHandler, job: Job, address: str = "") -> 
         address=address,
         addresses=() if is_loopback(address) else own_addresses(),
     )
-    return PlugIn(handler, member, job.max_restarts)
+    return PlugInRounds(handler, member, job.max_restarts)
 
 
-class PlugIn(Meeting):
+class PlugInRounds(RoundSource):
     """One agent's side of it."""
 
     def __init__(self, handler: RendezvousHandler, member: Member, max_restarts: int) -> None:
@@ -122,16 +122,16 @@ class PlugIn(Meeting):
         self._ear.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
-    # Meeting.
+    # RoundSource.
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         selector.register(self._ear, selectors.EVENT_READ, self._hear)
         self._calls.put(lambda: self._meet(""))
         self._thread.start()
 
     def tell(self, report: Report) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         match report:
             case Broken(round=self._round):
                 self.orders.append(Stop(round=self._round, because=report.text))
@@ -144,13 +144,13 @@ class PlugIn(Meeting):
                 self._calls.put(lambda: self._ended(report))
 
     def tick(self) -> None:
-        """See Meeting. Time passes in the thread."""
+        """See RoundSource. Time passes in the thread."""
 
     def settle(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
 
     def close(self) -> None:
-        """See Meeting. A handler that does not return is left to itself."""
+        """See RoundSource. A handler that does not return is left to itself."""
         self._calls.put(None)
         if self._thread.ident is not None:
             self._thread.join(_GOODBYE_S)
@@ -271,7 +271,7 @@ class PlugIn(Meeting):
             self._info.store.set(f"rallypoint/done/{self._info.rank}", "1")
             return self._look()
         self._is_stopped = True
-        verdict = judge(
+        after = judge(
             RoundEnd(
                 causes=end.causes,
                 restarts_used=self._restarts,
@@ -281,13 +281,13 @@ class PlugIn(Meeting):
                 unkillable=end.unkillable,
             )
         )
-        if verdict.next in (Next.RESTART, Next.RESIZE):
-            self._restarts += verdict.next is Next.RESTART
-            return self._meet(verdict.reason)
-        outcome = Outcome.STOPPED if verdict.next is Next.STOP else Outcome.GIVEN_UP
+        if after.next in (Next.RESTART, Next.RESIZE):
+            self._restarts += after.next is Next.RESTART
+            return self._meet(after.reason)
+        outcome = Outcome.STOPPED if after.next is Next.STOP else Outcome.GIVEN_UP
         self._try(self._handler.set_closed)
         root = min(end.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
-        finish = Finish(outcome=outcome, because=verdict.reason)
+        finish = Finish(outcome=outcome, because=after.reason)
         if root is not None:
             finish = finish.__replace__(culprit=self._info.rank, what=root.text)
         self._post(finish)

@@ -1,8 +1,8 @@
 """How an agent gets its rounds: it reports to the job's coordinator and takes its orders.
 
-`Meeting` is all that the agent needs: orders hand it rounds (members, ranks, the store), and a
-rendezvous over the network is another Meeting. `Alone` is the coordinator of a job of one node,
-which its agent asks directly. Nothing here waits.
+`RoundSource` is all that the agent needs: its orders hand out rounds (members, ranks, the store).
+`LocalRounds` is for a job of one node, whose agent asks the coordinator directly; the others have
+files of their own beside this one. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.rendezvous.job.reports import Finish, Notice, Order, Refuse, Rep
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
 
 
-class Meeting(ABC):
+class RoundSource(ABC):
     """The agent's side of the agreement on rounds.
 
     Attributes:
@@ -66,7 +66,7 @@ class Meeting(ABC):
         """The agent ends."""
 
 
-class Alone(Meeting):
+class LocalRounds(RoundSource):
     """The coordinator's own agent. It hosts the worker store, a new one for each round."""
 
     def __init__(self, job: Job, member: Member, limits: Limits) -> None:
@@ -78,21 +78,21 @@ class Alone(Meeting):
         self._old_store: StoreHost | None = None
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         now = time.monotonic()
         self._perform(self._coordinator.opened(now))
         self._perform(self._coordinator.joined(self._member, now))
 
     def tell(self, report: Report) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         self._perform(self._coordinator.reported(self.key, report, time.monotonic()))
 
     def tick(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         self._perform(self._coordinator.tick(time.monotonic()))
 
     def settle(self) -> None:
-        """See Meeting. The new store has a port of its own, so the old one's end can wait."""
+        """See RoundSource. The new store has a port of its own, so the old one's end can wait."""
         if self._old_store is not None:
             self._old_store.close()
             self._old_store = None
@@ -100,7 +100,7 @@ class Alone(Meeting):
             self._store.serve()
 
     def close(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         for store in (self._old_store, self._store):
             if store is not None:
                 store.close()

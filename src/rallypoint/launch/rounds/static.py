@@ -28,7 +28,7 @@ from rallypoint.base.errors import (
 from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.source import Alone, Meeting
+from rallypoint.launch.rounds.source import LocalRounds, RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.job.reports import Finish, Outcome, Report, Start, Stop
@@ -47,7 +47,7 @@ _ANSWER_S = 10.0
 _GOODBYE_S = 5.0
 
 
-class Host(Alone):
+class StaticHost(LocalRounds):
     """Node 0: the coordinator, for its own agent and for the others."""
 
     def __init__(self, job: Job) -> None:
@@ -63,7 +63,7 @@ class Host(Alone):
         self._is_over = False
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         nodes, token = self._job.nodes, self._job.nodes.token
         if token is None and not self._is_local:
             say(
@@ -85,7 +85,7 @@ class Host(Alone):
         super().open(selector)
 
     def close(self) -> None:
-        """See Meeting. The others must hear the last order before its store goes."""
+        """See RoundSource. The others must hear the last order before its store goes."""
         if self._control is not None and self._watch is not None:
             if not self._is_over:
                 self._send(Finish(outcome=Outcome.GIVEN_UP, because="the agent of node 0 ended"))
@@ -157,7 +157,7 @@ class Host(Alone):
             self._perform(self._coordinator.reported(rank_text, message, now))
 
 
-class Guest(Meeting):
+class StaticGuest(RoundSource):
     """Any other node."""
 
     def __init__(self, job: Job) -> None:
@@ -173,14 +173,14 @@ class Guest(Meeting):
         self._begin = self._notice_at = 0.0
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         self._selector = selector
         self._begin = time.monotonic()
         self._notice_at = self._begin + NOTICE_EVERY_S
         self.tick()
 
     def tick(self) -> None:
-        """See Meeting. Until node 0 is there: try again."""
+        """See RoundSource. Until node 0 is there: try again."""
         self.wake_at = None
         if self._control is not None or self.orders:
             return
@@ -201,7 +201,7 @@ class Guest(Meeting):
             self.wake_at = now + _RETRY_S
 
     def tell(self, report: Report) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         if self._control is None:
             return
         try:
@@ -211,10 +211,10 @@ class Guest(Meeting):
             return  # the watch finds out the same way
 
     def settle(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
 
     def close(self) -> None:
-        """See Meeting."""
+        """See RoundSource."""
         if self._watch is not None:
             self._watch.close()
         if self._control is not None:
@@ -289,9 +289,9 @@ class Guest(Meeting):
         return f"{_NODES}{self._nodes.node_rank}/{name}"
 
 
-def meeting_of(job: Job) -> Meeting:
-    """The meeting of several nodes that this job's agent takes part in."""
-    return Guest(job) if job.nodes.node_rank else Host(job)
+def rounds_of(job: Job) -> RoundSource:
+    """The rounds of several nodes that this job's agent takes part in."""
+    return StaticGuest(job) if job.nodes.node_rank else StaticHost(job)
 
 
 def _member_of(job: Job) -> Member:

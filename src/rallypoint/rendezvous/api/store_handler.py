@@ -1,6 +1,6 @@
 """A rendezvous that is kept in a store: any of ours that all its nodes can reach.
 
-    handler (the program's threads) <--condition--> meeting (a thread) <--> the store
+    handler (the program's threads) <--condition--> node (a thread) <--> the store
 
 One of the nodes leads; when it ends, another one takes over, so nobody is needed but the store.
 """
@@ -42,11 +42,11 @@ from rallypoint.rendezvous.api.parameters import (
     check_numbers,
     read_timeouts,
 )
-from rallypoint.rendezvous.api.store_node import StoreMeeting, ring
-from rallypoint.rendezvous.api.store_state import Keys, Standing
+from rallypoint.rendezvous.api.store_node import StoreNode, ring
+from rallypoint.rendezvous.api.store_state import Keys, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore
@@ -119,11 +119,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
             join_timeout_s=_FOR_EVER_S,  # each node keeps its own
             last_call_s=timeout.last_call.total_seconds(),
         )
-        patience = Patience(
+        timeouts = Timeouts(
             beat_s=float(keep_alive_interval), missed_beats=float(keep_alive_max_attempt)
         )
         name = backend if isinstance(backend, str) else backend.name
-        return cls(run_id, store, name, limits, timeout, patience, local_addr)
+        return cls(run_id, store, name, limits, timeout, timeouts, local_addr)
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         backend: str,
         limits: Limits,
         timeout: RendezvousTimeout,
-        patience: Patience,
+        timeouts: Timeouts,
         local_addr: str | None,
     ) -> None:
         self._run_id = run_id
@@ -140,7 +140,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._backend = backend
         self._limits = limits
         self._timeout = timeout
-        self._patience = patience
+        self._timeouts = timeouts
         self._keys = Keys.of(run_id)
         chosen = local_addr or chosen_address(os.environ)
         address = chosen or _address_towards(store)
@@ -152,7 +152,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         )
         self._chosen = chosen
         self._round = -1
-        self._meeting: StoreMeeting | None = None
+        self._node: StoreNode | None = None
         self._server: StoreServer | None = None
         with self._reaching():
             self._own = store.clone()  # the program may wait with the other one
@@ -177,21 +177,21 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if self._own.check([self._keys.closed]):
                 why = self._own.get(self._keys.closed).decode()
                 raise RendezvousClosedError(self._closed_text(why))
-            meeting = self._come()
+            node = self._come()
             while True:
-                standing = self._await(meeting, deadline)
-                self._round = standing.round
-                rank = standing.rank_of(meeting.key)
-                info = None if rank is None else self._bootstrap(standing, rank)
+                state = self._await(node, deadline)
+                self._round = state.round
+                rank = state.rank_of(node.key)
+                info = None if rank is None else self._bootstrap(state, rank)
                 if rank is not None and info is not None:
                     break
-                meeting = self._come()
-        store = PrefixStore(self._keys.store(standing.round), self._store)
-        return RendezvousInfo(store, rank, len(standing.members), info)
+                node = self._come()
+        store = PrefixStore(self._keys.store(state.round), self._store)
+        return RendezvousInfo(store, rank, len(state.members), info)
 
     def is_closed(self) -> bool:
         """See RendezvousHandler."""
-        if self._meeting is not None and self._meeting.closed:
+        if self._node is not None and self._node.closed:
             return True
         with self._reaching():
             return self._own.check([self._keys.closed])
@@ -209,15 +209,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
         It is 1 as well when the round is over for another reason: a node was lost, or this one was
         taken for dead.
         """
-        meeting = self._meeting
-        if meeting is None or self._round < 0:
+        node = self._node
+        if node is None or self._round < 0:
             return 0
-        with meeting.changed:
-            if meeting.error is not None:
-                raise self._error(meeting.error) from meeting.error
-            standing = meeting.standing
-            runs = standing.round == self._round and standing.runs and not standing.stopped
-            return 0 if runs and meeting.key else max(1, standing.waiting)
+        with node.changed:
+            if node.error is not None:
+                raise self._error(node.error) from node.error
+            state = node.state
+            runs = state.round == self._round and state.runs and not state.stopped
+            return 0 if runs and node.key else max(1, state.waiting)
 
     def shutdown(self) -> bool:
         """See RendezvousHandler."""
@@ -226,41 +226,41 @@ class DynamicRendezvousHandler(RendezvousHandler):
             is_told = True
         except RendezvousError:
             is_told = False
-        if self._meeting is not None:
-            is_told &= self._end(self._meeting)
-            self._meeting = None
+        if self._node is not None:
+            is_told &= self._end(self._node)
+            self._node = None
         self._close_server()
         self._own.close()
         return is_told
 
     # Parts.
 
-    def _come(self) -> StoreMeeting:
+    def _come(self) -> StoreNode:
         """Tell the others that this node wants a round."""
-        meeting = self._meeting
-        if meeting is not None and meeting.error is None:
-            meeting.leave_round(self._round)
+        node = self._node
+        if node is not None and node.error is None:
+            node.leave_round(self._round)
             ring(self._own, self._keys)
-            return meeting
-        meeting = self._meeting = StoreMeeting(
-            self._store.clone(), self._keys, self._member, self._limits, self._patience
+            return node
+        node = self._node = StoreNode(
+            self._store.clone(), self._keys, self._member, self._limits, self._timeouts
         )
-        weakref.finalize(self, meeting.end)
-        meeting.start()
-        return meeting
+        weakref.finalize(self, node.end)
+        node.start()
+        return node
 
-    def _await(self, meeting: StoreMeeting, deadline: float) -> Standing:
-        with meeting.changed:
+    def _await(self, node: StoreNode, deadline: float) -> RendezvousState:
+        with node.changed:
             while True:
-                standing = meeting.standing
-                is_full = standing.runs and not standing.stopped
-                if meeting.closed:
-                    is_spare = is_full and standing.rank_of(meeting.key) is None
+                state = node.state
+                is_full = state.runs and not state.stopped
+                if node.closed:
+                    is_spare = is_full and state.rank_of(node.key) is None
                     kind = RendezvousGracefulExitError if is_spare else RendezvousClosedError
-                    raise kind(self._closed_text(meeting.closed))
-                if meeting.error is not None:
-                    raise self._error(meeting.error) from meeting.error
-                seat = meeting.take_seat()
+                    raise kind(self._closed_text(node.closed))
+                if node.error is not None:
+                    raise self._error(node.error) from node.error
+                seat = node.take_seat()
                 if seat is not None:
                     return seat
                 now = time.monotonic()
@@ -269,11 +269,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     deadline = now + self._timeout.join.total_seconds()
                 if now >= deadline:
                     break
-                meeting.changed.wait(deadline - now)
-            text = meeting.standing.text
-        self._meeting = None
+                node.changed.wait(deadline - now)
+            text = node.state.text
+        self._node = None
         self._round = -1
-        self._end(meeting)
+        self._end(node)
         waited_s = self._timeout.join.total_seconds()
         what = text or "nodes of the round before have not come back"
         raise RendezvousTimeoutError(
@@ -281,38 +281,38 @@ class DynamicRendezvousHandler(RendezvousHandler):
             " nodes, or give them more time with join_timeout."
         )
 
-    def _bootstrap(self, standing: Standing, rank: int) -> RendezvousStoreInfo | None:
+    def _bootstrap(self, state: RendezvousState, rank: int) -> RendezvousStoreInfo | None:
         """Node 0's word where its store is; None if the round was over before that came."""
-        store = PrefixStore(self._keys.store(standing.round), self._own)
+        store = PrefixStore(self._keys.store(state.round), self._own)
         if rank == 0:
-            address = self._serve(standing)
+            address = self._serve(state)
             assert self._server is not None
             return RendezvousStoreInfo.build(rank, store, address, self._server.port)
         keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         while not self.num_nodes_waiting():
             with suppress(StoreTimeoutError):
-                store.wait(keys, timedelta(seconds=self._patience.beat_s))
+                store.wait(keys, timedelta(seconds=self._timeouts.beat_s))
                 return RendezvousStoreInfo.build(rank, store, None)
         return None
 
-    def _end(self, meeting: StoreMeeting) -> bool:
+    def _end(self, node: StoreNode) -> bool:
         """Let go of this node's place; whether the others can see it."""
-        meeting.end()
+        node.end()
         try:
             ring(self._own, self._keys)
         except StoreError:
             return False
-        return meeting.join(self._timeout.close.total_seconds())
+        return node.join(self._timeout.close.total_seconds())
 
-    def _serve(self, standing: Standing) -> str:
+    def _serve(self, state: RendezvousState) -> str:
         """Open an empty store for whatever the nodes start; the address to tell them."""
         self._close_server()
-        hosts = {member.host for member in standing.members}
+        hosts = {member.host for member in state.members}
         if len(hosts) == 1 and self._chosen is None:
             self._server = StoreServer(_LOOPBACK)
             return _LOOPBACK
         self._server = StoreServer(ANY if self._chosen is None else _place_of(self._chosen))
-        self._server.allow(addresses_of_members(standing.members))
+        self._server.allow(addresses_of_members(state.members))
         return self._member.address
 
     def _close_server(self) -> None:

@@ -1,14 +1,14 @@
-"""The one node that decides for all who meet in a store: places in, the new standing out.
+"""The one node that decides for all who meet in a store: places in, the new state out.
 
-The rules are job/coordinator.py's, which also lead a job of agents; here is what it learns from places
-that change, stop changing, or are given up. No store, clock or thread here.
+The rules are job/coordinator.py's, which also lead a job of agents; here is what it learns from
+places that change, stop changing, or are given up. No store, clock or thread here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.rendezvous.api.store_state import Place, Standing
+from rallypoint.rendezvous.api.store_state import Place, RendezvousState
 from rallypoint.rendezvous.job.coordinator import Coordinator, Stage
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Ended
@@ -26,11 +26,11 @@ class _Seen:
         self.changed_at = now
 
 
-class Lead:
+class StoreLeader:
     """One node's time as the one who decides.
 
     Args:
-        standing: as this node wrote it when it took the lead; what came before goes on.
+        state: as this node wrote it when it took the lead; what came before goes on.
         silence_s: after how long without a beat a node counts as dead.
 
     Attributes:
@@ -38,19 +38,21 @@ class Lead:
         next_slot: the first place that nobody was seen to have.
     """
 
-    def __init__(self, limits: Limits, standing: Standing, silence_s: float, now: float) -> None:
+    def __init__(
+        self, limits: Limits, state: RendezvousState, silence_s: float, now: float
+    ) -> None:
         self.wake_at: float | None = None
-        self.next_slot = standing.first
-        self._standing = standing
+        self.next_slot = state.first
+        self._state = state
         self._silence_s = silence_s
         self._seen: dict[int, _Seen] = {}
         self._has_looked = False
         self._job = Coordinator.resumed(
             limits,
             max_restarts=0,
-            members=standing.members,
-            round_number=standing.round,
-            runs=standing.runs,
+            members=state.members,
+            round_number=state.round,
+            runs=state.runs,
             restarts=0,
             now=now,
         )
@@ -62,7 +64,7 @@ class Lead:
 
     def looked(
         self, found: Mapping[int, Place | None], now: float
-    ) -> tuple[Standing, tuple[int, ...]]:
+    ) -> tuple[RendezvousState, tuple[int, ...]]:
         """These are in those places now, and in all new ones; None: one that was given up.
 
         Returns how it stands now, and the places of nodes that fell silent.
@@ -76,13 +78,13 @@ class Lead:
         if not self._has_looked:
             self._has_looked = True
             here = {seen.place.member.key for seen in self._seen.values()}
-            for member in self._standing.members:
+            for member in self._state.members:
                 if member.key not in here:
                     self._job.node_lost(member.key, "it was lost with the one that led", now)
         silent = [
             slot
             for slot, seen in self._seen.items()
-            if now - seen.changed_at >= self._silence_s and slot != self._standing.slot
+            if now - seen.changed_at >= self._silence_s and slot != self._state.slot
         ]
         for slot in silent:
             self._lose(slot, f"nothing came for {self._silence_s:g} s", now)
@@ -109,10 +111,10 @@ class Lead:
         if seen is not None:
             self._job.node_lost(seen.place.member.key, why, now)
 
-    def _stand(self) -> Standing:
+    def _stand(self) -> RendezvousState:
         job = self._job
         is_gathering = job.stage is Stage.GATHERING
-        self._standing = self._standing.__replace__(
+        self._state = self._state.__replace__(
             round=job.round,
             members=job.members,
             runs=not is_gathering,
@@ -121,4 +123,4 @@ class Lead:
             first=min(self._seen, default=self.next_slot),
             text=job.text if is_gathering else "",
         )
-        return self._standing
+        return self._state

@@ -19,11 +19,11 @@ from datetime import timedelta
 from itertools import count
 
 from rallypoint.base.errors import StoreTimeoutError
-from rallypoint.rendezvous.api.store_leader import Lead
-from rallypoint.rendezvous.api.store_state import GIVEN_UP, Keys, Place, Standing
+from rallypoint.rendezvous.api.store_leader import StoreLeader
+from rallypoint.rendezvous.api.store_state import GIVEN_UP, Keys, Place, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.rendezvous.transport.codec import decode_record, encode
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore
@@ -34,7 +34,7 @@ _SHORTEST_WAIT_S = 0.001
 _numbers = count()
 
 
-class StoreMeeting:
+class StoreNode:
     """A node's thread, and what it knows.
 
     Args:
@@ -43,17 +43,17 @@ class StoreMeeting:
 
     Attributes:
         changed: guards the others; notified when one of them changes.
-        standing: the newest.
+        state: the newest.
         closed: why there is no further round, if so.
         error: what ended the thread, if it was no order.
         key: of the member that this node is; empty: of none, as it was taken for dead.
     """
 
     def __init__(
-        self, store: Store, keys: Keys, member: Member, limits: Limits, patience: Patience
+        self, store: Store, keys: Keys, member: Member, limits: Limits, timeouts: Timeouts
     ) -> None:
         self.changed = threading.Condition()
-        self.standing = Standing()
+        self.state = RendezvousState()
         self.closed = ""
         self.error: Exception | None = None
         self.key = ""
@@ -61,7 +61,7 @@ class StoreMeeting:
         self._keys = keys
         self._member = member
         self._limits = limits
-        self._patience = patience
+        self._timeouts = timeouts
         self._wants = True  # a round
         self._is_ending = False
         self._place = Place(member=member)
@@ -69,7 +69,7 @@ class StoreMeeting:
         self._slot = -1
         self._beat_at = 0.0
         self._written = b""  # what this node leads with
-        self._lead: Lead | None = None
+        self._lead: StoreLeader | None = None
         self._leader: tuple[int, bytes, float] = (-1, b"", 0.0)  # its place, and since when
         self._thread = threading.Thread(
             target=self._run, name=f"rendezvous {member.host}", daemon=True
@@ -87,18 +87,18 @@ class StoreMeeting:
             self._wants = True
             self._ended(number)
 
-    def take_seat(self) -> Standing | None:
+    def take_seat(self) -> RendezvousState | None:
         """The newest round, if it runs and this node, which wants one, has a part in it.
 
         To be called with `changed` held.
         """
-        standing = self.standing
-        if not standing.runs or standing.stopped or standing.round <= self._place.ended:
+        state = self.state
+        if not state.runs or state.stopped or state.round <= self._place.ended:
             return None
-        if not self.key or standing.rank_of(self.key) is None:
+        if not self.key or state.rank_of(self.key) is None:
             return None
         self._wants = False
-        return standing
+        return state
 
     def end(self) -> None:
         """Give up this node's place; ring afterwards, or it takes a beat."""
@@ -137,15 +137,15 @@ class StoreMeeting:
     def _enter(self) -> None:
         """Take a place, the first that nobody ever had."""
         self._store.add(self._keys.rings, 0)
-        start = encode(Standing())
+        start = encode(RendezvousState())
         raw = self._store.compare_set(self._keys.state, b"", start)
-        standing = decode_record(Standing, raw)
+        state = decode_record(RendezvousState, raw)
         # Nodes of one host get their ranks in the order in which they were made.
         key = f"{os.getpid():08x}{next(_numbers):08x}{os.urandom(8).hex()}"
         is_tied = _tie(self._store, self._keys.alive(key))
         self._place = Place(member=self._member.__replace__(key=key), is_tied=is_tied)
         self._place_raw = encode(self._place)
-        self._slot = standing.first
+        self._slot = state.first
         while True:
             name = self._keys.node(self._slot)
             if self._store.compare_set(name, b"", self._place_raw) == self._place_raw:
@@ -153,7 +153,7 @@ class StoreMeeting:
             self._slot += 1
         with self.changed:
             self.key = key
-        self._beat_at = time.monotonic() + self._patience.beat_s
+        self._beat_at = time.monotonic() + self._timeouts.beat_s
         ring(self._store, self._keys)
 
     def _wait(self, number: int, wake_at: float) -> None:
@@ -166,19 +166,19 @@ class StoreMeeting:
         now = time.monotonic()
         self._beat(now)
         raw = self._store.get(self._keys.state)
-        standing = decode_record(Standing, raw)
+        state = decode_record(RendezvousState, raw)
         if self._lead is not None and raw != self._written:
             self._lead = None  # somebody took us for dead
-        if self._lead is None and self.key and self._is_lead_lost(standing, now):
-            standing = self._take_lead(raw, standing, now)
+        if self._lead is None and self.key and self._is_lead_lost(state, now):
+            state = self._take_lead(raw, state, now)
         if self._lead is not None:
-            standing = self._decide(self._lead, now)
+            state = self._decide(self._lead, now)
         closed = ""
         if self._store.check([self._keys.closed]):
             closed = self._store.get(self._keys.closed).decode()
-        self._publish(standing, closed)
+        self._publish(state, closed)
         alarm = None if self._lead is None else self._lead.wake_at
-        beat_at = self._beat_at if self.key else now + self._patience.beat_s
+        beat_at = self._beat_at if self.key else now + self._timeouts.beat_s
         return beat_at if alarm is None else min(alarm, beat_at)
 
     def _beat(self, now: float) -> None:
@@ -186,7 +186,7 @@ class StoreMeeting:
             return
         with self.changed:
             self._place = self._place.__replace__(beat=self._place.beat + 1)
-            self._beat_at = now + self._patience.beat_s
+            self._beat_at = now + self._timeouts.beat_s
         raw = encode(self._place)
         name = self._keys.node(self._slot)
         if self._store.compare_set(name, self._place_raw, raw) == raw:
@@ -200,29 +200,29 @@ class StoreMeeting:
         if self._wants:
             self._enter()
 
-    def _publish(self, standing: Standing, closed: str) -> None:
+    def _publish(self, state: RendezvousState, closed: str) -> None:
         with self.changed:
-            if (standing, closed) != (self.standing, self.closed):
-                self.standing, self.closed = standing, closed
+            if (state, closed) != (self.state, self.closed):
+                self.state, self.closed = state, closed
                 self.changed.notify_all()
-            has_part = standing.rank_of(self.key) is not None
-            if self._wants and standing.stopped and has_part:
+            has_part = state.rank_of(self.key) is not None
+            if self._wants and state.stopped and has_part:
                 # It was over before this node began it.
-                self._ended(standing.round)
+                self._ended(state.round)
 
     # The lead.
 
-    def _is_lead_lost(self, standing: Standing, now: float) -> bool:
-        if standing.slot < 0:
+    def _is_lead_lost(self, state: RendezvousState, now: float) -> bool:
+        if state.slot < 0:
             return True
-        raw = self._store.get(self._keys.node(standing.slot))
+        raw = self._store.get(self._keys.node(state.slot))
         if not self._is_alive(raw):
             return True
         slot, before, since = self._leader
-        if (slot, before) != (standing.slot, raw):
-            self._leader = (standing.slot, raw, now)
+        if (slot, before) != (state.slot, raw):
+            self._leader = (state.slot, raw, now)
             since = now
-        return now - since >= self._patience.silence_s
+        return now - since >= self._timeouts.silence_s
 
     def _is_alive(self, raw: bytes) -> bool:
         """Whether the node of that place may be; if its place says nothing else, it may."""
@@ -231,18 +231,18 @@ class StoreMeeting:
         place = decode_record(Place, raw)
         return not place.is_tied or self._store.check([self._keys.alive(place.member.key)])
 
-    def _take_lead(self, raw: bytes, standing: Standing, now: float) -> Standing:
-        mine = standing.__replace__(term=standing.term + 1, lead=self.key, slot=self._slot)
+    def _take_lead(self, raw: bytes, state: RendezvousState, now: float) -> RendezvousState:
+        mine = state.__replace__(term=state.term + 1, lead=self.key, slot=self._slot)
         wanted = encode(mine)
         held = self._store.compare_set(self._keys.state, raw, wanted)
         if held == wanted:
-            if standing.slot >= 0:
-                self._store.set(self._keys.node(standing.slot), GIVEN_UP)
+            if state.slot >= 0:
+                self._store.set(self._keys.node(state.slot), GIVEN_UP)
             self._written = wanted
-            self._lead = Lead(self._limits, mine, self._patience.silence_s, now)
-        return decode_record(Standing, held)
+            self._lead = StoreLeader(self._limits, mine, self._timeouts.silence_s, now)
+        return decode_record(RendezvousState, held)
 
-    def _decide(self, lead: Lead, now: float) -> Standing:
+    def _decide(self, lead: StoreLeader, now: float) -> RendezvousState:
         slots, new = lead.slots, lead.next_slot
         while self._store.check([self._keys.node(new)]):
             slots.append(new)
@@ -252,19 +252,19 @@ class StoreMeeting:
             slot: decode_record(Place, raw) if self._is_alive(raw) else None
             for slot, raw in zip(slots, raws, strict=True)
         }
-        standing, silent = lead.looked(places, now)
-        wanted = encode(standing)
+        state, silent = lead.looked(places, now)
+        wanted = encode(state)
         if wanted != self._written:
             held = self._store.compare_set(self._keys.state, self._written, wanted)
             if held != wanted:
                 self._lead = None
-                return decode_record(Standing, held)
+                return decode_record(RendezvousState, held)
             self._written = wanted
             ring(self._store, self._keys)
         for slot, raw in zip(slots, raws, strict=True):
             if slot in silent or (places[slot] is None and raw != GIVEN_UP):
                 self._store.set(self._keys.node(slot), GIVEN_UP)
-        return standing
+        return state
 
 
 def ring(store: Store, keys: Keys) -> None:

@@ -32,7 +32,7 @@ class Keys(Record):
 
     @property
     def state(self) -> str:
-        """A `Standing`."""
+        """A `RendezvousState`."""
         return self.root + "state"
 
     @property
@@ -77,7 +77,7 @@ class Place(Record, kw_only=True):
     is_tied: bool = False
 
 
-class Standing(Record, kw_only=True):
+class RendezvousState(Record, kw_only=True):
     """Where the rendezvous stands.
 
     Attributes:

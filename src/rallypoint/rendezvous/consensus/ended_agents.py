@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 MOST = 1 << 16  # several times as many as a job has members
 
 
-class Gone(Collection[str]):
+class EndedAgents(Collection[str]):
     """Their keys, of which none ever comes back with another process."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:

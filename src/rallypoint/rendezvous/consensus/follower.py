@@ -50,7 +50,7 @@ class Follower:
         self.waiting = 0
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
-        self.beat_s = setup.patience.beat_s
+        self.beat_s = setup.timeouts.beat_s
         self.is_leaving = ""
         self._setup, self._rules, self._voter = setup, rules, voter
         self._lease_until = _NEVER
@@ -115,7 +115,7 @@ class Follower:
         self.round = self.last_round = message.seat.number
         self.has_run = True
         self._is_alone = message.seat.nodes == 1
-        self.beat_s = self._setup.patience.beat_of(message.seat.nodes)
+        self.beat_s = self._setup.timeouts.beat_of(message.seat.nodes)
         self._voter.decided_in(message.ballot, message.number)
         self._drop(message.seat.number)
         return [Begin(seat=message.seat, because=message.because)]

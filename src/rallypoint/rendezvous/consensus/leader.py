@@ -9,7 +9,7 @@ from __future__ import annotations
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.agreements import Agreements, Proposal
 from rallypoint.rendezvous.consensus.agreements import text as agreement_text
-from rallypoint.rendezvous.consensus.ended_agents import Gone
+from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
@@ -63,7 +63,7 @@ class Leader:
         *,
         bound: Agreement | None,
         slots: dict[str, str],
-        gone: Gone,
+        gone: EndedAgents,
         done: tuple[str, ...],
         was_lost: bool,
         now: float,
@@ -87,7 +87,7 @@ class Leader:
         self._orders = Orders(ballot)
         self._presence = Peers(setup, rules, self._agreements, was_lost=was_lost, now=now)
         self.peers = self._presence.by_key
-        self._gone = Gone(gone)
+        self._gone = EndedAgents(gone)
         self._done = done
         self._wanted = bound
         self._over_at: float | None = None
@@ -200,7 +200,7 @@ class Leader:
         if self.job is not None and self._over_at is None:
             self._perform(self.job.tick(now), now)
         if now >= self._scan_at:
-            self._scan_at = now + self._setup.patience.beat_s
+            self._scan_at = now + self._setup.timeouts.beat_s
             self._presence.look_again()
             self._repeat(now)
             for peer in list(self.peers.values()):
@@ -231,8 +231,8 @@ class Leader:
         waited_s = now - pending.since
         missing = self._agreements.missing(pending)
         text = f"what was proposed last needs {', '.join(missing[:16])}, too"
-        patience_s = self._setup.patience.join_timeout_s
-        if waited_s >= patience_s:
+        wait_s = self._setup.timeouts.join_timeout_s
+        if waited_s >= wait_s:
             because = f"{text}, after {waited_s:.0f} s"
             self.finish = Finish(outcome=Outcome.GIVEN_UP, because=because)
             for key in self.peers:
@@ -469,7 +469,7 @@ class Leader:
         elif job.round == orders.round and job.is_stopping:
             self._send(key, orders.halt(job.round, job.because_stopped))
         elif job.round == orders.round and orders.must_repeat(
-            key, now, self._setup.patience.beat_s
+            key, now, self._setup.timeouts.beat_s
         ):
             self._send_go(key, now)
 

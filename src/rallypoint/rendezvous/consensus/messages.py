@@ -15,7 +15,7 @@ from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, Notice, Refuse, Report, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 
 
 class Ballot(Record):
@@ -317,7 +317,7 @@ class Setup(Record, kw_only=True):
     attempt: int = 0
     slot: int | None = None
     max_restarts: int = 0
-    patience: Patience = Patience()
+    timeouts: Timeouts = Timeouts()
     quorum: str = "members"
     kill_s: float = 1.0
     drift: float = 0.01
@@ -325,7 +325,7 @@ class Setup(Record, kw_only=True):
     @property
     def fence_s(self) -> float:
         """Who has not been heard for so long counts as silent, and runs no workers."""
-        return self.patience.silence_s
+        return self.timeouts.silence_s
 
     @property
     def dead_s(self) -> float:

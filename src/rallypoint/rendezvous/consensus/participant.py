@@ -17,7 +17,7 @@ from enum import Enum
 from random import Random
 
 from rallypoint.rendezvous.consensus.campaign import Campaign
-from rallypoint.rendezvous.consensus.ended_agents import Gone
+from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
 from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.leader import Leader
 from rallypoint.rendezvous.consensus.messages import (
@@ -92,7 +92,7 @@ class Participant:
         self._voter = Voter(setup, self._rules)
         self._follower = Follower(setup, self._rules, self._voter)
         self._leader: Leader | None = None
-        self._gone = Gone()
+        self._gone = EndedAgents()
         self._term = 0  # the highest one seen
         self._search = Search(setup, self._rules, random, self._gone)
         self._looked_at = float("-inf")  # at the arbiter
@@ -155,7 +155,7 @@ class Participant:
         if self._voter.has_vote():
             self._move(Part.CAMPAIGNING)
             slot = self._setup.slot or 0
-            self._search.act_at = now + slot * 2 * self._setup.patience.beat_s
+            self._search.act_at = now + slot * 2 * self._setup.timeouts.beat_s
             if slot:
                 self._seek()
         else:
@@ -269,8 +269,8 @@ class Participant:
         """When to look whether the arbiter still hears a coordinator that is not heard here."""
         if self._rules.arbiter is None or self.part is not Part.FOLLOWING:
             return None
-        return max(self._looked_at, self._follower.heard_at + self._setup.patience.beat_s) + (
-            self._setup.patience.beat_s
+        return max(self._looked_at, self._follower.heard_at + self._setup.timeouts.beat_s) + (
+            self._setup.timeouts.beat_s
         )
 
     def _look(self, now: float) -> None:
@@ -453,7 +453,7 @@ class Participant:
             return
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
             # Those who begin a job together are its first voters: better more of them.
-            self._search.act_at = campaign.won_at + self._setup.patience.beat_s
+            self._search.act_at = campaign.won_at + self._setup.timeouts.beat_s
             return
         self._win(campaign, now)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from random import Random
 
 from rallypoint.rendezvous.consensus.campaign import Campaign
-from rallypoint.rendezvous.consensus.ended_agents import Gone
+from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
 from rallypoint.rendezvous.consensus.messages import Action, Agreement, Ballot, Call, Send, Setup
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
@@ -34,7 +34,7 @@ class Search:
         why: what went wrong last.
     """
 
-    def __init__(self, setup: Setup, rules: Rules, random: Random, gone: Gone) -> None:
+    def __init__(self, setup: Setup, rules: Rules, random: Random, gone: EndedAgents) -> None:
         self.campaign: Campaign | None = None
         self.act_at: float | None = None
         self.why = "nobody has answered yet"
@@ -58,7 +58,7 @@ class Search:
     @property
     def wake_at(self) -> float:
         """When something is due at the latest."""
-        over_at = min(self._notice_at, self._since + self._setup.patience.join_timeout_s)
+        over_at = min(self._notice_at, self._since + self._setup.timeouts.join_timeout_s)
         return over_at if self.act_at is None else min(over_at, self.act_at)
 
     # What it says.
@@ -66,7 +66,7 @@ class Search:
     def end(self, now: float) -> Finish | None:
         """Whether it gives up."""
         waited_s = now - self._since
-        if waited_s < self._setup.patience.join_timeout_s:
+        if waited_s < self._setup.timeouts.join_timeout_s:
             return None
         because = f"{self._text()}, after {waited_s:.0f} s"
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
@@ -99,8 +99,8 @@ class Search:
         keys = [heir.key for heir in heirs]
         before = keys[: keys.index(self._setup.me.key)] if self._setup.me.key in keys else []
         count = sum(key not in self._gone for key in before)
-        patience_s = self._setup.fence_s * self._setup.drift if waits else 0.0
-        turn_s = patience_s + count * _STAGGER_S + self._random.uniform(0, _STAGGER_S / 5)
+        wait_s = self._setup.fence_s * self._setup.drift if waits else 0.0
+        turn_s = wait_s + count * _STAGGER_S + self._random.uniform(0, _STAGGER_S / 5)
         self.act_at = now + turn_s + late_s
 
     def ask(self, join: Join, voters: Sequence[Member]) -> list[Action]:
@@ -132,7 +132,7 @@ class Search:
         """Campaign."""
         self._tries += 1
         self.campaign = Campaign(self._setup, self._rules, ballot, decided, now)
-        wait_s = min(_RETRY_S * 2**self._tries, self._setup.patience.beat_s)
+        wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.beat_s)
         self.act_at = now + wait_s * self._random.uniform(1, 2)
         return self.campaign.ask()
 

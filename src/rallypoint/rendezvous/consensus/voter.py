@@ -47,7 +47,7 @@ class Voter:
         accepted: the newest that it accepted, in the ballot `accepted_in`.
         leader_key: whom it last heard as a coordinator.
         left: jobs of this name that the agent has turned from, and in which it has no vote.
-        was_lost: whether that one's connection closed, so that it needs no more of our patience.
+        was_lost: whether that one's connection closed, so that it needs no more of our timeouts.
     """
 
     def __init__(self, setup: Setup, rules: Rules, left: frozenset[str] = frozenset()) -> None:

@@ -74,4 +74,4 @@ class EtcdRules(Rules):
 
 def outage_s(setup: Setup) -> float:
     """How long a coordinator whom all members hear goes on without etcd."""
-    return max(setup.patience.outage_s, setup.fence_s)
+    return max(setup.timeouts.outage_s, setup.fence_s)

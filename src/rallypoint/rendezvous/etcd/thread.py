@@ -49,7 +49,7 @@ class EtcdLink:
     ) -> None:
         self._voter = EtcdVoter(setup)
         places = [(each.host, each.port) for each in endpoints]
-        self._client = EtcdClient(places, timeout_s=setup.patience.read_s, tls=tls)
+        self._client = EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=tls)
         self._awake = threading.Condition()  # guards what follows
         self._waiting: dict[type, Message] = {}
         self._at_work: Message | None = None

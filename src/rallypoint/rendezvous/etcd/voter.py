@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.consensus.ended_agents import Gone
+from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Accepted,
@@ -109,7 +109,7 @@ class EtcdVoter:
         self._setup = setup
         self._rules = rules(setup)
         self._keys = Keys.of(setup.run_id, setup.attempt)
-        self._lost = Gone()
+        self._lost = EndedAgents()
         self._now = 0.0
         self._steps: _Steps | None = None
         self._answers: list[Answer] = []
@@ -212,7 +212,7 @@ class EtcdVoter:
         because = (
             f"the job {self._setup.run_id!r} is over ({finish.because}), and this node came too"
             f" late; another job needs another --rdzv-id, or must begin"
-            f" {self._setup.patience.close_s:g} s later"
+            f" {self._setup.timeouts.close_s:g} s later"
         )
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
@@ -314,10 +314,10 @@ class EtcdVoter:
         if claim is None or claim.ballot != message.ballot:
             return  # from before our newest claim
         if new.finish is not None:
-            lease = yield Grant(ttl_s=math.ceil(self._setup.patience.close_s))
+            lease = yield Grant(ttl_s=math.ceil(self._setup.timeouts.close_s))
             claim = claim.__replace__(lease=lease, finish=new.finish)
             # Members who cannot hear it now look for it for join_timeout_s.
-            closed = yield Grant(ttl_s=math.ceil(2 * self._setup.patience.join_timeout_s))
+            closed = yield Grant(ttl_s=math.ceil(2 * self._setup.timeouts.join_timeout_s))
         elif self._now - self._kept_at > _KEEP_ALIVE_S:
             yield KeepAlive(lease=claim.lease)
             self._kept_at = self._now

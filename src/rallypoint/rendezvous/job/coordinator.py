@@ -347,23 +347,23 @@ class Coordinator:
             is_fixed=self._gathering.limits.is_fixed,
             unkillable=sum(end.unkillable for end in ends),
         )
-        verdict = judge(facts)
-        match verdict.next:
+        after = judge(facts)
+        match after.next:
             case Next.SUCCEED:
-                return self._finish(Outcome.SUCCEEDED, verdict.reason)
+                return self._finish(Outcome.SUCCEEDED, after.reason)
             case Next.STOP:
-                return self._finish(Outcome.STOPPED, verdict.reason)
+                return self._finish(Outcome.STOPPED, after.reason)
             case Next.GIVE_UP:
-                return self._finish(Outcome.GIVEN_UP, verdict.reason, facts.root)
+                return self._finish(Outcome.GIVEN_UP, after.reason, facts.root)
             case Next.RESTART:
                 self.restarts += 1
             case Next.RESIZE:
                 self._count_change(now)
         self._move(Stage.GATHERING)
-        self._because = verdict.reason
+        self._because = after.reason
         self.opened(now)
-        notices = [Notice(f"{verdict.reason}: {self._gathering.text()}")] if here else []
-        return self._open_if_complete(now, otherwise=Decision(tuple(notices), verdict.reason))
+        notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
+        return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))
 
     def _open_if_complete(self, now: float, *, otherwise: Decision) -> Decision:
         if not self._gathering.is_complete(now):

@@ -1,4 +1,4 @@
-"""What comes after a round: the policy, as one function from facts to a verdict with its reason.
+"""What comes after a round: the restart policy, one function from facts to what is next, and why.
 
 Failures are charged, once for the job; who comes and goes is free. Pure.
 """
@@ -53,41 +53,43 @@ class RoundEnd(Record, kw_only=True):
         return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
 
 
-class Verdict(Record):
+class AfterRound(Record):
     """What comes next, and why."""
 
     next: Next
     reason: str
 
 
-def judge(end: RoundEnd) -> Verdict:  # noqa: PLR0911 - one line for each rule
+def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rule
     """What comes after this round."""
     root = end.root
     left = end.max_restarts - end.restarts_used
     if end.succeeded:
-        return Verdict(Next.SUCCEED, "every worker succeeded")
+        return AfterRound(Next.SUCCEED, "every worker succeeded")
     if end.unkillable:
-        return Verdict(Next.GIVE_UP, "what cannot be killed may still use what a new round needs")
+        return AfterRound(
+            Next.GIVE_UP, "what cannot be killed may still use what a new round needs"
+        )
     if end.stop_asked and not (root is not None and left <= 0):
-        return Verdict(Next.STOP, end.stop_asked)
+        return AfterRound(Next.STOP, end.stop_asked)
     if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
         lost = f"{', '.join(end.nodes_lost)} lost"
         if end.nodes_left >= end.min_nodes:
-            return Verdict(Next.RESIZE, f"{lost}; the others go on")
+            return AfterRound(Next.RESIZE, f"{lost}; the others go on")
         needed = f"{lost}, {end.nodes_left} left, {end.min_nodes} needed"
-        return Verdict(Next.GIVE_UP if end.is_fixed else Next.RESIZE, needed)
+        return AfterRound(Next.GIVE_UP if end.is_fixed else Next.RESIZE, needed)
     if end.interrupted:  # as if a node had been lost, but it is back
-        return Verdict(Next.RESIZE, end.interrupted)
+        return AfterRound(Next.RESIZE, end.interrupted)
     if end.nodes_came and root is None:
-        return Verdict(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
+        return AfterRound(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
     if root is None:
-        return Verdict(Next.GIVE_UP, "its workers ended, and nobody knows why")
+        return AfterRound(Next.GIVE_UP, "its workers ended, and nobody knows why")
     if root.is_startup:
-        return Verdict(
+        return AfterRound(
             Next.GIVE_UP, "it failed before its own work began, so another try would end the same"
         )
     if left > 0:
-        return Verdict(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
+        return AfterRound(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
     if end.max_restarts:
-        return Verdict(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
-    return Verdict(Next.GIVE_UP, "no restarts are allowed; --max-restarts allows them")
+        return AfterRound(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
+    return AfterRound(Next.GIVE_UP, "no restarts are allowed; --max-restarts allows them")

@@ -40,7 +40,7 @@ _FRESH_MS = 3000  # a reset after a longer silence may come from one who gave us
 _INFO_BYTES, _LAST_DATA_AT = 104, 52  # of struct tcp_info: tcpi_last_data_recv, in ms
 
 
-class Ear(ABC):
+class ConnectionListener(ABC):
     """Who is told what happens on a link."""
 
     @abstractmethod
@@ -71,7 +71,11 @@ class Link:
     """
 
     def __init__(
-        self, sock: socket.socket, selector: selectors.BaseSelector, ear: Ear, token: bytes
+        self,
+        sock: socket.socket,
+        selector: selectors.BaseSelector,
+        listener: ConnectionListener,
+        token: bytes,
     ) -> None:
         sock.setblocking(False)
         self.peer = ""
@@ -79,7 +83,7 @@ class Link:
         self.was_ended = False
         self._sock = sock
         self._selector = selector
-        self._ear = ear
+        self._listener = listener
         self._token = token
         self._nonce = os.urandom(NONCE)
         self._unread = bytearray()
@@ -93,17 +97,21 @@ class Link:
         if self._is_closed or self._is_dropped:
             return
         if len(payload) > MAX_FRAME_BYTES:
-            self._ear.failed(self, f"a message of {len(payload)} bytes is too long, and not sent")
+            self._listener.failed(
+                self, f"a message of {len(payload)} bytes is too long, and not sent"
+            )
         elif self._unsent and len(self._unsent) + len(payload) > MAX_UNSENT_BYTES:
             if not self._has_told_full:
                 self._has_told_full = True
-                self._ear.failed(self, "it reads nothing; until it does, it is told nothing new")
+                self._listener.failed(
+                    self, "it reads nothing; until it does, it is told nothing new"
+                )
         else:
             self._write(_LENGTH.pack(len(payload)) + payload)
 
-    def flush(self, patience_s: float) -> None:
+    def flush(self, wait_s: float) -> None:
         """Wait until everything is sent, but not for longer."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + wait_s
         while self._unsent and not self._is_closed and time.monotonic() < deadline:
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
             self._write(b"")
@@ -212,7 +220,7 @@ class Link:
         payload = bytes(self._unread[_LENGTH.size : end])
         del self._unread[:end]
         if payload:
-            self._ear.received(self, payload)
+            self._listener.received(self, payload)
         return True
 
     def _go_on(self) -> bool:
@@ -253,7 +261,7 @@ class Link:
 
     def _opened(self) -> None:
         self.is_open = True
-        self._ear.opened(self)
+        self._listener.opened(self)
 
     def _broke(self, error: OSError) -> None:
         if isinstance(error, ConnectionResetError | BrokenPipeError):
@@ -266,24 +274,28 @@ class Link:
         return int.from_bytes(info[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder)
 
     def _refuse(self, why: str) -> None:
-        self._ear.failed(self, f"{why}; the connection is ended, and made again")
+        self._listener.failed(self, f"{why}; the connection is ended, and made again")
         self.drop()
-        self._ear.closed(self, why)
+        self._listener.closed(self, why)
 
     def _fail(self, why: str) -> None:
         is_told = self._is_closed or self._is_dropped
         self.close()
         if not is_told:
-            self._ear.closed(self, why)
+            self._listener.closed(self, why)
 
 
 class Called(Link):
     """The listener's end."""
 
     def __init__(
-        self, sock: socket.socket, selector: selectors.BaseSelector, ear: Ear, token: bytes
+        self,
+        sock: socket.socket,
+        selector: selectors.BaseSelector,
+        listener: ConnectionListener,
+        token: bytes,
     ) -> None:
-        super().__init__(sock, selector, ear, token)
+        super().__init__(sock, selector, listener, token)
         _tend(sock)
         self.peer = _plain(sock.getpeername()[0])
         self._theirs = b""
@@ -319,12 +331,12 @@ class Caller(Link):
         self,
         address: tuple[str, int],
         selector: selectors.BaseSelector,
-        ear: Ear,
+        listener: ConnectionListener,
         token: bytes,
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        super().__init__(sock, selector, ear, token)
+        super().__init__(sock, selector, listener, token)
         self.peer = address[0]
         self._theirs = b""
         try:

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from rallypoint.base.errors import HostError
 from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.transport.link import Called, Caller, Ear, Link
+from rallypoint.rendezvous.transport.link import Called, Caller, ConnectionListener, Link
 
 HANDSHAKE_S = 5.0
 _MAX_KEY = 64
@@ -60,7 +60,7 @@ class _Call:
         self.waiting: list[tuple[str | None, bytes]] = []  # for whom; None: whoever is there
 
 
-class Switchboard(Ear):
+class PeerConnections(ConnectionListener):
     """All connections of one agent.
 
     Args:
@@ -122,12 +122,12 @@ class Switchboard(Ear):
                 self._listen_at = None
             self._update_listener()
 
-    def close(self, patience_s: float) -> None:
+    def close(self, wait_s: float) -> None:
         """Say what is still to be said, and end all connections, telling nobody of their ends."""
         self._is_closing = True
         self._listener.close()
         self._names.close()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + wait_s
         for key in list(self._selector.get_map().values()):
             link = key.data.__self__  # also of those that are being made, or were dropped
             if isinstance(link, Link):
@@ -225,15 +225,15 @@ class Switchboard(Ear):
             alarms.append(self._listen_at)
         self.wake_at = min(alarms, default=None)
 
-    # Ear.
+    # ConnectionListener.
 
     def opened(self, link: Link) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         self._keys[link] = ""
         link.send(self._key.encode())
 
     def received(self, link: Link, payload: bytes) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         key = self._keys[link]
         if key:
             self._receiver.heard(key, payload)
@@ -272,7 +272,7 @@ class Switchboard(Ear):
                 self._receiver.gone(to, "another agent answers in its place")
 
     def closed(self, link: Link, why: str) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         if self._is_closing:
             return
         key = self._keys.get(link, "")
@@ -286,7 +286,7 @@ class Switchboard(Ear):
             self._receiver.gone(key, why)
 
     def failed(self, link: Link, what: str) -> None:
-        """See Ear."""
+        """See ConnectionListener."""
         if not self._is_closing:
             self._receiver.failed(link.peer, what)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.output.failure_report import Telling, read_error_file, summary
+from rallypoint.launch.output.failure_report import FailureReport, read_error_file, summary
 from rallypoint.launch.worker_group import Exit, WorkerGroup, name_ranks, signal_name
 
 WHEN = 1_800_000_000.25
@@ -22,9 +22,9 @@ def group_of(world_size: int) -> WorkerGroup:
     return group
 
 
-def told(group: WorkerGroup, **telling: Any) -> list[str]:
+def told(group: WorkerGroup, **report: Any) -> list[str]:
     group.stopping()
-    facts = Telling(title="job failed", host="h", local_ranks=group.local_ranks, **telling)
+    facts = FailureReport(title="job failed", host="h", local_ranks=group.local_ranks, **report)
     return summary(group, facts).splitlines()
 
 

@@ -1,9 +1,9 @@
-"""The one who leads in a store: places and the time go in, the standing comes out."""
+"""The one who leads in a store: places and the time go in, the state comes out."""
 
 from __future__ import annotations
 
-from rallypoint.rendezvous.api.store_leader import Lead
-from rallypoint.rendezvous.api.store_state import Place, Standing
+from rallypoint.rendezvous.api.store_leader import StoreLeader
+from rallypoint.rendezvous.api.store_state import Place, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
 
@@ -14,29 +14,29 @@ SILENCE_S = 5.0
 class Nodes:
     """Places in a store, and one who looks at them; node n has the key "kn"."""
 
-    def __init__(self, standing: Standing | None = None) -> None:
+    def __init__(self, state: RendezvousState | None = None) -> None:
         self.now = 0.0
         self.names: dict[int, str] = {}
         self.places: dict[int, Place | None] = {}
-        self.standing = standing or Standing(term=1, lead="k0", slot=0)
+        self.state = state or RendezvousState(term=1, lead="k0", slot=0)
         self.silent: tuple[int, ...] = ()
-        self.lead = Lead(LIMITS, self.standing, SILENCE_S, self.now)
+        self.lead = StoreLeader(LIMITS, self.state, SILENCE_S, self.now)
 
-    def come(self, *slots: int) -> Standing:
+    def come(self, *slots: int) -> RendezvousState:
         for slot in slots:
             name = self.names.get(slot, f"host{slot}")
             member = Member(key=f"k{slot}", host=name, local_world_size=1)
             self.places[slot] = Place(member=member)
         return self.look()
 
-    def end(self, number: int, *slots: int) -> Standing:
+    def end(self, number: int, *slots: int) -> RendezvousState:
         for slot in slots:
             place = self.places[slot]
             assert place is not None
             self.places[slot] = place.__replace__(ended=number)
         return self.look()
 
-    def look(self, after_s: float = 0.0, *, beating: tuple[int, ...] = ()) -> Standing:
+    def look(self, after_s: float = 0.0, *, beating: tuple[int, ...] = ()) -> RendezvousState:
         self.now += after_s
         for slot in beating:
             place = self.places[slot]
@@ -45,20 +45,20 @@ class Nodes:
         # As the store does it: given up for good, and no further looks at it.
         known = self.lead.slots
         shown = {s: p for s, p in self.places.items() if s in known or s >= self.lead.next_slot}
-        self.standing, self.silent = self.lead.looked(shown, self.now)
+        self.state, self.silent = self.lead.looked(shown, self.now)
         for slot in self.silent:
             self.places[slot] = None
-        return self.standing
+        return self.state
 
     def hosts(self) -> list[str]:
-        return [member.host for member in self.standing.members]
+        return [member.host for member in self.state.members]
 
 
 def test_complete_at_once_with_all_of_them() -> None:
     nodes = Nodes()
     assert not nodes.come(0, 1).runs
-    standing = nodes.come(2)
-    assert (standing.runs, standing.round, standing.first) == (True, 0, 0)
+    state = nodes.come(2)
+    assert (state.runs, state.round, state.first) == (True, 0, 0)
     assert nodes.hosts() == ["host0", "host1", "host2"]
 
 
@@ -76,19 +76,19 @@ def test_who_comes_late_stops_the_round_and_all_keep_their_ranks() -> None:
     nodes.names = {0: "host8", 1: "host9", 2: "host7"}
     nodes.come(0, 1)
     nodes.look(3)
-    standing = nodes.come(2)
-    assert (standing.stopped, standing.waiting) == ("host7 joined", 1)
+    state = nodes.come(2)
+    assert (state.stopped, state.waiting) == ("host7 joined", 1)
     assert nodes.end(0, 0).stopped  # the other one has not come back yet
-    standing = nodes.end(0, 1)
-    assert (standing.round, standing.runs, standing.stopped) == (1, True, "")
+    state = nodes.end(0, 1)
+    assert (state.round, state.runs, state.stopped) == (1, True, "")
     assert nodes.hosts() == ["host8", "host9", "host7"]
 
 
 def test_nobody_is_disturbed_by_one_there_is_no_room_for() -> None:
     nodes = Nodes()
     nodes.come(0, 1, 2)
-    standing = nodes.come(3)
-    assert (standing.stopped, standing.waiting) == ("", 1)
+    state = nodes.come(3)
+    assert (state.stopped, state.waiting) == ("", 1)
     nodes.places[1] = None
     assert "left" in nodes.look().stopped
     nodes.end(0, 0, 2)
@@ -99,9 +99,9 @@ def test_silence_is_death_unless_it_is_ours() -> None:
     nodes = Nodes()
     nodes.come(0, 1, 2)
     nodes.look(4, beating=(1,))
-    standing = nodes.look(1)
+    state = nodes.look(1)
     assert nodes.silent == (2,)
-    assert "host2) was lost: nothing came for 5 s" in standing.stopped
+    assert "host2) was lost: nothing came for 5 s" in state.stopped
     nodes.end(0, 0, 1)
     assert nodes.look(3).round == 1
     assert nodes.hosts() == ["host0", "host1"]
@@ -112,12 +112,12 @@ def test_a_successor_goes_on_with_the_round_and_misses_who_led() -> None:
     before = nodes.come(0, 1, 2)
     heir = Nodes(before.__replace__(term=2, lead="k1", slot=1))
     heir.places = {**nodes.places, 0: None}
-    standing = heir.look()
-    assert (standing.round, standing.runs) == (0, True)
-    assert standing.stopped == "node 0 (host0) was lost: it was lost with the one that led"
+    state = heir.look()
+    assert (state.round, state.runs) == (0, True)
+    assert state.stopped == "node 0 (host0) was lost: it was lost with the one that led"
     heir.end(0, 1, 2)
-    standing = heir.look(3)
-    assert (standing.round, standing.runs, standing.first) == (1, True, 1)
+    state = heir.look(3)
+    assert (state.round, state.runs, state.first) == (1, True, 1)
     assert heir.hosts() == ["host2", "host1"] or heir.hosts() == ["host1", "host2"]
 
 
@@ -126,8 +126,8 @@ def test_a_successor_of_an_undisturbed_round_does_not_disturb_it() -> None:
     before = nodes.come(0, 1, 2)
     heir = Nodes(before.__replace__(term=2, lead="k1", slot=1))
     heir.places = dict(nodes.places)
-    standing = heir.look()
-    assert (standing.round, standing.runs, standing.stopped) == (0, True, "")
+    state = heir.look()
+    assert (state.round, state.runs, state.stopped) == (0, True, "")
 
 
 def test_a_successor_gathers_whom_its_predecessor_gathered() -> None:
@@ -148,7 +148,7 @@ def test_all_may_leave_and_others_begin_anew() -> None:
     nodes.look(3)
     nodes.places.update({0: None, 1: None})
     assert not nodes.look().runs
-    assert nodes.standing.first == 2
+    assert nodes.state.first == 2
     nodes.come(2, 3)
     assert nodes.look(3).round == 1
     assert nodes.hosts() == ["host2", "host3"]

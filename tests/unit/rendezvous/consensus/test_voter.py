@@ -18,7 +18,7 @@ from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import Voter, before_all, slot_key
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 
 A, B, C = (Member(key=key, host=key, local_world_size=1) for key in "abc")
 ENDPOINTS = tuple(Endpoint(host=host, port=1) for host in "ab")
@@ -37,7 +37,7 @@ def setup_of(me: Member, slot: int | None = None) -> Setup:
         limits=Limits(),
         endpoints=ENDPOINTS,
         slot=slot,
-        patience=Patience(beat_s=FENCE_S / 4, missed_beats=4),
+        timeouts=Timeouts(beat_s=FENCE_S / 4, missed_beats=4),
     )
 
 

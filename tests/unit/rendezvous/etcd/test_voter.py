@@ -28,12 +28,12 @@ from rallypoint.rendezvous.etcd.voter import Answer, EtcdVoter, Read, Request, T
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.timeouts import Patience
+from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_clock import SimLoop
 from rallypoint.testing.sim_etcd import SimEtcd
 
 PLACE = Endpoint(host="etcd", port=2379)
-PATIENCE = Patience(beat_s=1.0, missed_beats=5.0, outage_s=20.0)
+TIMEOUTS = Timeouts(beat_s=1.0, missed_beats=5.0, outage_s=20.0)
 FENCE_S = 5.0 * 1.01  # with what clocks may differ
 
 
@@ -46,7 +46,7 @@ class Agent:
 
     def __init__(self, name: str, etcd: SimEtcd) -> None:
         self.setup = Setup(
-            me=member(name), run_id="job", limits=Limits(), endpoints=(PLACE,), patience=PATIENCE
+            me=member(name), run_id="job", limits=Limits(), endpoints=(PLACE,), timeouts=TIMEOUTS
         )
         self.voter = EtcdVoter(self.setup)
         self.etcd = etcd

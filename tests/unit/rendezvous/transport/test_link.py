@@ -19,12 +19,12 @@ from rallypoint.rendezvous.transport.link import (
     TOKEN_REFUSED,
     Called,
     Caller,
-    Ear,
+    ConnectionListener,
     Link,
 )
 
 
-class Side(Ear):
+class Side(ConnectionListener):
     """Notes all that it is told."""
 
     def __init__(self) -> None:

@@ -11,27 +11,27 @@ from tests.conftest import SOON_S
 
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.transport import link
-from rallypoint.rendezvous.transport import peer_connections as switchboard
+from rallypoint.rendezvous.transport import peer_connections as connections
 from rallypoint.rendezvous.transport.link import MAX_FRAME_BYTES
-from rallypoint.rendezvous.transport.peer_connections import Receiver, Switchboard
+from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
 
 
 class Agent(Receiver):
-    """A switchboard, and what it told; `at_end` is called for an agent that has ended."""
+    """A connections, and what it told; `at_end` is called for an agent that has ended."""
 
     def __init__(self, key: str) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.at = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
-        self.board = Switchboard(key, b"token", listener, self)
+        self.board = PeerConnections(key, b"token", listener, self)
         self.told: list[tuple[str, str]] = []
         self.at_end: Callable[[], None] = lambda: None
         self._is_closed = False
 
-    def close(self, patience_s: float = 0) -> None:
+    def close(self, wait_s: float = 0) -> None:
         """Once."""
         if not self._is_closed:
             self._is_closed = True
-            self.board.close(patience_s)
+            self.board.close(wait_s)
 
     def heard(self, key: str, payload: bytes) -> None:
         self.told.append((key, payload[:8].decode()))
@@ -134,7 +134,7 @@ def test_who_is_refused_does_not_take_the_other_for_dead() -> None:
 
 def test_who_is_slow_does_not_take_the_other_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has proved itself, but its key has not come."""
-    monkeypatch.setattr(switchboard, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.5)
     one, other = Agent("one"), Agent("other")
     monkeypatch.setattr(one.board, "_key", "")  # an empty frame says nothing
     one.board.call(other.at, b"")
