@@ -33,7 +33,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.reports import Join, Start
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.rendezvous.transport.codec import decode, encode
@@ -133,7 +133,7 @@ class Clients(ConnectionListener):
                 self._beat(link, node)
             case Ack(stamp=stamp, number=number):
                 node.stamp, node.agreed = stamp, number
-            case Go(seat=seat):
+            case Go(start=Start(seat=seat)):
                 node.round = seat.number
                 self._seats[node.number] = (seat.node_rank, seat.store.host, seat.nodes)
             case Halt():

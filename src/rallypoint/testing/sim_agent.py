@@ -10,9 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from rallypoint.rendezvous.consensus.messages import (
-    Begin,
     Call,
-    Decision,
     Message,
     OpenStore,
     Send,
@@ -22,7 +20,17 @@ from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.rules import ETCD
 from rallypoint.rendezvous.etcd.rules import EtcdRules
 from rallypoint.rendezvous.etcd.voter import EtcdVoter
-from rallypoint.rendezvous.job.reports import Broken, Ended, Finish, Leave, Notice, Report, Stop
+from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.reports import (
+    Broken,
+    Ended,
+    Finish,
+    Leave,
+    Notice,
+    Report,
+    Start,
+    Stop,
+)
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.testing.sim_clock import SimClock
@@ -107,7 +115,7 @@ class SimAgent(Process):
                     cluster.network.call(self, at, message)
                 case OpenStore(round=number):
                     self._open_store(number)
-                case Begin(seat=seat):
+                case Start(seat=seat):
                     self._begin(seat)
                 case Stop():
                     self._stop(action)

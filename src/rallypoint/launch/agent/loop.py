@@ -18,11 +18,9 @@ from rallypoint.cluster.memory_limit import count_oom_kills
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.agent.limits import limit_error
 from rallypoint.launch.agent.node import (
-    Decision,
     EndEverything,
     NodeState,
     Phase,
-    Say,
     SignalWorkers,
     Tell,
 )
@@ -37,7 +35,8 @@ from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds.source import LocalRounds, RoundSource
 from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
-from rallypoint.rendezvous.job.reports import Finish, Outcome, Start, Stop
+from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
 
 # At the end, how long a reader of the output may take nothing until it is left to itself.
@@ -442,7 +441,7 @@ class Agent:
                     self._to_guardian(lambda guardian: guardian.end())
                 case Tell(report):
                     self._rounds.tell(report)
-                case Say(text):
+                case Notice(text):
                     self._progress.told(text)
 
     def _signal(self, action: SignalWorkers) -> None:

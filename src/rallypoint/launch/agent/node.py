@@ -22,11 +22,13 @@ from rallypoint.launch.worker_group import (
     WorkerGroup,
     name_ranks,
 )
+from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
     Leave,
+    Notice,
     Outcome,
     Report,
     Stop,
@@ -81,25 +83,6 @@ class Tell(Record):
     """Tell the coordinator."""
 
     report: Report
-
-
-class Say(Record):
-    """Tell the user."""
-
-    text: str
-
-
-Action = SignalWorkers | EndEverything | Tell | Say
-
-
-class Decision(Record):
-    """What to do now, and why; without a reason, nothing has changed."""
-
-    actions: tuple[Action, ...] = ()
-    reason: str = ""
-
-
-NOTHING = Decision()
 
 
 class NodeState:
@@ -215,7 +198,7 @@ class NodeState:
                 return self._stop(SIGTERM, "a rank failed", now)
             case Phase.STOPPING if now < self._stop_until:
                 self.wake_at = self._stop_until
-                return Decision((Say(self._timeouts(now)),), "not all workers have ended yet")
+                return Decision((Notice(self._timeouts(now)),), "not all workers have ended yet")
             case Phase.STOPPING:
                 return self._end(
                     f"{len(self.group.running)} workers still ran {self._shutdown_timeout_s:g} s"

@@ -35,9 +35,7 @@ from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.messages import (
     Beat,
-    Begin,
     Call,
-    Decision,
     Message,
     OpenStore,
     Over,
@@ -47,6 +45,7 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.rules import ETCD, Rules
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
     Finish,
@@ -480,9 +479,9 @@ class ElasticRounds(RoundSource, Receiver):
                     self._board.call(at, self._bytes_of(message))
                 case OpenStore(round=number, members=members):
                     self._open_store(number, members)
-                case Begin(seat=seat, because=because):
+                case Start(seat=seat):
                     self._round = seat.number
-                    self.orders.append(Start(seat=seat, because=because))
+                    self.orders.append(action)
                 case Stop():
                     self.orders.append(action)
                 case Finish():

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
-from rallypoint.rendezvous.job.coordinator import Coordinator, Decision, OpenRound
+from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Notice, Order, Refuse, Report, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat

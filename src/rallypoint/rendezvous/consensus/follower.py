@@ -13,7 +13,6 @@ from rallypoint.rendezvous.consensus.messages import (
     Action,
     Ballot,
     Beat,
-    Begin,
     Go,
     Halt,
     Led,
@@ -103,7 +102,7 @@ class Follower:
 
     def go(self, message: Go, now: float) -> list[Action]:
         """Start, unless the order is too old."""
-        if message.seat.number <= self.last_round:
+        if message.start.seat.number <= self.last_round:
             return []
         self.voters = message.voters
         if self.round >= 0:  # an end of the round before cannot be far
@@ -112,22 +111,23 @@ class Follower:
             return []  # if it still holds, it comes again after the next beat
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
-        self.round = self.last_round = message.seat.number
+        self.round = self.last_round = message.start.seat.number
         self.has_run = True
-        self._is_alone = message.seat.nodes == 1
-        self.beat_s = self._setup.timeouts.beat_of(message.seat.nodes)
+        self._is_alone = message.start.seat.nodes == 1
+        self.beat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
         self._voter.decided_in(message.ballot, message.number)
-        self._drop(message.seat.number)
-        return [Begin(seat=message.seat, because=message.because)]
+        self._drop(message.start.seat.number)
+        return [message.start]
 
     def halt(self, message: Halt, now: float) -> list[Action]:
         """End a round; one that has not begun here never will."""
-        if message.round == self.round:
-            return self._stop(message.round, message.because)
-        if message.round > self.last_round:
-            self.last_round = message.round
-            self._drop(message.round)
-            end = Ended(node_rank=-1, round=message.round, succeeded=False)
+        stop = message.stop
+        if stop.round == self.round:
+            return [stop]
+        if stop.round > self.last_round:
+            self.last_round = stop.round
+            self._drop(stop.round)
+            end = Ended(node_rank=-1, round=stop.round, succeeded=False)
             self._tell(end, now)
         return []
 

@@ -29,7 +29,8 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.orders import Orders
 from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
-from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S, Coordinator, Decision, OpenRound
+from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S, Coordinator, OpenRound
+from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Ended,
     Finish,
@@ -391,15 +392,23 @@ class Leader:
 
     def _perform(self, decision: Decision, now: float) -> None:
         assert self.job is not None
+        while decision != NOTHING:
+            decision = self._do(decision, now)
+        is_done = self._key in self.job.succeeded
+        self._done = self.job.left_succeeded + (self._key,) * is_done
+
+    def _do(self, decision: Decision, now: float) -> Decision:
+        """Returns what follows from it at once."""
         if decision.reason:
             self._notes.append(decision.reason)
+        left = NOTHING
         for action in decision.actions:
             match action:
                 case OpenRound():
                     opened = self._follow_up(members=action.members, because=action.because)
                     self._wanted = opened.__replace__(round=action.number, runs=True)
                 case Stop():
-                    self._halt(action, now)
+                    left += self._halt(action, now)
                 case Finish():
                     ended = self._follow_up(members=self.agreement.members, because=action.because)
                     self._wanted = ended.__replace__(finish=action)
@@ -409,8 +418,7 @@ class Leader:
                 case Refuse():
                     self._send(action.key, action)
                     self.peers.pop(action.key, None)
-        is_done = self._key in self.job.succeeded
-        self._done = self.job.left_succeeded + (self._key,) * is_done
+        return left
 
     def _go(self, new: Agreement, store: Endpoint, now: float) -> None:
         for key in self._orders.begin(new, store, self._rules.heirs(new), now):
@@ -424,18 +432,15 @@ class Leader:
             key, self._orders.go(key, peer.sent_at, self._presence.lease_s(peer, now))
         )
 
-    def _halt(self, stop: Stop, now: float) -> None:
-        if self._orders.may_run(stop.round):
-            halt = self._orders.halt(stop.round, stop.because)
-            for key in self.peers:
-                self._send(key, halt)
-            return
+    def _halt(self, stop: Stop, now: float) -> Decision:
+        """Pass it on; what follows at once if no member was told to start."""
         assert self.job is not None
-        self.job.revoke()
-        for member in self.job.members:  # none of them was told to start
-            if self.job.expects(member.key):
-                end = Ended(node_rank=member.node_rank, round=stop.round, succeeded=False)
-                self._perform(self.job.reported(member.key, end, now), now)
+        if not self._orders.may_run(stop.round):
+            return self.job.revoked(now)
+        halt = self._orders.halt(stop)
+        for key in self.peers:
+            self._send(key, halt)
+        return NOTHING
 
     def _take_reports(self, peer: Peer, beat: Beat, now: float) -> None:
         assert self.job is not None
@@ -455,19 +460,19 @@ class Leader:
         job, key, orders = self.job, beat.key, self._orders
         assert job is not None
         if beat.round not in (-1, job.round):
-            self._send(key, orders.halt(beat.round, "that round is over"))
+            self._send(key, orders.halt(Stop(round=beat.round, because="that round is over")))
         if beat.number < self.agreement.number and key in self._agreements.voters:
             self._send(key, self._agreements.remind(now))
         if not job.expects(key) or beat.round == job.round:
             if beat.round == job.round and job.is_stopping:
-                self._send(key, orders.halt(job.round, job.because_stopped))
+                self._send(key, orders.halt(Stop(round=job.round, because=job.because_stopped)))
             return
         if job.round == orders.old_round:
             # It is not running what our predecessor began, and has no end of it to report.
             end = Ended(node_rank=-1, round=job.round, succeeded=False, was_cut_off=True)
             self._perform(job.reported(key, end, now), now)
         elif job.round == orders.round and job.is_stopping:
-            self._send(key, orders.halt(job.round, job.because_stopped))
+            self._send(key, orders.halt(Stop(round=job.round, because=job.because_stopped)))
         elif job.round == orders.round and orders.must_repeat(
             key, now, self._setup.timeouts.beat_s
         ):

@@ -13,8 +13,8 @@ from __future__ import annotations
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Finish, Join, Notice, Refuse, Report, Stop
-from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
+from rallypoint.rendezvous.job.reports import Finish, Join, Notice, Refuse, Report, Start, Stop
+from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 
 
@@ -122,17 +122,15 @@ class Go(Record, kw_only=True):
     sent_at: float
     lease_s: float
     number: int
-    seat: Seat
-    because: str
+    start: Start
     voters: tuple[Member, ...]
 
 
 class Halt(Record, kw_only=True):
-    """End the workers of this round."""
+    """End the workers of a round."""
 
     ballot: Ballot
-    round: int
-    because: str
+    stop: Stop
 
 
 class Over(Record, kw_only=True):
@@ -279,21 +277,7 @@ class OpenStore(Record, kw_only=True):
     members: tuple[Member, ...]
 
 
-class Begin(Record, kw_only=True):
-    """Start this node's workers."""
-
-    seat: Seat
-    because: str
-
-
-Action = Send | Call | OpenStore | Begin | Stop | Finish | Notice
-
-
-class Decision(Record):
-    """What to do now, in this order, and why; without a reason, nothing worth a line happened."""
-
-    actions: tuple[Action, ...] = ()
-    reason: str = ""
+Action = Send | Call | OpenStore | Start | Stop | Finish | Notice
 
 
 class Setup(Record, kw_only=True):

@@ -8,6 +8,7 @@ was obeyed.
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Go, Halt
+from rallypoint.rendezvous.job.reports import Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 
 
@@ -39,8 +40,7 @@ class Orders:
                 sent_at=0.0,
                 lease_s=0.0,
                 number=agreed.number,
-                seat=seat,
-                because=agreed.because,
+                start=Start(seat=seat, because=agreed.because),
                 voters=voters,
             )
             for key, seat in opened.seats().items()
@@ -61,9 +61,9 @@ class Orders:
         """Whether a member that does not run the round should be told again."""
         return key in self._unsent or now - self._sent_at > beat_s
 
-    def halt(self, round_number: int, because: str) -> Halt:
-        """End that round."""
-        return Halt(ballot=self._ballot, round=round_number, because=because)
+    def halt(self, stop: Stop) -> Halt:
+        """The order to all members to end a round."""
+        return Halt(ballot=self._ballot, stop=stop)
 
     def may_run(self, round_number: int) -> bool:
         """Whether anyone was ever told to start it."""

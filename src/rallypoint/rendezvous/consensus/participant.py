@@ -27,7 +27,6 @@ from rallypoint.rendezvous.consensus.messages import (
     Agreement,
     Ballot,
     Beat,
-    Decision,
     Go,
     Halt,
     Led,
@@ -45,6 +44,7 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Finish,
     Join,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import Enum
 
 from rallypoint.base.record import Record
+from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.membership import Gathering, Limits
 from rallypoint.rendezvous.job.reports import (
     Broken,
@@ -39,31 +40,12 @@ _ONE_LOSS_S = 1.0  # nodes lost within so long of each other, as behind one swit
 _LONGEST_PAUSE_S = 60.0
 
 
-# What it asks for.
-
-
 class OpenRound(Record, kw_only=True):
     """Open an empty worker store, and order all members to start."""
 
     number: int
     members: tuple[Member, ...]
     because: str
-
-
-Action = OpenRound | Stop | Finish | Notice | Refuse
-
-
-class Decision(Record):
-    """What to do now, and why; without a reason, nothing has changed."""
-
-    actions: tuple[Action, ...] = ()
-    reason: str = ""
-
-
-NOTHING = Decision()
-
-
-# The machine.
 
 
 class Stage(Enum):
@@ -211,7 +193,7 @@ class Coordinator:
                     self._interrupted = f"{self._name_of(key)} {why}"
                 words = self._interrupted if report.was_cut_off else _first_words(report)
                 stopped = NOTHING if report.succeeded else self._stop(words)
-                return _both(stopped, self._judge_if_all_ended(now))
+                return stopped + self._judge_if_all_ended(now)
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
@@ -232,7 +214,7 @@ class Coordinator:
         name = self._name_of(key, member.host)
         if self.stage is Stage.GATHERING:
             left = Decision((), f"{name} left before the start: {why}")
-            return _both(left, self._open_if_complete(now, otherwise=NOTHING))
+            return left + self._open_if_complete(now, otherwise=NOTHING)
         if not self._is_in_round(key):
             if self.stage is Stage.RUNNING and member.host in self._came:
                 self._came.remove(member.host)
@@ -243,7 +225,7 @@ class Coordinator:
             return Decision((), f"{name} left after its workers had succeeded: {why}")
         self._ends.pop(key, None)
         self._lost.append(name)
-        return _both(self._stop(f"{name} was lost: {why}"), self._judge_if_all_ended(now))
+        return self._stop(f"{name} was lost: {why}") + self._judge_if_all_ended(now)
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
@@ -272,9 +254,15 @@ class Coordinator:
         """Who is here now, by key, in the round or not."""
         return self._gathering.here
 
-    def revoke(self) -> None:
-        """The newest round did not begin anywhere: nobody's rank comes from it."""
+    def revoked(self, now: float) -> Decision:
+        """The newest round began nowhere: no rank comes from it, and no report of its end."""
         self._ranks = self._ranks_before
+        decided = NOTHING
+        for member in self.members:
+            if self.expects(member.key):
+                end = Ended(node_rank=member.node_rank, round=self.round, succeeded=False)
+                decided += self.reported(member.key, end, now)
+        return decided
 
     @property
     def is_busy(self) -> bool:
@@ -431,11 +419,6 @@ class Coordinator:
         if to not in _MOVES[self.stage]:
             raise RuntimeError(f"a job cannot go from {self.stage.value} to {to.value}")
         self.stage = to
-
-
-def _both(first: Decision, second: Decision) -> Decision:
-    reasons = [text for text in (first.reason, second.reason) if text]
-    return Decision(first.actions + second.actions, "; ".join(reasons))
 
 
 def _first_words(end: Ended) -> str:

@@ -17,19 +17,17 @@ from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.agent.node import (
-    Decision,
     EndEverything,
     NodeState,
     Phase,
-    Say,
     SignalWorkers,
     Tell,
 )
 from rallypoint.launch.worker_group import Exit
-from rallypoint.rendezvous.job import coordinator
 from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Finish, Outcome, Stop
+from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Stop
 from rallypoint.rendezvous.job.round import Member
 
 STORIES = {
@@ -284,12 +282,12 @@ class Alone:
                     self.shown.append(f"signal {signal} to {show_ranks(ranks)}")
                 case EndEverything():
                     self.shown.append("end everything")
-                case Say(text):
+                case Notice(text):
                     self.shown.append(f"say {text.partition(';')[0]}")
                 case Tell(report):
                     self.answer(self.job.reported("0", report, self._now))
 
-    def answer(self, decision: coordinator.Decision) -> None:
+    def answer(self, decision: Decision) -> None:
         for action in decision.actions:
             match action:
                 case OpenRound(number=number):

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.rendezvous.job.coordinator import Action, Coordinator, Decision, OpenRound, Stage
+from rallypoint.base.record import Record
+from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound, Stage
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
     Broken,
@@ -328,7 +330,7 @@ def happen(job: Coordinator, event: str, *, wishes: bool = True) -> Decision:  #
     raise AssertionError(event)
 
 
-def show(action: Action) -> str:
+def show(action: Record) -> str:
     match action:
         case OpenRound(number=number, members=members):
             return f"open round {number} of {' '.join(m.key for m in members)}"
@@ -340,6 +342,7 @@ def show(action: Action) -> str:
             return repr(text) if "node-rank" in text else "notice"
         case Refuse(key, why):
             return f"refuse {key}: {why}"
+    raise AssertionError(action)
 
 
 WORDS = st.sampled_from(
@@ -353,7 +356,7 @@ WORDS = st.sampled_from(
 def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: int) -> None:
     job = Coordinator(Limits(min_nodes=3, max_nodes=3, is_fixed=True), max_restarts)
     job.opened(0.0)
-    actions: list[Action] = []
+    actions: list[Record] = []
     for event in events:
         actions += happen(job, event).actions
     opened = [action.number for action in actions if isinstance(action, OpenRound)]
