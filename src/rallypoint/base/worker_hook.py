@@ -26,7 +26,7 @@ FLIGHT_RECORD_NAME = "rallypoint-flight-record"
 flight_record = ""  # of this process, once it has been taken out of the environment
 
 # What a worker that runs a function, not a script, imports the function's module with.
-_LOADERS = ("/rallypoint/launch/call.py", "/multiprocessing/spawn.py")
+_LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
 
 
