@@ -25,7 +25,7 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
 _CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
-BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
+ELASTIC_BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
 class WorkerSpec(Record, kw_only=True):

@@ -1,6 +1,6 @@
-"""The clock of leases: it also counts the time in which the machine was suspended.
+"""The clock of leases, which goes on while the machine is suspended.
 
-A guardian ends workers by the same clock, so that what a sleeping agent forgot ends on waking.
+The guardian ends workers by the same clock, so leases that ran out meanwhile end them on waking.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The agent's side of the guardian, the small native process between the agent and the workers.
 
 It starts workers, signals their groups and tells of their ends; when the agent dies, however it
-dies, or does not renew a fence in time, the guardian ends all that is below it. One that does not
-read keeps nobody waiting: requests queue here. Its side of this is native/guardian/; protocol.h
+dies, or does not renew a fence in time, the guardian ends all that is below it. A guardian that
+stops reading blocks nobody: requests queue here. Its side of this is native/guardian/; protocol.h
 there defines the bytes. Why it exists: docs/decisions/010-guardian.md.
 """
 

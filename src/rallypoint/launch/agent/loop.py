@@ -27,13 +27,14 @@ from rallypoint.launch.agent.node import (
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.worker import Worker
-from rallypoint.launch.job import BACKENDS, MAX_LOCAL_WORKERS, Job
+from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
 from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
-from rallypoint.launch.rounds.source import LocalRounds, RoundSource
+from rallypoint.launch.rounds import rounds_of
+from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
@@ -62,7 +63,7 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
     """
     _fill_standard_descriptors()
     try:
-        agent = Agent(job, rounds or _rounds_of(job))
+        agent = Agent(job, rounds or rounds_of(job))
     except (OSError, RuntimeError) as error:
         raise limit_error(error, job.local_world_size) or error from None
     try:
@@ -477,22 +478,6 @@ class Agent:
             request(self._guardian)
         except GuardianLostError:
             self._perform(self._state.guardian_lost())
-
-
-def _rounds_of(job: Job) -> RoundSource:
-    if job.rendezvous is not None:
-        if job.rendezvous.backend not in BACKENDS:
-            from rallypoint.launch.rounds.plug_in import rounds_of as plug_in_meeting_of
-
-            return plug_in_meeting_of(job, job.rendezvous)
-        from rallypoint.launch.rounds.elastic import rounds_of as dynamic_meeting_of
-
-        return dynamic_meeting_of(job, job.rendezvous)
-    if job.nodes.count == 1:
-        return LocalRounds(job, job.member, job.limits)
-    from rallypoint.launch.rounds.static import rounds_of
-
-    return rounds_of(job)
 
 
 def _allow_many_connections() -> None:

@@ -1,12 +1,14 @@
-"""Decides for one node's agent what to do when a worker ends, fails or is to be stopped: what
-happened and `now` go in, actions and their reason come out. No clock, process or descriptor here.
+"""What one node's agent does when a worker ends, fails or is to be stopped.
+
+What happened and `now` go in, actions and their reason come out: no clock, process or descriptor
+here. Whether the job is tried again is not decided here but by the coordinator, for all nodes.
 
     WAITING --Start--> RUNNING --failure--> (HOLDING) --> STOPPING --> ENDING --> WAITING, DONE
 
-WAITING: for a round, or for what comes after one (the coordinator says). HOLDING: a failure that
-only reports another rank's death (an *echo*) gives that one time to show, and an exception gives
-the same one of other ranks time, so that it can be told once. STOPPING: workers were asked to end.
-ENDING: whatever is left, grandchildren included, is killed.
+WAITING: for a round, or for what comes after one (the coordinator says). HOLDING: for a moment;
+after a failure that only reports another rank's death (an *echo*) for that one to show, and after
+an exception for the same one on other ranks, so that it is told once. STOPPING: workers were asked
+to end. ENDING: whatever is left, grandchildren included, is killed.
 """
 
 from __future__ import annotations

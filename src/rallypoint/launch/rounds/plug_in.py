@@ -1,11 +1,11 @@
-"""An agent whose rounds come from a rendezvous that a package brings (--rdzv-backend NAME).
+"""Rounds from a rendezvous that a package brings (--rdzv-backend NAME).
 
     agent --reports--> this thread --next_rendezvous, num_nodes_waiting--> the package's handler
           <--orders---
 
-There is no common coordinator: as torchrun's agents do, each counts its own failures, calls the
-others back by coming to the rendezvous again, and closes it when it gives up. Nodes tell each other
-through the round's store what follows from their ranks, and who has finished.
+There is no common coordinator: as torchrun's agents do, each applies the restart policy to its own
+failures, calls the others back by coming to the rendezvous again, and closes it when it gives up.
+Nodes tell each other through the round's store what follows from their ranks, and who has finished.
 """
 
 from __future__ import annotations

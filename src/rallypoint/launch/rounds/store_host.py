@@ -1,4 +1,7 @@
-"""The store that an agent hosts for the workers of one round at MASTER_ADDR:MASTER_PORT."""
+"""The workers' store of one round, at MASTER_ADDR:MASTER_PORT: opened and closed by an agent.
+
+It is that of node rank 0, whichever way its rounds come; `_open_store` of each calls it.
+"""
 
 from __future__ import annotations
 

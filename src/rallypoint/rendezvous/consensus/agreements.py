@@ -2,7 +2,7 @@
 
     wanted --propose--> pending --a quorum of the old list and one of the new--> newest
 
-One at a time, each one more than the one before. Which list is wanted, and what follows once it is
+They are numbered, and one is proposed at a time. Which list is wanted, and what follows once it is
 decided, is leader.py's; who decides, rules.py's.
 """
 

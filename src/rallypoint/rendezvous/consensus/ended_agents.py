@@ -1,6 +1,6 @@
-"""Agents that have ended, by key: the newest of them, so that a job may lose any number.
+"""Agents that have ended, by key; only the newest are kept, so that a job may lose any number.
 
-Who is forgotten is only waited for longer: by then no list of members that counts names it.
+To forget one is safe: it would only be waited for longer, and no newer list of members names it.
 """
 
 from __future__ import annotations

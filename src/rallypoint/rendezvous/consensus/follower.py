@@ -1,8 +1,9 @@
 """A member's side: what it tells its coordinator, what that one orders, and until when it may run.
 
 Everything that counts is in each beat until it is confirmed, so nothing is lost with a message or
-with a coordinator. Workers run only within a lease: each confirmed beat allows them for so long
-after it was *sent*, so that the coordinator, whose answer may be late, knows the longest.
+with a coordinator. Workers run only within a lease, and are ended when it runs out (`tick`). Each
+confirmed beat renews it, counted from when the beat was *sent*: the coordinator, which counts from
+when it heard it, always waits longer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Whom a coordinator hears, how long ago, and what they were told: one record for each agent.
 
-    silent ----fence_s without an answer to what we said----> lost, dead_s after we last said
-       ^                                                      that it may run workers
-       +--- a beat that answers something fresh brings it back
+    heard --no fresh answer for fence_s--> silent --dead_s after its last lease--> lost
+      ^                                      |
+      +------a beat with a fresh answer------+
 
-What counts is the way there and back: an agent that reaches us without hearing us is silent, too.
+A fresh answer repeats a stamp of ours: an agent that reaches us without hearing us is silent, too.
+By the time it counts as lost, its own lease has ended its workers (follower.py).
 """
 
 from __future__ import annotations

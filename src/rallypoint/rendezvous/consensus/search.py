@@ -2,8 +2,9 @@
 
     lost, or just started --- its turn ---> asks, or campaigns --- again, ever later ---> gives up
 
-Those before it in the list of heirs go first, and pauses grow and differ, so that rivals seldom
-meet. Whether an agent may campaign at all, and what a won campaign means, is participant.py's.
+The heirs, those who may coordinate next (rules.py), take turns in their order; pauses grow and
+differ, so that rivals seldom meet. Whether an agent may campaign at all, and what a won campaign
+means, is participant.py's.
 """
 
 from __future__ import annotations
