@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from rallypoint.base.errors import InvalidArgumentError, StoreTimeoutError
+from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
+from rallypoint.store.client import TCPStore
 from rallypoint.store.hash import HashStore
-from rallypoint.store.init_method import await_ranks, open_store
+from rallypoint.store.init_method import Presence, await_ranks, open_store, say_here
 from rallypoint.store.server import StoreServer
 
 TIMEOUT = timedelta(seconds=20)
@@ -109,3 +111,19 @@ def test_ranks_that_never_come_are_named_in_the_error() -> None:
         await_ranks(
             HashStore(TIMEOUT), "init", rank=0, world_size=2, timeout=timedelta(seconds=0.1)
         )
+
+
+def test_a_rank_that_ends_as_it_says_that_it_has_come_is_missed() -> None:
+    """Its key went with its connection, and the one that stays was never set."""
+    with (
+        StoreServer(log_fd=-1) as server,
+        TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as store,
+    ):
+        presence = Presence(store, "init", (4, 5))
+        say_here(store, presence.key(0))
+        with TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as other:
+            other.set_ephemeral(presence.key(1), "")
+            presence.check_all()  # all have come
+        with pytest.raises(PeerLostError, match="rank 5 died or gave up") as caught:
+            presence.wait(["never"], time.monotonic() + TIMEOUT.total_seconds())
+        assert caught.value.rank == 5

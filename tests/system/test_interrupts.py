@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
+from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.system
 
@@ -69,3 +70,20 @@ def _check_words(text: str, victim: int, operation: str) -> str:
     assert named[1] in NAMES.get(operation, {operation}), (text, operation)
     assert f"on rank {victim};" in text
     return "a call"
+
+
+FORMINGS = max(INTERRUPTS, 40)
+
+
+@pytest.mark.timeout(120 + FORMINGS)
+def test_ctrl_c_while_a_group_forms(seed: int, launch: Launch) -> None:
+    """Both ranks may form the next one at once: nobody waits for what was given up."""
+    script = str(Path(__file__).with_name("forming.py"))
+    words = ("--nproc-per-node", "2", script, str(seed), str(FORMINGS))
+    assert launch.start(*words).wait(100 + FORMINGS) == 0, launch.err
+    said = [json.loads(line) for line in launch.out.splitlines()]
+    print(said)
+    assert [each["formed"] for each in said] == [FORMINGS] * 2
+    assert all(each["interrupted"] > 0 for each in said)
+    # The other looks once a second whether it is waited for; that a rank died may take two looks.
+    assert max(each["longest_s"] for each in said) < 4 + SOON_S

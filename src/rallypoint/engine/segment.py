@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import hmac
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -91,11 +92,11 @@ class SegmentOwner:
                 ) from None
             self._admit(connection, others)
         for rank, connection in self._members.items():
-            _expect(connection, _MAPPED, deadline, rank)
+            _expect(connection, _MAPPED, deadline, rank, check)
         self._tell_all(_GO)
         reach = probe()
         for rank, connection in self._members.items():
-            reach &= _expect(connection, _REACHES, deadline, rank)[0]
+            reach &= _expect(connection, _REACHES, deadline, rank, check)[0]
         self._tell_all(bytes([reach]))
         return reach
 
@@ -136,11 +137,13 @@ def join_segment(
     deadline: float,
     attach: Callable[[int], Mapped],
     probe: Callable[[Mapped], int],
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Mapped, int]:
     """Fetch the region, map it with `attach(fd)`, and wait until all ranks have done so.
 
     Returns what was mapped, and what each rank, this one by `probe(mapped)`, can read of all
-    others' memory: bits below 4.
+    others' memory: bits below 4. `check` is called every second meanwhile, and may raise: a first
+    rank that was interrupted as it took the connection may hold it for good.
 
     Raises:
         HostError: the first rank is not on this machine.
@@ -158,6 +161,7 @@ def join_segment(
             ) from None
         try:
             connection.sendall(offer.secret + rank.to_bytes(4, "little"))
+            _await(connection, deadline, check)
             data, fds, _, _ = socket.recv_fds(connection, 1, 1)
         except OSError:  # or a TimeoutError
             data, fds = b"", []
@@ -173,15 +177,34 @@ def join_segment(
             os.close(fds[0])
         with contextlib.suppress(OSError):  # as the next line will tell
             connection.sendall(_MAPPED)
-        _expect(connection, _GO, deadline, 0)
+        _expect(connection, _GO, deadline, 0, check)
         with contextlib.suppress(OSError):
             connection.sendall(bytes([probe(mapped)]))
-        return mapped, _expect(connection, _REACHES, deadline, 0)[0]
+        return mapped, _expect(connection, _REACHES, deadline, 0, check)[0]
 
 
-def _expect(connection: socket.socket, accepted: bytes, deadline: float, peer: int) -> bytes:
+def _await(connection: socket.socket, deadline: float, check: Callable[[], None]) -> None:
+    """Until there is something to read, or an end; raises TimeoutError at the deadline."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while True:
+        left_s = max(deadline - time.monotonic(), 0.001)
+        if poll.poll(1000 * min(left_s, _CHECK_EVERY_S)):
+            return
+        if left_s <= _CHECK_EVERY_S:
+            raise TimeoutError
+        check()
+
+
+def _expect(
+    connection: socket.socket,
+    accepted: bytes,
+    deadline: float,
+    peer: int,
+    check: Callable[[], None],
+) -> bytes:
     try:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        _await(connection, deadline, check)
         byte = _receive(connection, 1)
         if byte not in accepted:
             raise ConnectionError

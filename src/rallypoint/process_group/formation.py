@@ -246,7 +246,12 @@ def _share(
         address, secret = json.loads(store.get(key))
         offer = Offer(address, bytes.fromhex(secret))
         communicator, reach = join_segment(
-            offer, rank, deadline, attach, lambda mapped: mapped.probe_memory() & wished
+            offer,
+            rank,
+            deadline,
+            attach,
+            lambda mapped: mapped.probe_memory() & wished,
+            presence.check_all,
         )
         return communicator, PeerMemoryAccess(reach)
     owner = SegmentOwner(region_bytes(len(hosts)))

@@ -172,12 +172,16 @@ class Presence:
         """What is there as long as the rank is."""
         return f"{self._name}/{rank}"
 
-    def look(self, ranks: Iterable[int]) -> int | None:
-        """Look at these ranks; the first that came and is there no more, or None."""
+    def look(self, ranks: Iterable[int], *, have_come: bool = False) -> int | None:
+        """Look at these ranks; the first that came and is there no more, or None.
+
+        Args:
+            have_come: they are known to have come, also one that ended as it was about to say so.
+        """
         for rank in ranks:
             if self._store.check([self.key(rank)]):
                 self.there.add(rank)
-            elif self._store.check([f"{self.key(rank)}/came"]):
+            elif have_come or self._store.check([f"{self.key(rank)}/came"]):
                 self.there.discard(rank)
                 self.gone.add(rank)
         return min(self.gone, default=None)
@@ -201,14 +205,15 @@ class Presence:
                 raise error
 
     def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
-        """Who was lost first, if anyone: whoever gives up for that reason has said so before.
+        """Who was lost first, if anyone, once all have come.
 
-        A process that is being killed loses its connections one after the other.
+        Whoever gives up for that reason has said so before. A process that is being killed loses
+        its connections one after the other.
         """
         lost = f"{self._name}/lost"
         until = time.monotonic() + patience_s
         while not self._store.check([lost]):
-            gone = self.look(range(len(self._names)))
+            gone = self.look(range(len(self._names)), have_come=True)
             if gone is not None:
                 self._store.compare_set(lost, "", str(gone))
             elif time.monotonic() >= until:
