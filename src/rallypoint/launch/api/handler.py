@@ -28,11 +28,10 @@ from rallypoint.rendezvous.api.handler import (
 )
 from rallypoint.rendezvous.api.parameters import (
     RendezvousParameters,
-    read_endpoint,
     read_timeouts,
     texts,
 )
-from rallypoint.rendezvous.job.round import Seat
+from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.prefix import PrefixStore
@@ -246,10 +245,10 @@ def _rounds_of(params: RendezvousParameters) -> ElasticRounds:
     for name in ("heartbeat_timeout", "store_type"):
         configuration.pop(name, None)
     port = PORTS.get(params.backend, PORTS["c10d"])
-    names = [each for each in params.endpoint.split(",") if each.strip()] or ["localhost"]
+    endpoints = Endpoint.parse_all(params.endpoint, port, name="the rendezvous endpoint")
     rendezvous = Rendezvous(
         backend=params.backend,
-        endpoints=tuple(read_endpoint(each, port) for each in names),
+        endpoints=endpoints or (Endpoint(host="localhost", port=port),),
         run_id=params.run_id,
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
