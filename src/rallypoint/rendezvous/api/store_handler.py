@@ -43,7 +43,7 @@ from rallypoint.rendezvous.api.parameters import (
     read_timeouts,
 )
 from rallypoint.rendezvous.api.store_node import StoreNode, ring
-from rallypoint.rendezvous.api.store_state import Keys, RendezvousState
+from rallypoint.rendezvous.api.store_state import RendezvousKeys, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -141,7 +141,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._limits = limits
         self._timeout = timeout
         self._timeouts = timeouts
-        self._keys = Keys.of(run_id)
+        self._keys = RendezvousKeys.of(run_id)
         chosen = local_addr or chosen_address(os.environ)
         address = chosen or _address_towards(store)
         self._member = Member(

@@ -20,7 +20,7 @@ from itertools import count
 
 from rallypoint.base.errors import StoreTimeoutError
 from rallypoint.rendezvous.api.store_leader import StoreLeader
-from rallypoint.rendezvous.api.store_state import GIVEN_UP, Keys, Place, RendezvousState
+from rallypoint.rendezvous.api.store_state import GIVEN_UP, Place, RendezvousKeys, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -50,7 +50,7 @@ class StoreNode:
     """
 
     def __init__(
-        self, store: Store, keys: Keys, member: Member, limits: Limits, timeouts: Timeouts
+        self, store: Store, keys: RendezvousKeys, member: Member, limits: Limits, timeouts: Timeouts
     ) -> None:
         self.changed = threading.Condition()
         self.state = RendezvousState()
@@ -267,7 +267,7 @@ class StoreNode:
         return state
 
 
-def ring(store: Store, keys: Keys) -> None:
+def ring(store: Store, keys: RendezvousKeys) -> None:
     """Let all look now."""
     number = store.add(keys.rings, 1)
     store.set(keys.ring(number), b"")

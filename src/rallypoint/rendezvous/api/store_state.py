@@ -20,13 +20,13 @@ from rallypoint.rendezvous.job.round import Member
 GIVEN_UP = b"-"
 
 
-class Keys(Record):
+class RendezvousKeys(Record):
     """The names of a rendezvous's keys, from what all of them begin with."""
 
     root: str
 
     @classmethod
-    def of(cls, run_id: str) -> Keys:
+    def of(cls, run_id: str) -> RendezvousKeys:
         """For a job's name."""
         return cls(f"rallypoint.rendezvous/{run_id}/")
 
