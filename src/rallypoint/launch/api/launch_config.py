@@ -78,7 +78,8 @@ class LaunchConfig:
         run_id: the job's name, the same on all nodes; if empty, a random one, or "none" for several
             nodes.
         role: what this node's workers do; several nodes may have different ones.
-        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet.
+        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet, also
+            several places with commas between them.
         rdzv_backend: "static" (nodes are known by their ranks), or "c10d" or "etcd" (they come and
             go). One node needs none.
         rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others (900

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -136,8 +135,3 @@ def check_numbers(min_nodes: int, max_nodes: int) -> None:
         raise InvalidArgumentError(
             f"max_nodes is {max_nodes}, less than min_nodes, {min_nodes}; give at least as many."
         )
-
-
-def texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Options as --rdzv-conf would have them."""
-    return {key: str(value) for key, value in config.items() if value is not None}

@@ -102,6 +102,11 @@ class RendezvousState(Record, kw_only=True):
     first: int = 0
     text: str = ""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the newest round runs, and is to."""
+        return self.runs and not self.stopped
+
     def rank_of(self, key: str) -> int | None:
         """A node's rank in the newest round; None: it takes no part."""
         return next((each.node_rank for each in self.members if each.key == key), None)
