@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.cli.numbers import is_whole, whole
 from rallypoint.cli.options import UsageError
@@ -125,20 +126,10 @@ def _read_nnodes(text: str) -> tuple[int, int]:
 
 def read_endpoints(text: str, backend: str) -> tuple[Endpoint, ...]:
     """``"HOST:PORT"``, or several with commas between them; a port may be left out."""
-    return tuple(_read_endpoint(item.strip(), backend) for item in text.split(",") if item.strip())
-
-
-def _read_endpoint(text: str, backend: str) -> Endpoint:
-    host, colon, port_text = text.rpartition(":")
-    if not colon or text.endswith("]"):  # no port
-        host, port_text = text, str(DEFAULT_PORTS.get(backend, 29400))
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    has_host = bool(host.strip("[]")) and (is_bracketed or ":" not in host)
-    if not (has_host and is_whole(port_text) and int(port_text) < 65536):
-        raise UsageError(
-            f"{PROGRAM}: --rdzv-endpoint is {text!r}; it must be HOST:PORT, and IPv6 in brackets."
-        )
-    return Endpoint(host=host.strip("[]"), port=int(port_text))
+    try:
+        return Endpoint.parse_all(text, DEFAULT_PORTS.get(backend, 29400), name="--rdzv-endpoint")
+    except InvalidArgumentError as error:
+        raise UsageError(f"{PROGRAM}: {error}") from None
 
 
 def read_configuration(text: str) -> dict[str, str]:

@@ -78,7 +78,8 @@ class LaunchConfig:
         run_id: the job's name, the same on all nodes; if empty, a random one, or "none" for several
             nodes.
         role: what this node's workers do; several nodes may have different ones.
-        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet.
+        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet, also
+            several places with commas between them.
         rdzv_backend: "static" (nodes are known by their ranks), or "c10d" or "etcd" (they come and
             go). One node needs none.
         rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others (900
@@ -151,10 +152,9 @@ def rendezvous_of(config: LaunchConfig) -> Rendezvous | None:
         return None
     configuration = {key: str(value) for key, value in config.rdzv_configs.items()}
     wish = configuration.pop("rank", None)
-    host, port = _endpoint(config, DEFAULT_C10D_PORT)
     return Rendezvous(
         backend=config.rdzv_backend,
-        endpoints=(Endpoint(host=host, port=port),) if host else (),
+        endpoints=Endpoint.parse_all(config.rdzv_endpoint, DEFAULT_C10D_PORT, name="rdzv_endpoint"),
         run_id=config.run_id,
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -178,12 +178,12 @@ def nodes_of(config: LaunchConfig) -> Nodes:
             f"min_nodes={config.min_nodes} and max_nodes={config.max_nodes} differ: the number of"
             ' static nodes cannot change; choose rdzv_backend="c10d".'
         )
-    host, port = _endpoint(config, 0 if config.max_nodes == 1 else DEFAULT_STATIC_PORT)
+    endpoint = _endpoint(config, 0 if config.max_nodes == 1 else DEFAULT_STATIC_PORT)
     return Nodes(
         count=config.max_nodes,
         node_rank=int(config.rdzv_configs.get("rank", 0)),
-        master_addr=host or "127.0.0.1",
-        master_port=port,
+        master_addr=endpoint.host or "127.0.0.1",
+        master_port=endpoint.port,
         join_timeout_s=float(config.rdzv_configs["timeout"]),
         token=config.token,
     )
@@ -233,15 +233,12 @@ def _streams(given: object) -> StreamMap:
     return StreamMap(all_others=int(given))  # type: ignore[call-overload]
 
 
-def _endpoint(config: LaunchConfig, default_port: int) -> tuple[str, int]:
-    host, colon, port = config.rdzv_endpoint.rpartition(":")
-    if not colon or port.endswith("]"):
-        host, port = config.rdzv_endpoint, str(default_port)
-    if config.rdzv_endpoint and not (host and port.isdigit()):
-        raise InvalidArgumentError(
-            f"rdzv_endpoint={config.rdzv_endpoint!r} must be host:port, node 0's."
-        )
-    if config.max_nodes == 1 and config.rdzv_backend != "static":
-        # Nobody to find: only the port of an endpoint that the launcher would open counts.
-        return "", int(port) if config.rdzv_backend == "c10d" else 0
-    return host.strip("[]"), int(port)
+def _endpoint(config: LaunchConfig, default_port: int) -> Endpoint:
+    """Where static nodes meet; an empty host: only on this machine."""
+    if not config.rdzv_endpoint:
+        return Endpoint(host="", port=default_port)
+    found = Endpoint.parse(config.rdzv_endpoint, default_port, name="rdzv_endpoint")
+    if config.rdzv_backend == "static":
+        return found
+    # Nobody to find: only the port of an endpoint that the launcher would open counts.
+    return Endpoint(host="", port=found.port if config.rdzv_backend == "c10d" else 0)

@@ -1,7 +1,5 @@
 """A Python program as one node of an elastic job: it has an agent's rounds, and no workers.
 
-    program's threads <--condition--> a thread with the rounds
-
 The node beats while the program works. Where an agent would end its workers, the program is told
 that the round was stopped, and where it would report their end, the program wants another round.
 Who leads, and what a round is, is decided where it is for agents.
@@ -11,53 +9,38 @@ from __future__ import annotations
 
 import selectors
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.launch.rounds.elastic import ElasticRounds
-from rallypoint.rendezvous.api.store_leader import CAME_BACK
-from rallypoint.rendezvous.job.reports import (
-    Ended,
-    Finish,
-    Leave,
-    Outcome,
-    Report,
-    Start,
-    Stop,
-    StopAsked,
-)
+from rallypoint.rendezvous.api.node_thread import NodeThread
+from rallypoint.rendezvous.api.store_leader import CAME_BACK, came_back
+from rallypoint.rendezvous.job.reports import Finish, Leave, Outcome, Report, Start, Stop, StopAsked
 from rallypoint.rendezvous.job.round import Seat
 
 CLOSED = "the rendezvous was closed by "
 _GOODBYE_S = 2.0  # to tell the others
 
 
-class ProgramNode:
-    """One life of a node: a RoundSource and its thread.
+class ProgramNode(NodeThread[Seat]):
+    """One life of a node: see NodeThread.
 
     Attributes:
-        changed: guards the others; notified when one of them changes.
         seat: in the newest round; None: none yet.
         stopped: why that round is over, if so.
-        closed: why there is no further round, if so.
         finish: how the job ended for this node.
-        error: what ended the thread, if it was no order.
     """
 
     def __init__(self, rounds: ElasticRounds, name: str) -> None:
-        self.changed = threading.Condition()
+        super().__init__(name)
         self.seat: Seat | None = None
         self.stopped = ""
-        self.closed = ""
         self.finish: Finish | None = None
-        self.error: Exception | None = None
         self._rounds = rounds
         rounds.tells_late_comers = True
         self._name = name
-        self._wants = True  # a round
         self._ended = -1  # the newest round whose end was reported
         self._calls: deque[Callable[[], None]] = deque()
         self._last_word: Report | None = None  # to be said once there is somebody to hear it
@@ -65,23 +48,32 @@ class ProgramNode:
         self._end_at: float | None = None
         self._bell, self._ear = socket.socketpair()
         self._ear.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
-        self._thread.start()
 
-    # For other threads.
+    @property
+    def has_ended(self) -> bool:
+        """Whether the newest round is over for this node."""
+        return bool(self.stopped or self.finish or self.error)
 
     @property
     def waiting(self) -> int:
-        """How many wait for the next round, as the one who leads said last."""
-        return self._rounds.waiting
+        """See NodeThread; as the one who leads said last."""
+        return max(1, self._rounds.waiting) if self.has_ended and not self.closed else 0
 
     @property
     def is_spare(self) -> bool:
-        """Whether it waits for a place in a round that runs without it."""
-        return self._wants and self.seat is None and self.waiting > 0
+        """See NodeThread."""
+        return self._wants and self.seat is None and self._rounds.waiting > 0
+
+    def take_seat(self) -> Seat | None:
+        """See NodeThread."""
+        if self.seat is None or self.seat.number <= self.round or self.stopped:
+            return None
+        self._wants = False
+        self.round = self.seat.number
+        return self.seat
 
     def want_round(self) -> None:
-        """Leave the round, if there is one, and wait for the next."""
+        """See NodeThread."""
         self._call(self._leave_round)
 
     def close(self) -> None:
@@ -89,28 +81,13 @@ class ProgramNode:
         self._call(lambda: self._say_last(StopAsked(node_rank=-1, text=f"{CLOSED}{self._name}")))
 
     def withdraw(self) -> None:
-        """Take part no more; the others go on."""
+        """See NodeThread."""
         self._call(lambda: self._say_last(Leave(text="it waited too long")))
         self.end()
 
     def end(self) -> None:
-        """Stop the thread, after what was asked before."""
+        """See NodeThread. What was asked before is done before."""
         self._call(self._end)
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; whether it came."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def take_seat(self, after: int) -> Seat | None:
-        """The seat in a round newer than that, if it still runs.
-
-        To be called with `changed` held.
-        """
-        if self.seat is None or self.seat.number <= after or self.stopped:
-            return None
-        self._wants = False
-        return self.seat
 
     def _call(self, what: Callable[[], None]) -> None:
         self._calls.append(what)
@@ -119,7 +96,7 @@ class ProgramNode:
 
     # The thread.
 
-    def _run(self) -> None:
+    def _live(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._ear, selectors.EVENT_READ, self._hear)
         try:
@@ -133,10 +110,6 @@ class ProgramNode:
                 if alarm is not None and time.monotonic() >= alarm:
                     self._rounds.tick()
             self._rounds.close()
-        except Exception as error:  # told to whoever waits
-            with self.changed:
-                self.error = error
-                self.changed.notify_all()
         finally:
             selector.close()
             self._bell.close()
@@ -195,15 +168,7 @@ class ProgramNode:
     def _report_end(self, number: int) -> None:
         if number > self._ended:
             self._ended = number
-            self._tell(
-                Ended(
-                    node_rank=-1,
-                    round=number,
-                    succeeded=False,
-                    was_cut_off=True,
-                    because=CAME_BACK,
-                )
-            )
+            self._tell(came_back(number))
 
     def _tell(self, report: Report) -> None:
         if self.finish is None:

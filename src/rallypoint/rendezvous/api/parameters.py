@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.rendezvous.job.round import Endpoint
 
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
@@ -137,26 +135,3 @@ def check_numbers(min_nodes: int, max_nodes: int) -> None:
         raise InvalidArgumentError(
             f"max_nodes is {max_nodes}, less than min_nodes, {min_nodes}; give at least as many."
         )
-
-
-def read_endpoint(text: str, default_port: int | None) -> Endpoint:
-    """``"host:port"``, ``"host"``, ``"[IPv6]:port"``; empty means this machine.
-
-    Raises:
-        InvalidArgumentError: it is none of them, or there is no port and no default.
-    """
-    text = text.strip() or "localhost"
-    host, colon, number = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, number = text, "" if default_port is None else str(default_port)
-    host = host.strip("[]")
-    if not host or not number.isdecimal() or int(number) > 65535:
-        raise InvalidArgumentError(
-            f"the rendezvous endpoint is {text!r}; it must be HOST:PORT, and IPv6 in brackets."
-        )
-    return Endpoint(host=host, port=int(number))
-
-
-def texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Options as --rdzv-conf would have them."""
-    return {key: str(value) for key, value in config.items() if value is not None}

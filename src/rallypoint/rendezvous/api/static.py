@@ -16,12 +16,9 @@ from rallypoint.base.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from rallypoint.rendezvous.api.handler import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
-from rallypoint.rendezvous.api.parameters import RendezvousParameters, read_endpoint
+from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.api.parameters import RendezvousParameters
+from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore
 
@@ -166,7 +163,7 @@ def create_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
         raise InvalidArgumentError(
             "a static rendezvous needs an endpoint: give --master-addr and --master-port."
         )
-    endpoint = read_endpoint(params.endpoint, None)
+    endpoint = Endpoint.parse(params.endpoint, None, name="the rendezvous endpoint")
     timeout_s = params.get_as_int("timeout", 600)
     assert timeout_s is not None
     return StaticTCPRendezvous(

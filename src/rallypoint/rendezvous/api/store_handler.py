@@ -1,16 +1,13 @@
 """A rendezvous that is kept in a store: any of ours that all its nodes can reach.
 
-    handler (the program's threads) <--condition--> node (a thread) <--> the store
-
 One of the nodes leads; when it ends, another one takes over, so nobody is needed but the store.
 """
 
 from __future__ import annotations
 
 import os
-import time
-import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Protocol
 
@@ -23,27 +20,22 @@ from rallypoint.base.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
-    RendezvousGracefulExitError,
     RendezvousStateError,
-    RendezvousTimeoutError,
     StoreError,
     StoreTimeoutError,
 )
 from rallypoint.cluster.interface import chosen_address, own_addresses
 from rallypoint.cluster.network import addresses_of, can_bind, own_address
-from rallypoint.rendezvous.api.handler import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from rallypoint.rendezvous.api.handler import RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.api.node_handler import NodeHandler
 from rallypoint.rendezvous.api.parameters import (
     RendezvousParameters,
     RendezvousTimeout,
     check_numbers,
     read_timeouts,
 )
-from rallypoint.rendezvous.api.store_node import StoreNode, ring
-from rallypoint.rendezvous.api.store_state import Keys, RendezvousState
+from rallypoint.rendezvous.api.store_node import StoreNode, StoreSeat, ring, why_closed
+from rallypoint.rendezvous.api.store_state import RendezvousKeys, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -65,7 +57,7 @@ class Named(Protocol):
         """Its name."""
 
 
-class DynamicRendezvousHandler(RendezvousHandler):
+class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
     """One node of a rendezvous that is kept in a store; made by `from_backend`."""
 
     @classmethod
@@ -135,13 +127,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         timeouts: Timeouts,
         local_addr: str | None,
     ) -> None:
-        self._run_id = run_id
+        super().__init__(backend, run_id, timeout)
         self._store = store
-        self._backend = backend
         self._limits = limits
-        self._timeout = timeout
         self._timeouts = timeouts
-        self._keys = Keys.of(run_id)
+        self._keys = RendezvousKeys.of(run_id)
         chosen = local_addr or chosen_address(os.environ)
         address = chosen or _address_towards(store)
         self._member = Member(
@@ -151,50 +141,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
             addresses=() if is_loopback(address) else own_addresses(),
         )
         self._chosen = chosen
-        self._round = -1
-        self._node: StoreNode | None = None
         self._server: StoreServer | None = None
         with self._reaching():
             self._own = store.clone()  # the program may wait with the other one
 
-    def get_backend(self) -> str:
-        """See RendezvousHandler."""
-        return self._backend
-
-    @property
-    def use_agent_store(self) -> bool:
-        """See RendezvousHandler. Node 0 serves one for each round."""
-        return True
-
-    def get_run_id(self) -> str:
-        """See RendezvousHandler."""
-        return self._run_id
-
     def next_rendezvous(self) -> RendezvousInfo:
         """See RendezvousHandler."""
-        deadline = time.monotonic() + self._timeout.join.total_seconds()
         with self._reaching():
-            if self._own.check([self._keys.closed]):
-                why = self._own.get(self._keys.closed).decode()
-                raise RendezvousClosedError(self._closed_text(why))
-            node = self._come()
-            while True:
-                state = self._await(node, deadline)
-                self._round = state.round
-                rank = state.rank_of(node.key)
-                info = None if rank is None else self._bootstrap(state, rank)
-                if rank is not None and info is not None:
-                    break
-                node = self._come()
-        store = PrefixStore(self._keys.store(state.round), self._store)
-        return RendezvousInfo(store, rank, len(state.members), info)
+            why = why_closed(self._own, self._keys)
+            if why:
+                raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed: {why}")
+            if self._node is not None and self._node.error is not None:
+                self._node = None
+            return super().next_rendezvous()
 
     def is_closed(self) -> bool:
         """See RendezvousHandler."""
-        if self._node is not None and self._node.closed:
-            return True
         with self._reaching():
-            return self._own.check([self._keys.closed])
+            return super().is_closed() or self._own.check([self._keys.closed])
 
     def set_closed(self) -> None:
         """See RendezvousHandler."""
@@ -204,20 +168,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             ring(self._own, self._keys)
 
     def num_nodes_waiting(self) -> int:
-        """See RendezvousHandler.
-
-        It is 1 as well when the round is over for another reason: a node was lost, or this one was
-        taken for dead.
-        """
-        node = self._node
-        if node is None or self._round < 0:
-            return 0
-        with node.changed:
-            if node.error is not None:
-                raise self._error(node.error) from node.error
-            state = node.state
-            runs = state.round == self._round and state.runs and not state.stopped
-            return 0 if runs and node.key else max(1, state.waiting)
+        """See NodeHandler. It raises if the store was lost."""
+        if self._node is not None and self._node.round >= 0:
+            self._raise_if_lost(self._node)
+        return super().num_nodes_waiting()
 
     def shutdown(self) -> bool:
         """See RendezvousHandler."""
@@ -227,67 +181,36 @@ class DynamicRendezvousHandler(RendezvousHandler):
         except RendezvousError:
             is_told = False
         if self._node is not None:
-            is_told &= self._end(self._node)
-            self._node = None
+            is_told &= self._let_go(self._node)
         self._close_server()
         self._own.close()
         return is_told
 
-    # Parts.
+    # NodeHandler.
 
-    def _come(self) -> StoreNode:
-        """Tell the others that this node wants a round."""
-        node = self._node
-        if node is not None and node.error is None:
-            node.leave_round(self._round)
-            ring(self._own, self._keys)
-            return node
-        node = self._node = StoreNode(
-            self._store.clone(), self._keys, self._member, self._limits, self._timeouts
-        )
-        weakref.finalize(self, node.end)
-        node.start()
-        return node
+    def _make_node(self) -> StoreNode:
+        store = self._store.clone()
+        return StoreNode(store, self._own, self._keys, self._member, self._limits, self._timeouts)
 
-    def _await(self, node: StoreNode, deadline: float) -> RendezvousState:
-        with node.changed:
-            while True:
-                state = node.state
-                is_full = state.runs and not state.stopped
-                if node.closed:
-                    is_spare = is_full and state.rank_of(node.key) is None
-                    kind = RendezvousGracefulExitError if is_spare else RendezvousClosedError
-                    raise kind(self._closed_text(node.closed))
-                if node.error is not None:
-                    raise self._error(node.error) from node.error
-                seat = node.take_seat()
-                if seat is not None:
-                    return seat
-                now = time.monotonic()
-                if is_full:
-                    # A spare node waits as long as there is no room for it.
-                    deadline = now + self._timeout.join.total_seconds()
-                if now >= deadline:
-                    break
-                node.changed.wait(deadline - now)
-            text = node.state.text
-        self._node = None
-        self._round = -1
-        self._end(node)
-        waited_s = self._timeout.join.total_seconds()
-        what = text or "nodes of the round before have not come back"
-        raise RendezvousTimeoutError(
-            f"no round of {self._run_id!r} began within {waited_s:g} s: {what}; look at the other"
-            " nodes, or give them more time with join_timeout."
-        )
+    def _enter(self, node: StoreNode, seat: StoreSeat, deadline: float) -> RendezvousInfo | None:
+        state, rank = seat
+        info = self._bootstrap(state, rank)
+        if info is None:
+            return None
+        store = PrefixStore(self._keys.store(state.round), self._store)
+        return RendezvousInfo(store, rank, len(state.members), info)
+
+    def _raise_if_lost(self, node: StoreNode) -> None:
+        if node.error is not None:
+            raise self._error(node.error) from node.error
+
+    # The store for whatever the nodes start.
 
     def _bootstrap(self, state: RendezvousState, rank: int) -> RendezvousStoreInfo | None:
         """Node 0's word where its store is; None if the round was over before that came."""
         store = PrefixStore(self._keys.store(state.round), self._own)
         if rank == 0:
-            address = self._serve(state)
-            assert self._server is not None
-            return RendezvousStoreInfo.build(rank, store, address, self._server.port)
+            return RendezvousStoreInfo.build(rank, store, *self._serve(state))
         keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         while not self.num_nodes_waiting():
             with suppress(StoreTimeoutError):
@@ -295,38 +218,33 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return RendezvousStoreInfo.build(rank, store, None)
         return None
 
-    def _end(self, node: StoreNode) -> bool:
-        """Let go of this node's place; whether the others can see it."""
-        node.end()
-        try:
-            ring(self._own, self._keys)
-        except StoreError:
-            return False
-        return node.join(self._timeout.close.total_seconds())
-
-    def _serve(self, state: RendezvousState) -> str:
-        """Open an empty store for whatever the nodes start; the address to tell them."""
+    def _serve(self, state: RendezvousState) -> tuple[str, int]:
+        """Open it, empty; the address and port to tell the others."""
         self._close_server()
         hosts = {member.host for member in state.members}
         if len(hosts) == 1 and self._chosen is None:
             self._server = StoreServer(_LOOPBACK)
-            return _LOOPBACK
+            return _LOOPBACK, self._server.port
         self._server = StoreServer(ANY if self._chosen is None else _place_of(self._chosen))
         self._server.allow(addresses_of_members(state.members))
-        return self._member.address
+        return self._member.address, self._server.port
 
     def _close_server(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.close()
 
-    def _closed_text(self, why: str) -> str:
-        return f"the rendezvous {self._run_id!r} is closed: {why}; give a new job a new run id."
+    # Its own store's errors.
 
-    def _reaching(self) -> _Reaching:
-        return _Reaching(self)
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Turn a store's errors into a rendezvous's."""
+        try:
+            yield
+        except StoreError as error:
+            raise self._error(error) from error
 
-    def _error(self, error: BaseException) -> RendezvousError:
+    def _error(self, error: Exception) -> RendezvousError:
         if isinstance(error, ControlMessageError):
             return RendezvousStateError(
                 f"the rendezvous {self._run_id!r} cannot be read in its store: {error}"
@@ -334,20 +252,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return RendezvousConnectionError(
             f"the rendezvous {self._run_id!r} cannot reach its store: {error}"
         )
-
-
-class _Reaching:
-    """Turns a store's errors into a rendezvous's."""
-
-    def __init__(self, handler: DynamicRendezvousHandler) -> None:
-        self._handler = handler
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, StoreError):
-            raise self._handler._error(error) from error
 
 
 def create_handler(

@@ -16,6 +16,11 @@ from rallypoint.rendezvous.job.reports import Ended
 CAME_BACK = "wants a new round"
 
 
+def came_back(number: int) -> Ended:
+    """What ends a round for a node without workers: it wants another one."""
+    return Ended(node_rank=-1, round=number, succeeded=False, was_cut_off=True, because=CAME_BACK)
+
+
 class _Seen:
     """A place, and when it last changed."""
 
@@ -101,10 +106,7 @@ class StoreLeader:
             seen.place, seen.changed_at = place, now
         key, number = place.member.key, self._job.round
         if place.ended == number and self._job.expects(key):
-            end = Ended(
-                node_rank=-1, round=number, succeeded=False, was_cut_off=True, because=CAME_BACK
-            )
-            self._job.reported(key, end, now)
+            self._job.reported(key, came_back(number), now)
 
     def _lose(self, slot: int, why: str, now: float) -> None:
         seen = self._seen.pop(slot, None)

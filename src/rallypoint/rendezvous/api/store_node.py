@@ -12,15 +12,15 @@ was taken for dead, or lost the lead, finds out and changes nothing.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 
-from rallypoint.base.errors import StoreTimeoutError
+from rallypoint.base.errors import StoreError, StoreTimeoutError
+from rallypoint.rendezvous.api.node_thread import NodeThread
 from rallypoint.rendezvous.api.store_leader import StoreLeader
-from rallypoint.rendezvous.api.store_state import GIVEN_UP, Keys, Place, RendezvousState
+from rallypoint.rendezvous.api.store_state import GIVEN_UP, Place, RendezvousKeys, RendezvousState
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -33,36 +33,40 @@ _RINGS_KEPT = 64
 _SHORTEST_WAIT_S = 0.001
 _numbers = count()
 
+StoreSeat = tuple[RendezvousState, int]  # a round that runs, and this node's rank in it
 
-class StoreNode:
-    """A node's thread, and what it knows.
+
+class StoreNode(NodeThread[StoreSeat]):
+    """See NodeThread.
 
     Args:
         store: for this thread alone; closed at its end.
+        bell: the same store, for the program's threads to ring in.
         member: this node; its key is made anew each time that it enters.
 
     Attributes:
-        changed: guards the others; notified when one of them changes.
         state: the newest.
-        closed: why there is no further round, if so.
-        error: what ended the thread, if it was no order.
         key: of the member that this node is; empty: of none, as it was taken for dead.
     """
 
     def __init__(
-        self, store: Store, keys: Keys, member: Member, limits: Limits, timeouts: Timeouts
+        self,
+        store: Store,
+        bell: Store,
+        keys: RendezvousKeys,
+        member: Member,
+        limits: Limits,
+        timeouts: Timeouts,
     ) -> None:
-        self.changed = threading.Condition()
+        super().__init__(member.host)
         self.state = RendezvousState()
-        self.closed = ""
-        self.error: Exception | None = None
         self.key = ""
         self._store = store
+        self._bell = bell
         self._keys = keys
         self._member = member
         self._limits = limits
         self._timeouts = timeouts
-        self._wants = True  # a round
         self._is_ending = False
         self._place = Place(member=member)
         self._place_raw = b""  # as it stands in the store
@@ -71,43 +75,44 @@ class StoreNode:
         self._written = b""  # what this node leads with
         self._lead: StoreLeader | None = None
         self._leader: tuple[int, bytes, float] = (-1, b"", 0.0)  # its place, and since when
-        self._thread = threading.Thread(
-            target=self._run, name=f"rendezvous {member.host}", daemon=True
-        )
 
-    def start(self) -> None:
-        """Enter the rendezvous, as one who waits for a round."""
-        self._thread.start()
-
-    # For other threads.
-
-    def leave_round(self, number: int) -> None:
-        """This node wants another round than that one; ring afterwards."""
-        with self.changed:
-            self._wants = True
-            self._ended(number)
-
-    def take_seat(self) -> RendezvousState | None:
-        """The newest round, if it runs and this node, which wants one, has a part in it.
-
-        To be called with `changed` held.
-        """
+    @property
+    def waiting(self) -> int:
+        """See NodeThread. A node that was taken for dead has no part in any round."""
         state = self.state
-        if not state.runs or state.stopped or state.round <= self._place.ended:
-            return None
-        if not self.key or state.rank_of(self.key) is None:
+        is_in = self.key and state.goes_on and state.round == self.round
+        return 0 if is_in else max(1, state.waiting)
+
+    @property
+    def is_spare(self) -> bool:
+        """See NodeThread."""
+        return self.state.goes_on and self.state.rank_of(self.key) is None
+
+    def take_seat(self) -> StoreSeat | None:
+        """See NodeThread."""
+        state, rank = self.state, self.state.rank_of(self.key)
+        if rank is None or not state.goes_on or state.round <= self._place.ended:
             return None
         self._wants = False
-        return state
+        self.round = state.round
+        return state, rank
+
+    def want_round(self) -> None:
+        """See NodeThread."""
+        with self.changed:
+            self._wants = True
+            self._ended(self.round)
+        ring(self._bell, self._keys)
+
+    def withdraw(self) -> None:
+        """See NodeThread."""
+        self.end()
+        with suppress(StoreError):
+            ring(self._bell, self._keys)
 
     def end(self) -> None:
-        """Give up this node's place; ring afterwards, or it takes a beat."""
+        """See NodeThread. It takes a beat, unless somebody rings."""
         self._is_ending = True
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; whether it came."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
     def _ended(self, number: int) -> None:
         if self.key and number > self._place.ended:
@@ -116,21 +121,18 @@ class StoreNode:
 
     # The thread.
 
-    def _run(self) -> None:
+    def _live(self) -> None:
         try:
             while not self._is_ending and not self.closed:
                 if not self.key and self._wants:
                     self._enter()
                 rings = int(self._store.get(self._keys.rings))
-                wake_at = self._look()
-                self._wait(rings + 1, wake_at)
+                left_s = max(self._look() - time.monotonic(), _SHORTEST_WAIT_S)
+                with suppress(StoreTimeoutError):
+                    self._store.wait([self._keys.ring(rings + 1)], timedelta(seconds=left_s))
             if self.key:
                 self._store.compare_set(self._keys.node(self._slot), self._place_raw, GIVEN_UP)
                 ring(self._store, self._keys)
-        except Exception as error:  # told to whoever waits
-            with self.changed:
-                self.error = error
-                self.changed.notify_all()
         finally:
             self._store.close()
 
@@ -156,11 +158,6 @@ class StoreNode:
         self._beat_at = time.monotonic() + self._timeouts.beat_s
         ring(self._store, self._keys)
 
-    def _wait(self, number: int, wake_at: float) -> None:
-        left_s = max(wake_at - time.monotonic(), _SHORTEST_WAIT_S)
-        with suppress(StoreTimeoutError):
-            self._store.wait([self._keys.ring(number)], timedelta(seconds=left_s))
-
     def _look(self) -> float:
         """Beat, read, and lead if it is ours to lead; when to look again."""
         now = time.monotonic()
@@ -173,10 +170,7 @@ class StoreNode:
             state = self._take_lead(raw, state, now)
         if self._lead is not None:
             state = self._decide(self._lead, now)
-        closed = ""
-        if self._store.check([self._keys.closed]):
-            closed = self._store.get(self._keys.closed).decode()
-        self._publish(state, closed)
+        self._publish(state, why_closed(self._store, self._keys))
         alarm = None if self._lead is None else self._lead.wake_at
         beat_at = self._beat_at if self.key else now + self._timeouts.beat_s
         return beat_at if alarm is None else min(alarm, beat_at)
@@ -203,7 +197,7 @@ class StoreNode:
     def _publish(self, state: RendezvousState, closed: str) -> None:
         with self.changed:
             if (state, closed) != (self.state, self.closed):
-                self.state, self.closed = state, closed
+                self.state, self.closed, self.missing = state, closed, state.text
                 self.changed.notify_all()
             has_part = state.rank_of(self.key) is not None
             if self._wants and state.stopped and has_part:
@@ -267,7 +261,14 @@ class StoreNode:
         return state
 
 
-def ring(store: Store, keys: Keys) -> None:
+def why_closed(store: Store, keys: RendezvousKeys) -> str:
+    """Why there is no further round, and what to do; empty: there may be one."""
+    if not store.check([keys.closed]):
+        return ""
+    return f"{store.get(keys.closed).decode()}; give a new job a new run id."
+
+
+def ring(store: Store, keys: RendezvousKeys) -> None:
     """Let all look now."""
     number = store.add(keys.rings, 1)
     store.set(keys.ring(number), b"")

@@ -20,13 +20,13 @@ from rallypoint.rendezvous.job.round import Member
 GIVEN_UP = b"-"
 
 
-class Keys(Record):
+class RendezvousKeys(Record):
     """The names of a rendezvous's keys, from what all of them begin with."""
 
     root: str
 
     @classmethod
-    def of(cls, run_id: str) -> Keys:
+    def of(cls, run_id: str) -> RendezvousKeys:
         """For a job's name."""
         return cls(f"rallypoint.rendezvous/{run_id}/")
 
@@ -101,6 +101,11 @@ class RendezvousState(Record, kw_only=True):
     waiting: int = 0
     first: int = 0
     text: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the newest round runs, and is to."""
+        return self.runs and not self.stopped
 
     def rank_of(self, key: str) -> int | None:
         """A node's rank in the newest round; None: it takes no part."""

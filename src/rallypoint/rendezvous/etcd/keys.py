@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _PACK_FROM = 4096  # bytes; etcd takes values of up to 1.5 MB, and a list of 10,000 is larger
 
 
-class Keys(Record):
+class JobKeys(Record):
     """The names of one attempt's keys, from what all of them begin with."""
 
     root: str
 
     @classmethod
-    def of(cls, run_id: str, attempt: int) -> Keys:
+    def of(cls, run_id: str, attempt: int) -> JobKeys:
         """For that start of that job."""
         return cls(f"/rallypoint/{_quoted(run_id)}/{attempt}/")
 

@@ -39,7 +39,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD
-from rallypoint.rendezvous.etcd.keys import Claim, Keys, pack, unpack
+from rallypoint.rendezvous.etcd.keys import Claim, JobKeys, pack, unpack
 from rallypoint.rendezvous.etcd.rules import EtcdRules
 from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
 
@@ -108,7 +108,7 @@ class EtcdVoter:
     def __init__(self, setup: Setup, rules: type[EtcdRules] = EtcdRules) -> None:
         self._setup = setup
         self._rules = rules(setup)
-        self._keys = Keys.of(setup.run_id, setup.attempt)
+        self._keys = JobKeys.of(setup.run_id, setup.attempt)
         self._lost = EndedAgents()
         self._now = 0.0
         self._steps: _Steps | None = None

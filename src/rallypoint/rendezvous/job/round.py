@@ -11,10 +11,40 @@ from rallypoint.base.record import Record
 
 
 class Endpoint(Record, kw_only=True):
-    """Where a server listens."""
+    """Where a server listens; as text, HOST:PORT, with an IPv6 address in brackets."""
 
     host: str
     port: int
+
+    @classmethod
+    def parse(cls, text: str, default_port: int | None, *, name: str) -> Endpoint:
+        """Read what `str` gives; the port may be left out if there is a default.
+
+        Raises:
+            InvalidArgumentError: it is ill-formed; the message calls it `name`.
+        """
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or port.endswith("]"):  # no port
+            host, port = text.strip(), "" if default_port is None else str(default_port)
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if is_bracketed else host
+        is_host = host and set(host).isdisjoint("[]" if is_bracketed else "[]:")
+        is_port = port.isascii() and port.isdigit() and len(port) < 10 and int(port) < 65536
+        if not (is_host and is_port):
+            raise InvalidArgumentError(
+                f"{name} is {text!r}; it must be HOST:PORT, and IPv6 in brackets."
+            )
+        return cls(host=host, port=int(port))
+
+    @classmethod
+    def parse_all(cls, text: str, default_port: int, *, name: str) -> tuple[Endpoint, ...]:
+        """Read several, with commas between them; empty: none.
+
+        Raises:
+            InvalidArgumentError: as `parse`.
+        """
+        items = [item.strip() for item in text.split(",")]
+        return tuple(cls.parse(item, default_port, name=name) for item in items if item)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -62,15 +62,32 @@ def test_one_node_needs_no_rendezvous() -> None:
     assert (job.rendezvous, job.nodes.master_port) == (None, 0)
 
 
+def test_static_nodes_meet_at_the_endpoint() -> None:
+    def where(nodes: int, endpoint: str) -> tuple[str, int]:
+        config = LaunchConfig(nodes, nodes, 1, rdzv_backend="static", rdzv_endpoint=endpoint)
+        place = job_of(config, ("x",)).nodes
+        return place.master_addr, place.master_port
+
+    assert [where(nodes, "") for nodes in (1, 2)] == [("127.0.0.1", 0), ("127.0.0.1", 29500)]
+    assert [where(nodes, "[::2]") for nodes in (1, 2)] == [("::2", 0), ("::2", 29500)]
+    assert [where(nodes, "h:5") for nodes in (1, 2)] == [("h", 5), ("h", 5)]
+
+
 def test_several_nodes_that_come_and_go() -> None:
-    config = LaunchConfig(1, 3, 2, rdzv_backend="c10d", rdzv_endpoint="host", rdzv_timeout=9)
+    config = LaunchConfig(1, 3, 2, rdzv_backend="c10d", rdzv_endpoint="host,b:1", rdzv_timeout=9)
     rendezvous = job_of(config, ("x",)).rendezvous
     assert rendezvous is not None
     assert (rendezvous.min_nodes, rendezvous.max_nodes) == (1, 3)
-    assert (str(rendezvous.endpoints[0]), rendezvous.configuration["timeout"]) == (
-        "host:29400",
-        "9",
-    )
+    assert [str(each) for each in rendezvous.endpoints] == ["host:29400", "b:1"]
+    assert rendezvous.configuration["timeout"] == "9"
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_endpoint_that_is_none_is_refused(backend: str, nodes: int) -> None:
+    config = LaunchConfig(nodes, nodes, 1, rdzv_backend=backend, rdzv_endpoint="::1:5")
+    with pytest.raises(InvalidArgumentError, match="rdzv_endpoint is '::1:5'; it must be HOST:"):
+        job_of(config, ("x",))
 
 
 def test_torchs_log_directory_of_its_own_making_is_none() -> None:

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from rallypoint import rendezvous as ours
-from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.rendezvous.api.parameters import read_endpoint
-from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.store.hash import HashStore
 
 VALUES = [True, False, 1, 0, 2, -1, "1", "0", "true", "T", "yes", "Y", "False", "n", "", "x", 1.5]
@@ -131,23 +128,3 @@ def test_the_interface_is_torchs() -> None:
     )
     assert missing == set()
     assert Torchs.__abstractmethods__ == ours.RendezvousHandler.__abstractmethods__
-
-
-@pytest.mark.parametrize(
-    ("text", "endpoint"),
-    [
-        ("host:1", ("host", 1)),
-        ("host", ("host", 7)),
-        ("", ("localhost", 7)),
-        ("[::1]", ("::1", 7)),
-        ("[::1]:2", ("::1", 2)),
-    ],
-)
-def test_endpoints(text: str, endpoint: tuple[str, int]) -> None:
-    assert read_endpoint(text, 7) == Endpoint(host=endpoint[0], port=endpoint[1])
-
-
-@pytest.mark.parametrize("text", ["host:", ":1", "host:x", "host:65536"])
-def test_what_is_no_endpoint(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="HOST:PORT"):
-        read_endpoint(text, 7)

@@ -22,7 +22,7 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.rules import ETCD
 from rallypoint.rendezvous.consensus.voter import before_all
-from rallypoint.rendezvous.etcd.keys import Claim, Keys, pack, unpack
+from rallypoint.rendezvous.etcd.keys import Claim, JobKeys, pack, unpack
 from rallypoint.rendezvous.etcd.rules import EtcdRules
 from rallypoint.rendezvous.etcd.voter import Answer, EtcdVoter, Read, Request, Transact
 from rallypoint.rendezvous.job.membership import Limits
@@ -142,7 +142,7 @@ def test_a_member_takes_over_after_silence_and_learns_first(etcd: SimEtcd, numbe
     refused = first.propose(1, agreement(number, "A"), 5.0)
     assert isinstance(refused, Refused)
     assert refused.promised == Ballot(2, "B")
-    key = Keys.of("job", 0).agreement
+    key = JobKeys.of("job", 0).agreement
     assert unpack(Agreement, etcd.pairs[key][0]) == held
 
 
@@ -187,7 +187,7 @@ def test_a_write_that_comes_too_late_changes_nothing(etcd: SimEtcd) -> None:
     assert isinstance(first.propose(1, agreement(2, "A"), 3.0), Accepted)
     for request in first.late:
         assert etcd.apply(request) is None
-    found = unpack(Agreement, etcd.pairs[Keys.of("job", 0).agreement][0])
+    found = unpack(Agreement, etcd.pairs[JobKeys.of("job", 0).agreement][0])
     assert found.number == 2
 
 
@@ -223,7 +223,7 @@ def test_a_job_that_was_stopped_makes_way_at_once(etcd: SimEtcd) -> None:
     assert Agent("B", etcd).stand(2, 1.0, agreement(0, "A", "B")) == Over(finish=finish)
     anew = Agent("C", etcd)
     assert isinstance(anew.stand(1, 1.0), Promise)
-    assert Keys.of("job", 0).agreement not in etcd.pairs
+    assert JobKeys.of("job", 0).agreement not in etcd.pairs
     assert Agent("B", etcd).stand(2, 1.0, agreement(0, "A", "B")) == Over(finish=finish)
     assert first.propose(1, agreement(1, "A", "B"), 2.0) == Over(finish=finish)
 
@@ -259,7 +259,7 @@ def test_while_etcd_is_away_all_members_must_be_heard() -> None:
 
 def test_keys_of_one_job_begin_no_other() -> None:
     names = ["a", "a/0", "a/", "a%2f;", "", "é", "a b", "a%2f;0"]
-    roots = {Keys.of(name, attempt).root for name in names for attempt in (0, 1, 10)}
+    roots = {JobKeys.of(name, attempt).root for name in names for attempt in (0, 1, 10)}
     assert len(roots) == 3 * len(names)
     assert not any(a != b and b.startswith(a) for a in roots for b in roots)
 

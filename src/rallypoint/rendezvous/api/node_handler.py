@@ -1,0 +1,130 @@
+"""A rendezvous handler whose node is a thread: what the program waits for, and for how long.
+
+The waiting, its deadlines and its errors are here; what a seat gives access to, and how a
+rendezvous is closed, is for each kind to say: store_handler.py, and launch/api/handler.py.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from abc import abstractmethod
+from typing import Any, Generic, TypeVar
+
+from rallypoint.base.errors import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.api.node_thread import NodeThread, SeatT
+from rallypoint.rendezvous.api.parameters import RendezvousTimeout
+
+NodeT = TypeVar("NodeT", bound=NodeThread[Any])
+
+
+class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
+    """One node. Its thread ends when nobody holds the handler any more."""
+
+    _grace_s = 0.0  # to wait beyond join_timeout, where the others may say why no round begins
+
+    def __init__(self, backend: str, run_id: str, timeout: RendezvousTimeout) -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._join_s = timeout.join.total_seconds()
+        self._close_s = timeout.close.total_seconds()
+        self._node: NodeT | None = None
+
+    def get_backend(self) -> str:
+        """See RendezvousHandler."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """See RendezvousHandler. Node 0 serves one for each round."""
+        return True
+
+    def get_run_id(self) -> str:
+        """See RendezvousHandler."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See RendezvousHandler."""
+        deadline = time.monotonic() + self._join_s + self._grace_s
+        node = self._node
+        if node is None:
+            node = self._begin()
+        else:
+            node.want_round()
+        while True:
+            info = self._enter(node, self._await_seat(node, deadline), deadline)
+            if info is not None:
+                return info
+            node.want_round()
+
+    def is_closed(self) -> bool:
+        """See RendezvousHandler. Before `next_rendezvous` nothing is known."""
+        return self._node is not None and bool(self._node.closed)
+
+    def num_nodes_waiting(self) -> int:
+        """See RendezvousHandler.
+
+        It is 1 as well when the round is over for another reason: a node was lost, or this one has
+        lost the others.
+        """
+        node = self._node
+        if node is None or node.round < 0:
+            return 0
+        with node.changed:
+            return node.waiting
+
+    # For each kind.
+
+    @abstractmethod
+    def _make_node(self) -> NodeT:
+        """A new node, which has not started."""
+
+    @abstractmethod
+    def _enter(self, node: NodeT, seat: SeatT, deadline: float) -> RendezvousInfo | None:
+        """What that seat gives access to; None: the round was over before."""
+
+    @abstractmethod
+    def _raise_if_lost(self, node: NodeT) -> None:
+        """Raise if that node takes part no more, though the rendezvous is not closed."""
+
+    # For all.
+
+    def _begin(self) -> NodeT:
+        node = self._node = self._make_node()
+        weakref.finalize(self, node.end)
+        node.start()
+        return node
+
+    def _await_seat(self, node: NodeT, deadline: float) -> SeatT:
+        with node.changed:
+            while True:
+                if node.closed:
+                    kind = RendezvousGracefulExitError if node.is_spare else RendezvousClosedError
+                    raise kind(f"the rendezvous {self._run_id!r} is closed: {node.closed}")
+                self._raise_if_lost(node)
+                seat: SeatT | None = node.take_seat()
+                if seat is not None:
+                    return seat
+                now = time.monotonic()
+                if node.is_spare:  # there is no room for it: it waits as long as that takes
+                    deadline = now + self._join_s
+                if now >= deadline:
+                    break
+                node.changed.wait(deadline - now)
+            missing = node.missing or "nodes of the round before have not come back"
+        self._let_go(node)
+        raise RendezvousTimeoutError(
+            f"no round of {self._run_id!r} began within {self._join_s:g} s: {missing}; look at the"
+            " other nodes, or give them more time with join_timeout."
+        )
+
+    def _let_go(self, node: NodeT) -> bool:
+        """Give up the node's place; whether its thread has ended."""
+        self._node = None
+        node.withdraw()
+        return node.join(self._close_s)

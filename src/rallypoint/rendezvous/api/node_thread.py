@@ -1,0 +1,89 @@
+"""One node of a rendezvous, as a thread that takes part while the program works.
+
+    the program's threads, in a NodeHandler <--condition--> NodeThread <--> the other nodes
+
+Here is what all such nodes have. How a node reaches the others is for each kind to say:
+store_node.py, and launch/api/program_node.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+SeatT = TypeVar("SeatT")  # a node's place in a round
+
+
+class NodeThread(ABC, Generic[SeatT]):
+    """A node's thread, and what it knows. A node wants a round from its start.
+
+    Attributes:
+        changed: guards the others; notified when one of them changes.
+        round: the newest one that the program took its seat in; -1: none yet.
+        closed: why there is no further round, if so.
+        error: what ended the thread, if it was no order.
+        missing: who is here and who is missing, while there are too few and that is known.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.changed = threading.Condition()
+        self.round = -1
+        self.closed = ""
+        self.error: Exception | None = None
+        self.missing = ""
+        self._wants = True  # a round
+        self._thread = threading.Thread(target=self._run, name=f"rendezvous {name}", daemon=True)
+
+    def start(self) -> None:
+        """Take part from now on."""
+        self._thread.start()
+
+    # With `changed` held.
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many nodes wait for the next round, 1 at least, if `round` is over; else 0."""
+
+    @property
+    @abstractmethod
+    def is_spare(self) -> bool:
+        """Whether it waits for a place in a round that runs without it."""
+
+    @abstractmethod
+    def take_seat(self) -> SeatT | None:
+        """This node's seat in a round newer than `round`, if one runs."""
+
+    # Without it, for the program's threads.
+
+    @abstractmethod
+    def want_round(self) -> None:
+        """Leave `round`, if it is not over, and wait for the next."""
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Take part no more, at once; the others go on."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the thread soon; never waits, as it is called when the handler is collected."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._live()
+        except Exception as error:  # told to whoever waits
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+
+    @abstractmethod
+    def _live(self) -> None:
+        """Take part until `end`, or until it is over; then let go of everything."""
