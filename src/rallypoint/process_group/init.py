@@ -102,6 +102,7 @@ def init_process_group(
 
         place, found = meet(open_place, base, wait)
         close = closing(place, found)
+    formed = None
     try:
         formed = form_world(
             place,
@@ -113,11 +114,14 @@ def init_process_group(
             way=found.way,
             done=formed_key(place, found),
         )
-    except BaseException:
+        set_default(formed)
+    except BaseException:  # also an interrupt that came after the others had their group
+        set_default(default)
+        if formed is not None:
+            formed.destroy()
         if store is None:
             place.store.close()
         raise
-    set_default(formed)
 
 
 def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
@@ -179,9 +183,13 @@ def leave_at_exit(group: ProcessGroup) -> None:
     What was imported first is called last at exit: engine.work, which is imported above for that,
     then runs the callbacks of what leaving has ended.
     """
-    if not _leaving_at_exit:
-        atexit.register(_leave_all)
-    _leaving_at_exit.add(group)
+    try:
+        if not _leaving_at_exit:
+            atexit.register(_leave_all)
+        _leaving_at_exit.add(group)
+    except BaseException:  # an interrupt: nobody else holds it yet who would leave it
+        group.destroy()
+        raise
 
 
 def _leave_all() -> None:
