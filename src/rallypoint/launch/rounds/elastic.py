@@ -73,6 +73,7 @@ _GOODBYE_S = 2.0
 # The guardian ends workers so long after we should have: within what the others wait (kill_s).
 _GUARD_S = 0.2
 _BINDING_S = 0.5
+_STALLED = 0.4  # of a lease; the rest is for a new connection, and for what it has to say first
 _LOOK_AGAIN_S = 1.0  # for a name
 _STRANGE_AFTER = 2
 
@@ -298,7 +299,8 @@ class ElasticRounds(RoundSource, Receiver):
         self._setup = setup
         self._etcd = etcd
         self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
-        self._board = PeerConnections(setup.me.key, token, listener, self)
+        stalled_s = _STALLED * setup.timeouts.silence_s
+        self._board = PeerConnections(setup.me.key, token, listener, self, stalled_s=stalled_s)
         self._place = place
         self._is_verbose = is_verbose
         self._part = Part.SEEKING

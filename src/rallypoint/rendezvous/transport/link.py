@@ -34,10 +34,12 @@ MAX_UNSENT_BYTES = 32 << 20
 _LENGTH = struct.Struct("!I")
 _DROPPED = 0xFFFFFFFF
 _CHUNK = 64 << 10
+_NAME_BYTES = 8
 _REFUSED = bytes(PROOF)
 _SILENCE_MS = 10_000  # what is under way is lost: end the connection, and make another
 _FRESH_MS = 3000  # a reset after a longer silence may come from one who gave us up, and lives
-_INFO_BYTES, _LAST_DATA_AT = 104, 52  # of struct tcp_info: tcpi_last_data_recv, in ms
+# Of struct tcp_info: its size, and where tcpi_unacked and tcpi_last_{data,ack}_recv (in ms) are.
+_INFO_BYTES, _UNACKED_AT, _LAST_DATA_AT, _LAST_ACK_AT = 104, 24, 52, 56
 
 
 class ConnectionListener(ABC):
@@ -65,6 +67,7 @@ class Link:
 
     Attributes:
         peer: the other side's numeric address.
+        name: what both sides call it; empty until it is open.
         is_open: whether both sides have proved themselves.
         was_ended: whether the kernel closed it for a process that ended; else it broke on the way,
             or one of both sides ended it, and lives.
@@ -79,6 +82,7 @@ class Link:
     ) -> None:
         sock.setblocking(False)
         self.peer = ""
+        self.name = ""
         self.is_open = False
         self.was_ended = False
         self._sock = sock
@@ -91,11 +95,14 @@ class Link:
         self._is_closed = False
         self._is_dropped = False  # to be closed as soon as all is sent
         self._has_told_full = False
+        self._unanswered_since: float | None = None  # nothing came after what we sent then
 
     def send(self, payload: bytes) -> None:
         """Send a frame, now or when there is room. What is too much for that is left out."""
         if self._is_closed or self._is_dropped:
             return
+        if self._unanswered_since is None:
+            self._unanswered_since = time.monotonic()
         if len(payload) > MAX_FRAME_BYTES:
             self._listener.failed(
                 self, f"a message of {len(payload)} bytes is too long, and not sent"
@@ -108,6 +115,24 @@ class Link:
                 )
         else:
             self._write(_LENGTH.pack(len(payload)) + payload)
+
+    def is_stalled(self, wait_s: float) -> bool:
+        """Whether, for so long, nothing came and nothing that we sent was acknowledged.
+
+        The other side's kernel acknowledges for a process that is slow or stopped. Ours is asked
+        only about what has been unanswered for half of that time. That early, because a message
+        that was acknowledged, but not answered, must not make a later one look old.
+        """
+        now = time.monotonic()
+        if self._unanswered_since is None or now < self._unanswered_since + wait_s / 2:
+            return False
+        info = self._info()
+        if not _field(info, _UNACKED_AT):
+            self._unanswered_since = None
+            return False
+        acknowledged_at = now - _field(info, _LAST_ACK_AT) / 1000
+        self._unanswered_since = max(self._unanswered_since, acknowledged_at)
+        return now >= self._unanswered_since + wait_s
 
     def flush(self, wait_s: float) -> None:
         """Wait until everything is sent, but not for longer."""
@@ -191,6 +216,7 @@ class Link:
         if not data:
             self.was_ended = True
             return self._fail(self._end_text())
+        self._unanswered_since = None
         if self._is_dropped:
             return None
         self._unread += data
@@ -259,8 +285,9 @@ class Link:
                 pass
         self.close()
 
-    def _opened(self) -> None:
+    def _opened(self, callers_nonce: bytes) -> None:
         self.is_open = True
+        self.name = callers_nonce[:_NAME_BYTES].hex()
         self._listener.opened(self)
 
     def _broke(self, error: OSError) -> None:
@@ -270,8 +297,10 @@ class Link:
 
     def _silent_ms(self) -> int:
         """Since the kernel last received something, however late we came to read it."""
-        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        return int.from_bytes(info[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder)
+        return _field(self._info(), _LAST_DATA_AT)
+
+    def _info(self) -> bytes:
+        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
 
     def _refuse(self, why: str) -> None:
         self._listener.failed(self, f"{why}; the connection is ended, and made again")
@@ -316,7 +345,7 @@ class Called(Link):
             self._write(_REFUSED)
             return "it does not know the job's token"
         self._write(server_proof(self._token, self._theirs, self._nonce))
-        self._opened()
+        self._opened(self._theirs)
         return ""
 
 
@@ -375,7 +404,7 @@ class Caller(Link):
             return TOKEN_REFUSED
         if not is_server_proof(data, self._token, self._nonce, self._theirs):
             return "it does not know the job's token"
-        self._opened()
+        self._opened(self._nonce)
         return ""
 
 
@@ -390,6 +419,11 @@ def _tend(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def _field(info: bytes, offset: int) -> int:
+    """A number of struct tcp_info."""
+    return int.from_bytes(info[offset : offset + 4], sys.byteorder)
 
 
 def _plain(address: str) -> str:

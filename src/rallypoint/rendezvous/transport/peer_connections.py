@@ -4,10 +4,12 @@
     call(at, bytes): to whoever answers there
 
 The first frame in each direction is the sender's key. Both sides may call at once; then both
-connections stay. An agent counts as gone when its last connection is closed as the kernel does for
-a process that ends, or when another one answers where it listened; not when a connection broke on
-the way, could not be made, or was ended by an agent that lives. It has a selector of its own, and
-is itself selectable.
+connections stay, and the newest is used. When it is stalled (its flow was dropped on the way), the
+agent is called where it listens: the new connection's first frame also names the old ones, which
+both sides then drop. An agent counts as gone when its last connection is closed as the kernel does
+for a process that ends, or when another one answers where it listened; not when a connection broke
+on the way, could not be made, or was ended by an agent that lives. It has a selector of its own,
+and is itself selectable.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ _MAX_KEY = 64
 _MAX_WAITING = 32  # messages for one connection that is being made; all are said again anyway
 _MAX_STRANGERS = 512  # who have not proved themselves; more wait in the kernel's queue
 _MAX_ACCEPTS = 64  # in a row: others have something to say, too
+_MAX_CALLS_AGAIN = 64  # calls under way; behind a cut, thousands stall whom nobody can reach
 _FULL_S = 0.5  # without descriptors, so long until the next try
 
 
@@ -58,6 +61,7 @@ class _Call:
         self.link: Link | None = None  # None: the host's name is being looked up
         self.began = time.monotonic()
         self.waiting: list[tuple[str | None, bytes]] = []  # for whom; None: whoever is there
+        self.replaces: set[Link] = set()  # stalled ones
 
 
 class PeerConnections(ConnectionListener):
@@ -66,22 +70,32 @@ class PeerConnections(ConnectionListener):
     Args:
         key: this agent's own.
         listener: where others call it; taken over.
+        stalled_s: replace a connection after so long without an acknowledgement.
 
     Attributes:
         wake_at: when to call `poll` even if nothing happens; None: never.
     """
 
-    def __init__(self, key: str, token: bytes, listener: socket.socket, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        key: str,
+        token: bytes,
+        listener: socket.socket,
+        receiver: Receiver,
+        *,
+        stalled_s: float = 2.0,
+    ) -> None:
         self.wake_at: float | None = None
         self._key = key
         self._token = token
         self._receiver = receiver
+        self._stalled_s = stalled_s
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._keys: dict[Link, str] = {}  # of all that are proved; empty before the first frame
-        self._links: dict[str, list[Link]] = {}  # by key
+        self._links: dict[str, list[Link]] = {}  # by key; the newest is the last
         self._strangers: dict[Link, float] = {}  # who called, and has not told its key; since when
         self._calls: dict[Endpoint, _Call] = {}
         self._who: dict[Endpoint, str] = {}  # who answered there, while connected
@@ -99,15 +113,18 @@ class PeerConnections(ConnectionListener):
         """To that agent; lost if it is not there."""
         links = self._links.get(to)
         if links:
-            links[0].send(payload)
+            link = links[-1]
+            if link.is_stalled(self._stalled_s) and at is not None and at.port:
+                self._call_again(at, to, payload)
+            link.send(payload)
         elif at is not None and at.port:
             self._wait_for(at, to, payload)
 
     def call(self, at: Endpoint, payload: bytes) -> None:
         """To whoever answers there."""
-        links = self._links.get(self._who.get(at, ""))
-        if links:
-            links[0].send(payload)
+        who = self._who.get(at)
+        if who is not None:
+            self.send(who, at, payload)
         else:
             self._wait_for(at, None, payload)
 
@@ -182,6 +199,15 @@ class PeerConnections(ConnectionListener):
         call.waiting.append((to, payload))
         self._dial(at, call)
 
+    def _call_again(self, at: Endpoint, to: str, payload: bytes) -> None:
+        """Try to make the stalled connections with that agent anew; until then nothing changes."""
+        if at not in self._calls and len(self._calls) >= _MAX_CALLS_AGAIN:
+            return
+        self._wait_for(at, to, payload)
+        call = self._calls.get(at)
+        if call is not None:
+            call.replaces.update(self._links[to])
+
     def _dial(self, at: Endpoint, call: _Call) -> None:
         try:
             address = self._names.address_of(at.host)
@@ -214,8 +240,7 @@ class PeerConnections(ConnectionListener):
         for link, since in list(self._strangers.items()):
             if now < since + HANDSHAKE_S:
                 break  # the oldest come first
-            link.drop()
-            self._forget(link)
+            self._drop(link)
 
     def _set_alarm(self) -> None:
         alarms = [call.began + HANDSHAKE_S for call in self._calls.values()]
@@ -230,7 +255,9 @@ class PeerConnections(ConnectionListener):
     def opened(self, link: Link) -> None:
         """See ConnectionListener."""
         self._keys[link] = ""
-        link.send(self._key.encode())
+        replaced = [call.replaces for call in self._calls.values() if call.link is link]
+        names = [old.name for links in replaced for old in links]
+        link.send(",".join([self._key, *names]).encode())
 
     def received(self, link: Link, payload: bytes) -> None:
         """See ConnectionListener."""
@@ -239,25 +266,35 @@ class PeerConnections(ConnectionListener):
             self._receiver.heard(key, payload)
             return
         try:
-            key = payload.decode("ascii")
+            key, *replaced = payload.decode("ascii").split(",")
         except UnicodeDecodeError:
-            key = ""
+            key, replaced = "", []
         is_taken = any(other.peer != link.peer for other in self._links.get(key, ()))
         if not key.isalnum() or len(key) > _MAX_KEY or is_taken:
-            self._forget(link)
-            link.drop()
+            self._drop(link)
             self._update_listener()
             return
         self._keys[link] = key
+        olds = [old for old in self._links.get(key, ()) if old.name in replaced]
         self._links.setdefault(key, []).append(link)
         self._strangers.pop(link, None)
+        for old in olds:
+            self._drop(old)
         for at, call in list(self._calls.items()):
             if call.link is link:
                 del self._calls[at]
+                self._drop_replaced(call, key)
                 self._names.worked(at.host)
                 self._who[at] = key
                 self._deliver(link, key, call)
         self._update_listener()
+
+    def _drop_replaced(self, call: _Call, key: str) -> None:
+        """Also if another agent answers, unless they are no longer stalled."""
+        for old in call.replaces:
+            whose = self._keys.get(old)
+            if whose == key or (whose is not None and old.is_stalled(self._stalled_s)):
+                self._drop(old)
 
     def _deliver(self, link: Link, key: str, call: _Call) -> None:
         """Say what waited for the connection to the one who answered, if it was meant."""
@@ -289,6 +326,11 @@ class PeerConnections(ConnectionListener):
         """See ConnectionListener."""
         if not self._is_closing:
             self._receiver.failed(link.peer, what)
+
+    def _drop(self, link: Link) -> None:
+        """End this connection only."""
+        self._forget(link)
+        link.drop()
 
     def _forget(self, link: Link) -> None:
         key = self._keys.pop(link, "")

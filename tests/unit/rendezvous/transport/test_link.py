@@ -269,3 +269,43 @@ def test_a_reset_tells_of_an_end_only_if_it_is_fresh(
     assert loop.side.frames == [b"hello"]
     assert loop.side.why == "its connection broke: Connection reset by peer"
     assert loop.side.link.was_ended is not is_late
+
+
+@pytest.mark.parametrize(
+    ("sent_ago_s", "unacknowledged", "heard_ago_s", "is_stalled"),
+    [
+        (None, 1, 60.0, False),  # nothing was sent since something came
+        (1.9, 1, 60.0, False),  # it was idle, and what was sent now is under way
+        (2.1, 1, 60.0, True),
+        (60.0, 0, 60.0, False),  # all is acknowledged
+        (1.1, 0, 60.0, False),  # and what is sent later is not as old as that
+        (60.0, 1, 1.9, False),  # its kernel still says something
+        (60.0, 1, 2.1, True),
+    ],
+)
+def test_what_is_stalled(
+    pair: tuple[Loop, Side],
+    monkeypatch: pytest.MonkeyPatch,
+    sent_ago_s: float | None,
+    unacknowledged: int,
+    heard_ago_s: float,
+    is_stalled: bool,
+) -> None:
+    _, caller = pair
+    link = caller.link
+    assert link is not None
+    info = bytearray(104)
+    struct.pack_into("=I", info, 24, unacknowledged)
+    struct.pack_into("=I", info, 56, int(heard_ago_s * 1000))
+    monkeypatch.setattr(link, "_info", lambda: bytes(info))
+    link._unanswered_since = None if sent_ago_s is None else time.monotonic() - sent_ago_s
+    assert link.is_stalled(2.0) is is_stalled
+    is_forgotten = link._unanswered_since is None
+    assert is_forgotten is (sent_ago_s is None or unacknowledged == 0)
+
+
+def test_both_sides_call_it_by_one_name(pair: tuple[Loop, Side]) -> None:
+    loop, caller = pair
+    assert caller.link is not None
+    assert loop.side.link is not None
+    assert caller.link.name == loop.side.link.name != ""

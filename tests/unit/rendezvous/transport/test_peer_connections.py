@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,14 +18,22 @@ from rallypoint.rendezvous.transport import peer_connections as connections
 from rallypoint.rendezvous.transport.link import MAX_FRAME_BYTES
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
 
+STALLED_S = 0.3
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of asm-generic/socket.h
+_KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # a struct sock_filter
+
 
 class Agent(Receiver):
-    """A connections, and what it told; `at_end` is called for an agent that has ended."""
+    """Connections, and what they told; a beat is answered.
+
+    `at_end` is called for an agent that has ended.
+    """
 
     def __init__(self, key: str) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.at = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
-        self.board = PeerConnections(key, b"token", listener, self)
+        self.key = key
+        self.board = PeerConnections(key, b"token", listener, self, stalled_s=STALLED_S)
         self.told: list[tuple[str, str]] = []
         self.at_end: Callable[[], None] = lambda: None
         self._is_closed = False
@@ -35,6 +46,8 @@ class Agent(Receiver):
 
     def heard(self, key: str, payload: bytes) -> None:
         self.told.append((key, payload[:8].decode()))
+        if payload == b"beat":
+            self.board.send(key, None, b"answer")
 
     def gone(self, key: str, why: str) -> None:
         self.told.append((key, "gone"))
@@ -153,3 +166,214 @@ def test_a_dropped_connection_is_closed_as_well(pair: tuple[Agent, Agent]) -> No
     link._refuse("it announced a message of 4294967294 bytes")
     one.close()
     assert link._sock.fileno() == -1
+
+
+def drop_packets_to(one: link.Link) -> None:
+    """As a firewall that lost the connection's state: not even its kernel sees them."""
+    code = ctypes.create_string_buffer(_KEEP_NOTHING, len(_KEEP_NOTHING))
+    program = struct.pack("HP", 1, ctypes.addressof(code))
+    one._sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def deliver_packets_to(one: link.Link) -> None:
+    """Again."""
+    one._sock.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+def the_link(agent: Agent, key: str) -> link.Link:
+    (one,) = agent.board._links[key]
+    return one
+
+
+def beat(sender: Agent, to: Agent, at: Endpoint | None = None) -> None:
+    sender.board.send(to.key, at or to.at, b"beat")
+
+
+def beat_until_answered(sender: Agent, to: Agent) -> float:
+    """The seconds it took."""
+    began = time.monotonic()
+    sender.told.clear()
+
+    def is_answered() -> bool:
+        beat(sender, to)
+        return (to.key, "answer") in sender.told
+
+    until(is_answered, sender, to)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("sender", ["caller", "listener"])
+@pytest.mark.parametrize("deaf", ["one", "other", "both"])
+def test_a_connection_whose_flow_was_dropped_is_replaced(
+    pair: tuple[Agent, Agent], deaf: str, sender: str
+) -> None:
+    """Whichever way packets are lost; only who sends calls again, and both use what comes of it."""
+    one, other = pair
+    olds = [the_link(one, "other"), the_link(other, "one")]
+    for name, old in zip(("one", "other"), olds, strict=True):
+        if deaf in (name, "both"):
+            drop_packets_to(old)
+    us, them = (one, other) if sender == "caller" else (other, one)
+    # Half: what is unacknowledged may have been sent a while after the last acknowledgement.
+    assert STALLED_S / 2 <= beat_until_answered(us, them) < SOON_S / 2
+    assert the_link(one, "other") not in olds
+    assert the_link(other, "one") not in olds
+    until(lambda: all(old._sock.fileno() == -1 for old in olds), one, other)
+    assert beat_until_answered(them, us) < STALLED_S
+    assert not one.has_told_of_an_end()
+    assert not other.has_told_of_an_end()
+
+
+def test_both_may_replace_it_at_once(pair: tuple[Agent, Agent]) -> None:
+    one, other = pair
+    olds = [the_link(one, "other"), the_link(other, "one")]
+    for old in olds:
+        drop_packets_to(old)
+
+    def are_both_calling() -> bool:
+        beat(one, other)
+        beat(other, one)
+        return bool(one.board._calls and other.board._calls)
+
+    until(are_both_calling)
+    beat_until_answered(one, other)
+    beat_until_answered(other, one)
+    until(lambda: all(old._sock.fileno() == -1 for old in olds), one, other)
+    assert len(one.board._links["other"]) == len(other.board._links["one"]) == 2
+    assert not one.has_told_of_an_end()
+    assert not other.has_told_of_an_end()
+
+
+@pytest.mark.parametrize("who_ends", ["caller", "listener"])
+def test_an_end_after_a_replacement_is_told_at_once(
+    pair: tuple[Agent, Agent], who_ends: str
+) -> None:
+    """Nobody waits for the old connection, which would be silent for long."""
+    one, other = pair
+    for old in (the_link(one, "other"), the_link(other, "one")):
+        drop_packets_to(old)
+    beat_until_answered(one, other)
+    ended, left = (one, other) if who_ends == "caller" else (other, one)
+    began = time.monotonic()
+    ended.close()
+    until(lambda: (ended.key, "gone") in left.told, left)
+    assert time.monotonic() - began < SOON_S / 2
+
+
+def test_a_slow_agent_keeps_its_connection(pair: tuple[Agent, Agent]) -> None:
+    """It reads nothing; its kernel takes what comes, and then says that it has no more room."""
+    one, other = pair
+    old = the_link(one, "other")
+    end = time.monotonic() + 4 * STALLED_S
+    while time.monotonic() < end:
+        one.board.send("other", other.at, bytes(100 << 10))
+        one.board.poll(0.01)
+        assert not one.board._calls
+    beat_until_answered(one, other)
+    assert the_link(one, "other") is old
+
+
+def test_an_idle_connection_is_kept_and_costs_nothing(
+    pair: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is asked only about what is unanswered for long."""
+    one, other = pair
+    beat_until_answered(one, other)
+    until(lambda: not one.board._selector.select(0), one, other)
+    monkeypatch.setattr(link.Link, "_info", None)
+    old = the_link(one, "other")
+    later = Later()
+    monkeypatch.setattr(link, "time", later)
+    for _ in range(3):
+        later.by_s += 100
+        beat(one, other)
+        beat(one, other)
+        one.told.clear()
+        until(lambda: one.told.count(("other", "answer")) == 2, one, other)
+    assert the_link(one, "other") is old
+    assert not one.board._calls
+
+
+def test_new_words_are_not_as_old_as_acknowledged_ones(pair: tuple[Agent, Agent]) -> None:
+    """Also where the first ones are said without knowing where the other one listens."""
+    one, _ = pair
+    old = the_link(one, "other")
+    old._unanswered_since = time.monotonic() - 60
+    until(lambda: not link._field(old._info(), link._UNACKED_AT), one)
+    one.board.send("other", None, b"beat")
+    assert old._unanswered_since > time.monotonic() - 60
+
+
+class Later:
+    """The module `time`, some seconds from now."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.by_s
+
+
+def test_silence_stays_silence_while_nobody_answers(pair: tuple[Agent, Agent]) -> None:
+    """Nothing is told, nothing is dropped, and if the packets come again, all goes on."""
+    one, other = pair
+    old = the_link(one, "other")
+    drop_packets_to(old)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = Endpoint(host="127.0.0.1", port=free.getsockname()[1])
+    calls = 0
+
+    def has_called_in_vain() -> bool:
+        nonlocal calls
+        beat(one, other, nobody)
+        was_calling = bool(one.board._calls)
+        one.board.poll(0.01)
+        calls += was_calling and not one.board._calls
+        return calls >= 3
+
+    until(has_called_in_vain)
+    assert the_link(one, "other") is old
+    assert one.told == [("other", "hello")]
+    deliver_packets_to(old)
+    until(lambda: ("other", "answer") in one.told, one, other)
+    assert the_link(one, "other") is old
+    assert not one.has_told_of_an_end()
+    assert not other.has_told_of_an_end()
+
+
+def test_another_agent_in_the_place_of_a_silent_one(pair: tuple[Agent, Agent]) -> None:
+    one, other = pair
+    drop_packets_to(the_link(one, "other"))
+    third = Agent("third")
+
+    def is_gone() -> bool:
+        beat(one, other, third.at)
+        return ("other", "gone") in one.told
+
+    until(is_gone, one, third)
+    assert "other" not in one.board._links
+    assert not third.told
+    third.close()
+
+
+def test_an_agent_names_only_its_own_connections(pair: tuple[Agent, Agent]) -> None:
+    """Whoever else claims that one is replaced is not believed."""
+    one, other = pair
+    theirs = the_link(other, "one")
+    third = Agent("third")
+    third.board._key = f"third,{theirs.name}"
+    third.board.call(other.at, b"hello")
+    until(lambda: ("third", "hello") in other.told, third, other)
+    assert the_link(other, "one") is theirs
+    assert one.board._links["other"]
+    third.close()
+
+
+def test_answers_take_the_newest_connection(pair: tuple[Agent, Agent]) -> None:
+    """The old one broke on one side only: the other side hears nothing of that."""
+    one, other = pair
+    old = the_link(one, "other")
+    drop_packets_to(the_link(other, "one"))
+    old._broke(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+    assert beat_until_answered(one, other) < SOON_S / 2
+    assert len(other.board._links["one"]) == 2
