@@ -118,7 +118,7 @@ class StoreLeader:
         is_gathering = job.stage is Stage.GATHERING
         self._state = self._state.__replace__(
             round=job.round,
-            members=job.members,
+            members=job.current.members,
             runs=not is_gathering,
             stopped=job.because_stopped if job.is_stopping else "",
             waiting=job.waiting,

@@ -394,8 +394,8 @@ class Leader:
         assert self.job is not None
         while decision != NOTHING:
             decision = self._do(decision, now)
-        is_done = self._key in self.job.succeeded
-        self._done = self.job.left_succeeded + (self._key,) * is_done
+        is_done = self._key in self.job.current.succeeded
+        self._done = self.job.current.left_succeeded + (self._key,) * is_done
 
     def _do(self, decision: Decision, now: float) -> Decision:
         """Returns what follows from it at once."""

@@ -15,6 +15,7 @@ from enum import Enum
 
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
+from rallypoint.rendezvous.job.flapping import Flapping
 from rallypoint.rendezvous.job.membership import Gathering, Limits
 from rallypoint.rendezvous.job.reports import (
     Broken,
@@ -30,14 +31,9 @@ from rallypoint.rendezvous.job.reports import (
 )
 from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
+from rallypoint.rendezvous.job.round_state import RoundState
 
 NOTICE_EVERY_S = 10.0
-# Nodes that come and go: after so many new rounds of that kind within so long, those who come wait,
-# longer each time, and come in together.
-FREE_CHANGES = 4
-_CHANGES_S = 300.0
-_ONE_LOSS_S = 1.0  # nodes lost within so long of each other, as behind one switch, are one change
-_LONGEST_PAUSE_S = 60.0
 
 
 class OpenRound(Record, kw_only=True):
@@ -78,29 +74,16 @@ class Coordinator:
         self._known_round = -1  # the newest one that somebody here has seen, also of another job
         self.restarts = 0
         self.wake_at: float | None = None
-        self.members: tuple[Member, ...] = ()  # of the round, also those who are gone
+        self.current = RoundState()  # of the round, also once it is over
+        self.because_stopped = ""
         self._ranks: tuple[Member, ...] = ()  # of the newest round that began
         self._ranks_before: tuple[Member, ...] = ()
-        self._by_key: dict[str, Member] = {}  # the same
-        self._awaited: set[str] = set()  # whose end is still to be reported
-        self.because_stopped = ""
-        self._is_taken_over = False  # this round was begun by another coordinator
-        self._interrupted = ""  # why the round ended, if nobody is to blame
         self._gathering = Gathering(limits)
-        self._ends: dict[str, Ended] = {}  # of the round, by key
-        self._present: set[str] = set()  # its members who are here
-        self.succeeded: set[str] = set()  # its members whose workers have all succeeded
-        self.left_succeeded: tuple[str, ...] = ()  # and who are gone
-        self._lost: list[str] = []  # hosts, since the round began
-        self._came: list[str] = []
-        self._leaving: dict[str, str] = {}  # why, by key
+        self._flapping = Flapping()
         self._stop_asked = ""
         self._because = ""  # why there is to be a new round
         self._notice_at = 0.0
-        self._changes: list[float] = []  # when rounds ended as nodes came or went
-        self._lost_at = -_ONE_LOSS_S  # when the newest of them ended as nodes went
         self._began_at = 0.0
-        self._has_told_pause = False
 
     @classmethod
     def resumed(
@@ -119,8 +102,7 @@ class Coordinator:
         """
         self = cls(limits, max_restarts)
         self.round, self.restarts = round_number, restarts
-        self._begin(members)
-        self._is_taken_over = runs
+        self._begin(members, is_taken_over=runs)
         self.opened(now)
         if runs:
             for member in members:
@@ -155,9 +137,9 @@ class Coordinator:
             case Stage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
             # A new round would throw away what some have finished; who comes has to wait.
-            case Stage.RUNNING if self._has_room() and not self.succeeded:
-                self._came.append(member.host)
-                pause_s = self._pause_s(now)
+            case Stage.RUNNING if self._has_room() and not self.current.succeeded:
+                self.current.came.append(member.host)
+                pause_s = self._flapping.pause_s(now)
                 left_s = self._began_at + pause_s - now
                 is_due = not pause_s or left_s <= 0
                 return self._stop(came) if is_due else self._put_off(came, left_s, now)
@@ -171,68 +153,57 @@ class Coordinator:
             case Broken(round=self.round):
                 return self._stop(report.text)
             case Leave(text=text):
-                if not self._expects(key) or key in self._ends:
+                if not self._expects(key) or self.current.has_ended(key):
                     return self.node_lost(key, text, now)
                 # A last checkpoint, say, must be written before others go on from it.
-                self._leaving[key] = text
-                return self._stop(f"{self._name_of(key)} leaves: {text}")
+                self.current.leaving[key] = text
+                return self._stop(f"{self.current.name_of(key)} leaves: {text}")
             case StopAsked():
                 self._stop_asked = self._stop_asked or report.text
                 if self.stage is Stage.GATHERING:
                     return self._finish(Outcome.STOPPED, report.text)
                 return self._stop(report.text)
             case Ended(round=self.round) if self._expects(key):
-                self._ends[key] = report
-                if key in self._leaving and not report.succeeded:
-                    return self.node_lost(key, self._leaving[key], now)
-                self._awaited.discard(key)
-                if report.succeeded:
-                    self.succeeded.add(key)
-                if report.was_cut_off:
-                    why = report.because or "had lost the coordinator"
-                    self._interrupted = f"{self._name_of(key)} {why}"
-                words = self._interrupted if report.was_cut_off else _first_words(report)
-                stopped = NOTHING if report.succeeded else self._stop(words)
+                if key in self.current.leaving and not report.succeeded:
+                    return self.node_lost(key, self.current.leaving[key], now)
+                why = self.current.ended(key, report)
+                stopped = NOTHING if report.succeeded else self._stop(why)
                 return stopped + self._judge_if_all_ended(now)
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
         """A member is not heard: end the round, while it may still come back or be lost."""
-        if not self._expects(key) or key in self._ends:
+        if not self._expects(key) or self.current.has_ended(key):
             return NOTHING
-        self._interrupted = f"{self._name_of(key)} was silent"
-        return self._stop(f"{self._name_of(key)} is silent: {why}")
+        name = self.current.name_of(key)
+        self.current.interrupted = f"{name} was silent"
+        return self._stop(f"{name} is silent: {why}")
 
     def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
-        member = self._gathering.leave(key)
-        self._leaving.pop(key, None)
-        self._present.discard(key)
+        member, current = self._gathering.leave(key), self.current
+        current.leaving.pop(key, None)
+        current.present.discard(key)
         if self.stage is Stage.DONE or member is None:
             return NOTHING
-        self._awaited.discard(key)
-        name = self._name_of(key, member.host)
+        name = current.name_of(key, member.host)
         if self.stage is Stage.GATHERING:
             left = Decision((), f"{name} left before the start: {why}")
             return left + self._open_if_complete(now, otherwise=NOTHING)
-        if not self._is_in_round(key):
-            if self.stage is Stage.RUNNING and member.host in self._came:
-                self._came.remove(member.host)
+        if key not in current:
+            if self.stage is Stage.RUNNING and member.host in current.came:
+                current.came.remove(member.host)
             return Decision((), f"{name}, which waited for the next round, left: {why}")
-        end = self._ends.get(key)
-        if end is not None and end.succeeded:  # it is only missed if there is another round
-            self.left_succeeded = (*self.left_succeeded, key)
+        if not current.left(key, name):
             return Decision((), f"{name} left after its workers had succeeded: {why}")
-        self._ends.pop(key, None)
-        self._lost.append(name)
         return self._stop(f"{name} was lost: {why}") + self._judge_if_all_ended(now)
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
         if self.stage is Stage.RUNNING and self.wake_at is not None and now >= self.wake_at:
             self.wake_at = None
-            is_wanted = self._came and not self.succeeded
-            return self._stop(f"{', '.join(self._came)} joined") if is_wanted else NOTHING
+            came = ", ".join(self.current.came)
+            return self._stop(f"{came} joined") if came and not self.current.succeeded else NOTHING
         if self.stage is not Stage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
         if self._gathering.is_complete(now):
@@ -258,7 +229,7 @@ class Coordinator:
         """The newest round began nowhere: no rank comes from it, and no report of its end."""
         self._ranks = self._ranks_before
         decided = NOTHING
-        for member in self.members:
+        for member in self.current.members:
             if self.expects(member.key):
                 end = Ended(node_rank=member.node_rank, round=self.round, succeeded=False)
                 decided += self.reported(member.key, end, now)
@@ -288,52 +259,40 @@ class Coordinator:
         """How many wait for the next round while one runs."""
         if self.stage is Stage.GATHERING:
             return 0
-        return len(self.here) - len(self._present)
+        return len(self.here) - len(self.current.present)
 
     def expects(self, key: str) -> bool:
         """Whether the end of that member's workers is still to be reported."""
-        return self._expects(key) and key in self._awaited
-
-    def _name_of(self, key: str, otherwise: str = "") -> str:
-        """``"node 1 (host7)"``; without the rank if it has none."""
-        member = self._by_key.get(key)
-        return f"node {member.node_rank} ({member.host})" if member else otherwise
+        return self._expects(key) and key in self.current.awaited
 
     def _set_alarm(self) -> None:
         alarm = self._gathering.wake_at
         self.wake_at = self._notice_at if alarm is None else min(alarm, self._notice_at)
 
     def _has_room(self) -> bool:
-        return len(self.members) - len(self._lost) < self._gathering.limits.max_nodes
-
-    def _is_in_round(self, key: str) -> bool:
-        return key in self._by_key
+        current = self.current
+        return len(current.members) - len(current.lost) < self._gathering.limits.max_nodes
 
     def _expects(self, key: str) -> bool:
-        return self.stage in (Stage.RUNNING, Stage.STOPPING) and self._is_in_round(key)
+        return self.stage in (Stage.RUNNING, Stage.STOPPING) and key in self.current
 
     def _judge_if_all_ended(self, now: float) -> Decision:
-        if self._awaited:
+        current, here = self.current, self._gathering.here
+        if current.awaited:
             return NOTHING
-        here = self._gathering.here
-        ends = list(self._ends.values())
-        names = [self._name_of(key) for key in self._ends if key not in here]
-        if self._is_taken_over and not any(end.causes for end in ends):
-            # The one before had its reasons to end the round, and took them along.
-            self._interrupted = self._interrupted or "the coordinator changed"
         facts = RoundEnd(
-            succeeded=not self._lost and all(end.succeeded for end in ends),
-            causes=tuple(cause for end in ends for cause in end.causes),
+            succeeded=current.has_succeeded,
+            causes=current.causes,
             restarts_used=self.restarts,
             max_restarts=self.max_restarts,
             stop_asked=self._stop_asked,
             nodes_left=len(here),
-            nodes_lost=(*self._lost, *names),
-            nodes_came=tuple(self._came),
-            interrupted=self._interrupted,
+            nodes_lost=current.missing(here),
+            nodes_came=tuple(current.came),
+            interrupted=current.why_interrupted(),
             min_nodes=self._gathering.limits.min_nodes,
             is_fixed=self._gathering.limits.is_fixed,
-            unkillable=sum(end.unkillable for end in ends),
+            unkillable=current.unkillable,
         )
         after = judge(facts)
         match after.next:
@@ -346,7 +305,7 @@ class Coordinator:
             case Next.RESTART:
                 self.restarts += 1
             case Next.RESIZE:
-                self._count_change(now)
+                self._flapping.count(now, came=bool(current.came))
         self._move(Stage.GATHERING)
         self._because = after.reason
         self.opened(now)
@@ -361,42 +320,20 @@ class Coordinator:
         self._move(Stage.RUNNING)
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
-        self._begin(self._gathering.form(self._ranks))
-        action = OpenRound(number=self.round, members=self.members, because=because)
-        return Decision((action,), because or f"{len(self.members)} nodes are here")
+        members = self._gathering.form(self._ranks)
+        self._begin(members)
+        action = OpenRound(number=self.round, members=members, because=because)
+        return Decision((action,), because or f"{len(members)} nodes are here")
 
-    def _begin(self, members: tuple[Member, ...]) -> None:
-        self.members = members
+    def _begin(self, members: tuple[Member, ...], *, is_taken_over: bool = False) -> None:
+        self.current = RoundState(members, is_taken_over=is_taken_over)
         self._ranks_before, self._ranks = self._ranks, members
-        self._by_key = {member.key: member for member in members}
-        self._awaited, self._present = set(self._by_key), set(self._by_key)
-        self.succeeded, self.left_succeeded = set(), ()
-        self._ends, self._lost, self._came, self._leaving = {}, [], [], {}
-        self._interrupted = ""
-        self._is_taken_over = False
-
-    def _count_change(self, now: float) -> None:
-        """A round ended as nodes came or went."""
-        if self._came or now - self._lost_at >= _ONE_LOSS_S:
-            self._changes.append(now)
-        if not self._came:
-            self._lost_at = now
-
-    def _pause_s(self, now: float) -> float:
-        """How long a round runs at least before newcomers end it."""
-        self._changes = [at for at in self._changes if now - at < _CHANGES_S]
-        excess = len(self._changes) - FREE_CHANGES
-        self._has_told_pause = self._has_told_pause and excess > 0
-        return min(2.0**excess, _LONGEST_PAUSE_S) if excess > 0 else 0.0
 
     def _put_off(self, came: str, pause_s: float, now: float) -> Decision:
         self.wake_at = now + pause_s
-        text = (
-            f"{came}, and waits for {pause_s:.0f} s: nodes came or went {len(self._changes)} times"
-            f" in the last {_CHANGES_S / 60:.0f} minutes, so that newcomers are taken in together"
-        )
-        notices = () if self._has_told_pause else (Notice(text),)
-        self._has_told_pause = True
+        text = f"{came}, and waits for {pause_s:.0f} s: {self._flapping.text}"
+        notices = () if self._flapping.has_told else (Notice(text),)
+        self._flapping.has_told = True
         return Decision(notices, text)
 
     def _stop(self, because: str) -> Decision:
@@ -419,7 +356,3 @@ class Coordinator:
         if to not in _MOVES[self.stage]:
             raise RuntimeError(f"a job cannot go from {self.stage.value} to {to.value}")
         self.stage = to
-
-
-def _first_words(end: Ended) -> str:
-    return end.causes[0].text if end.causes else f"node {end.node_rank} ended early"

@@ -452,13 +452,13 @@ class Flapping:
             elif isinstance(action, OpenRound):
                 self.rounds += 1
             elif isinstance(action, Stop):
-                for member in self.job.members:
+                for member in self.job.current.members:
                     if member.key in self.job.here:
                         end = Ended(node_rank=member.node_rank, round=action.round, succeeded=False)
                         self.take(self.job.reported(member.key, end, self.now))
 
     def running(self) -> str:
-        return "".join(sorted(member.key for member in self.job.members))
+        return "".join(sorted(member.key for member in self.job.current.members))
 
 
 def test_a_node_that_dies_every_second_does_not_stop_the_others() -> None:

@@ -1,0 +1,47 @@
+"""How often nodes came or went lately, and how long newcomers wait for that.
+
+Nodes come and go free of charge, which one that dies every second could use to stop all others. So
+after a few such changes newcomers wait, longer each time, and are taken in together.
+"""
+
+from __future__ import annotations
+
+FREE_CHANGES = 4
+MEMORY_S = 300.0
+_ONE_LOSS_S = 1.0  # nodes lost within so long of each other, as behind one switch, are one change
+_LONGEST_PAUSE_S = 60.0
+
+
+class Flapping:
+    """The changes of the last minutes.
+
+    Attributes:
+        has_told: whether the user knows that newcomers wait.
+    """
+
+    def __init__(self) -> None:
+        self.has_told = False
+        self._changes: list[float] = []  # when rounds ended as nodes came or went
+        self._lost_at = -_ONE_LOSS_S  # when the newest of them ended as nodes went
+
+    def count(self, now: float, *, came: bool) -> None:
+        """A round ended as nodes came, or else went."""
+        if came or now - self._lost_at >= _ONE_LOSS_S:
+            self._changes.append(now)
+        if not came:
+            self._lost_at = now
+
+    def pause_s(self, now: float) -> float:
+        """How long a round runs at least before newcomers end it."""
+        self._changes = [at for at in self._changes if now - at < MEMORY_S]
+        excess = len(self._changes) - FREE_CHANGES
+        self.has_told = self.has_told and excess > 0
+        return min(2.0**excess, _LONGEST_PAUSE_S) if excess > 0 else 0.0
+
+    @property
+    def text(self) -> str:
+        """Why newcomers wait."""
+        return (
+            f"nodes came or went {len(self._changes)} times in the last {MEMORY_S / 60:.0f}"
+            " minutes, so that newcomers are taken in together"
+        )

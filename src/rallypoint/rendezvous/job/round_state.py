@@ -1,0 +1,109 @@
+"""A round since it began: who is in it, and what has become of each node.
+
+Facts only; what follows from them is coordinator.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rallypoint.rendezvous.job.reports import Ended
+from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.round import Member
+
+
+class RoundState:
+    """One round.
+
+    Attributes:
+        members: by rank, also those who are gone.
+        present: the keys of those who are here.
+        awaited: the keys of those whose end is still to be reported.
+        succeeded: the keys of those whose workers have all succeeded.
+        left_succeeded: and who are gone.
+        lost: the names of those who were lost.
+        came: hosts that came since it began.
+        leaving: why a member leaves, by key.
+        interrupted: why it ended, if nobody is to blame.
+    """
+
+    def __init__(self, members: tuple[Member, ...] = (), *, is_taken_over: bool = False) -> None:
+        """Begin.
+
+        Args:
+            is_taken_over: another coordinator began it.
+        """
+        self.members = members
+        self._by_key = {member.key: member for member in members}
+        self.present = set(self._by_key)
+        self.awaited = set(self._by_key)
+        self.succeeded: set[str] = set()
+        self.left_succeeded: tuple[str, ...] = ()
+        self.lost: list[str] = []
+        self.came: list[str] = []
+        self.leaving: dict[str, str] = {}
+        self.interrupted = ""
+        self._is_taken_over = is_taken_over
+        self._ends: dict[str, Ended] = {}  # by key
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._by_key
+
+    def name_of(self, key: str, otherwise: str = "") -> str:
+        """``"node 1 (host7)"``; without the rank if it has none."""
+        member = self._by_key.get(key)
+        return f"node {member.node_rank} ({member.host})" if member else otherwise
+
+    def has_ended(self, key: str) -> bool:
+        """Whether that member has reported the end of its workers."""
+        return key in self._ends
+
+    def ended(self, key: str, end: Ended) -> str:
+        """A member reports the end of its workers. Why the round is over, unless they succeeded."""
+        self._ends[key] = end
+        self.awaited.discard(key)
+        if end.succeeded:
+            self.succeeded.add(key)
+        if end.was_cut_off:
+            self.interrupted = f"{self.name_of(key)} {end.because or 'had lost the coordinator'}"
+            return self.interrupted
+        return end.causes[0].text if end.causes else f"node {end.node_rank} ended early"
+
+    def left(self, key: str, name: str) -> bool:
+        """A member is gone. Whether it is missed: not if its workers had succeeded."""
+        self.awaited.discard(key)
+        end = self._ends.get(key)
+        if end is not None and end.succeeded:  # it is only missed if there is another round
+            self.left_succeeded = (*self.left_succeeded, key)
+            return False
+        self._ends.pop(key, None)
+        self.lost.append(name)
+        return True
+
+    # Once all have ended.
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all members have."""
+        return not self.lost and all(end.succeeded for end in self._ends.values())
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What went wrong, on all nodes."""
+        return tuple(cause for end in self._ends.values() for cause in end.causes)
+
+    @property
+    def unkillable(self) -> int:
+        """How many processes could not be killed."""
+        return sum(end.unkillable for end in self._ends.values())
+
+    def missing(self, here: Collection[str]) -> tuple[str, ...]:
+        """The names of members who are not among those."""
+        return (*self.lost, *[self.name_of(key) for key in self._ends if key not in here])
+
+    def why_interrupted(self) -> str:
+        """Why it ended, if nobody is to blame."""
+        if self._is_taken_over and not self.causes:
+            # The one before had its reasons to end the round, and took them along.
+            return self.interrupted or "the coordinator changed"
+        return self.interrupted
