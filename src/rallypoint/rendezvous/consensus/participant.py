@@ -12,7 +12,6 @@ leader.py's, and the job itself job/coordinator.py's. No socket, clock or proces
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 from random import Random
 
@@ -23,7 +22,6 @@ from rallypoint.rendezvous.consensus.leader import Leader
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
-    Action,
     Agreement,
     Ballot,
     Beat,
@@ -31,7 +29,6 @@ from rallypoint.rendezvous.consensus.messages import (
     Halt,
     Led,
     Message,
-    OpenStore,
     Over,
     Prepare,
     Promise,
@@ -41,6 +38,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
     Unknown,
 )
+from rallypoint.rendezvous.consensus.outbox import Outbox
+from rallypoint.rendezvous.consensus.own_store import OwnStore
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import Voter
@@ -96,11 +95,8 @@ class Participant:
         self._term = 0  # the highest one seen
         self._search = Search(setup, self._rules, random, self._gone)
         self._looked_at = float("-inf")  # at the arbiter
-        self._store: tuple[int, Endpoint | None] = (-1, None)
-        self._asked: tuple[Propose, ...] = ()  # waiting for the store
-        self._actions: list[Action] = []
-        self._reasons: list[str] = []
-        self._inbox: deque[Message] = deque()  # what this agent says to itself
+        self._store = OwnStore(self._key)
+        self._out = Outbox(self._key)
 
     @property
     def waiting(self) -> int:
@@ -192,16 +188,14 @@ class Participant:
 
     def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision:
         """What `OpenStore` asked for is there."""
-        if round_number == self._store[0]:
-            self._store = (round_number, store)
-            asked, self._asked = self._asked, ()
-            for propose in asked:
-                self._answer(propose, now)
+        propose = self._store.opened(round_number, store)
+        if propose is not None:
+            self._answer(propose, now)
         return self._decide(now)
 
     def fenced(self, now: float) -> Decision:
         """Workers are being ended at `fence_at`, whatever is known here."""
-        self._do(self._follower.cut_off("this node's launcher was stopped for too long"))
+        self._out.add(self._follower.cut_off("this node's launcher was stopped for too long"))
         return self._decide(now)
 
     def tick(self, now: float) -> Decision:
@@ -214,23 +208,20 @@ class Participant:
         """Do what is due, talk to oneself until there is nothing left to say, and hand it out."""
         if self.part is not Part.DONE:
             self._run(now)
-        while self._inbox and self.part is not Part.DONE:
-            self._take(self._key, self._inbox.popleft(), now)
+        while self._out.own and self.part is not Part.DONE:
+            self._take(self._key, self._out.own.popleft(), now)
             self._run(now)
-        self._inbox.clear()
-        actions, self._actions = tuple(self._actions), []
-        reason, self._reasons = "; ".join(self._reasons), []
         self._set_alarm()
-        return Decision(actions, reason)
+        return self._out.take()
 
     def _run(self, now: float) -> None:
         follower = self._follower
-        self._do(follower.tick(now))
+        self._out.add(follower.tick(now))
         leader = self._leader
         if leader is not None:
             if now >= leader.wake_at:
                 leader.tick(now)
-            self._pass_on(leader)
+            self._out.add(*leader.take())
             self._voter.learn(leader.agreement)
             if leader.finish is not None:
                 return self._finish(leader.finish)
@@ -277,7 +268,7 @@ class Participant:
         self._looked_at = now
         assert self._rules.arbiter is not None
         join = self._join()
-        self._actions.append(Send(to=self._rules.arbiter.key, at=None, message=join))
+        self._out.add([Send(to=self._rules.arbiter.key, at=None, message=join)])
 
     # Messages.
 
@@ -317,14 +308,14 @@ class Participant:
                     self._finish(finish)
             case Unknown():
                 if message.ballot == self._follower.ballot:
-                    self._do(self._follower.cut_off("the coordinator does not know this node"))
+                    self._out.add(self._follower.cut_off("the coordinator does not know this node"))
                     if self._follower.round < 0:
                         self._say(sender, self._join())
             case Refuse(why=why):
                 text = f"this node was not let in: {why}"
                 self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
             case Notice():
-                self._actions.append(message)
+                self._out.add([message])
 
     def _may_end(self, sender: str) -> bool:
         """Whether to believe that agent that the job is over, or that there is no place in it.
@@ -372,9 +363,9 @@ class Participant:
         elif isinstance(message, Go):
             if not self.job:  # it was told to start before it was told of what
                 return self._say(sender, self._join())
-            self._do(follower.go(message, now))
+            self._out.add(follower.go(message, now))
         else:
-            self._do(follower.halt(message, now))
+            self._out.add(follower.halt(message, now))
         return None
 
     def _led(self, sender: str, message: Led, now: float) -> None:
@@ -399,7 +390,7 @@ class Participant:
             self._follower.ballot < message.ballot
         ):
             at = Endpoint(host=message.leader.address, port=message.leader.port)
-            self._actions.append(Send(to=message.leader.key, at=at, message=self._join()))
+            self._out.add([Send(to=message.leader.key, at=at, message=self._join())])
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
         """A coordinator that is ours has spoken."""
@@ -409,7 +400,7 @@ class Participant:
             return
         if self.part is not Part.FOLLOWING:
             if self._leader is not None:
-                self._reasons.append(f"coordinates no more: term {ballot.term} does")
+                self._out.add((), f"coordinates no more: term {ballot.term} does")
             self._leader = self._search.campaign = None
             self._move(Part.FOLLOWING)
 
@@ -422,23 +413,16 @@ class Participant:
         self._term = max(self._term, message.ballot.term)
         if message.ballot.candidate != sender:
             return
-        new = message.agreement
-        needs_store = new.runs and new.members[0].key == self._key
-        if needs_store and new.number > self._voter.number and self._store[0] != new.round:
-            self._store = (new.round, None)
-            self._actions.append(OpenStore(round=new.round, members=new.members))
+        self._out.add(self._store.asked(message.agreement, self._voter.number))
         self._answer(message, now)
-        if needs_store and self._store == (new.round, None):
-            self._asked = (message,)
+        self._store.put_off(message)
 
     def _answer(self, message: Propose, now: float) -> None:
         answer = self._voter.propose(message, now)
-        sender, new = message.ballot.candidate, message.agreement
         if isinstance(answer, Accepted):
             self._follow(message.ballot, None, now)
-            if self._store[0] == new.round and new.runs:
-                answer = answer.__replace__(store=self._store[1])
-        self._say(sender, answer)
+            answer = self._store.told(answer, message.agreement)
+        self._say(message.ballot.candidate, answer)
 
     def _promised(self, message: Promise, now: float) -> None:
         campaign = self._search.campaign
@@ -449,7 +433,7 @@ class Participant:
             return
         if campaign.is_trial:
             self._term = max(self._term, campaign.ballot.term)
-            self._do(campaign.in_earnest())
+            self._out.add(campaign.in_earnest())
             return
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
             # Those who begin a job together are its first voters: better more of them.
@@ -460,7 +444,7 @@ class Participant:
     def _win(self, campaign: Campaign, now: float) -> None:
         self._search.campaign = None
         self._move(Part.LEADING)
-        self._reasons.append(f"coordinates from now on, in term {campaign.ballot.term}")
+        self._out.add((), f"coordinates from now on, in term {campaign.ballot.term}")
         bound = campaign.bound()
         self._leader = Leader(
             self._setup,
@@ -475,7 +459,7 @@ class Participant:
             now=now,
         )
         self._follow(campaign.ballot, self._setup.me, now)
-        self._pass_on(self._leader)
+        self._out.add(*self._leader.take())
 
     def _refused(self, message: Refused, now: float) -> None:
         self._term = max(self._term, message.promised.term)
@@ -491,7 +475,7 @@ class Participant:
             and leader.key not in self._gone
         ):
             at = Endpoint(host=leader.address, port=leader.port)
-            self._actions.append(Send(to=leader.key, at=at, message=self._join()))
+            self._out.add([Send(to=leader.key, at=at, message=self._join())])
         if campaign and decided and decided.number > campaign.decided.number:
             self._search.pause_as_candidate(now)  # it asked those who decide no more
             if not self._voter.has_vote():
@@ -504,7 +488,7 @@ class Participant:
         self._search.why = why
         was_leading = self._leader is not None
         if self._leader is not None:
-            self._pass_on(self._leader)
+            self._out.add(*self._leader.take())
         self._leader = None
         self._search.begin(now)
         is_lost = self._follower.ballot.candidate in self._gone
@@ -512,7 +496,7 @@ class Participant:
             text = f"{why}; with quorum=host the job does not outlive it"
             finish = Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True)
             return self._finish(finish)
-        self._reasons.append(why)
+        self._out.add((), why)
         if self._voter.has_vote():
             assert self._voter.decided is not None
             heirs = self._rules.heirs(self._voter.decided)
@@ -534,7 +518,7 @@ class Participant:
         end = self._search.end(now)
         if end is not None:
             return self._finish(end)
-        self._actions += self._search.notice(now)
+        self._out.add(self._search.notice(now))
         if self._search.is_due(now):
             if self.part is Part.SEEKING:
                 self._search.pause(now)
@@ -544,7 +528,7 @@ class Participant:
         return None
 
     def _seek(self) -> None:
-        self._actions += self._search.ask(self._join(), self._follower.voters)
+        self._out.add(self._search.ask(self._join(), self._follower.voters))
 
     def _run_for_it(self, now: float) -> None:
         campaign = self._search.campaign
@@ -559,7 +543,7 @@ class Participant:
         ballot, decided = Ballot(term, self._key), self._voter.decided
         if self._rules.arbiter is not None and not decided.host:
             decided = decided.__replace__(host=self._voter.job)  # or it might begin a new one
-        self._do(self._search.run(ballot, decided, now))
+        self._out.add(self._search.run(ballot, decided, now))
         if self._search.is_hopeless:
             self._seek()
         return None
@@ -577,11 +561,11 @@ class Participant:
         )
         if not is_told and (message.round, message.host) <= (mine, self.job):
             return False
-        self._reasons.append(f"gives way to the job that {message.leader.host} coordinates")
+        self._out.add((), f"gives way to the job that {message.leader.host} coordinates")
         if self._leader is not None:
             for key in self._leader.peers:
                 self._say(key, message)
-        self._do(self._follower.cut_off("another job of that name got further"))
+        self._out.add(self._follower.cut_off("another job of that name got further"))
         self._leader = None
         left = self._voter.left | {self.job}
         self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
@@ -612,35 +596,18 @@ class Participant:
         return self._setup.me if self._leader is not None else self._follower.leader
 
     def _say(self, key: str, message: Message) -> None:
-        if key == self._key:
-            self._inbox.append(message)
-        else:
-            leader = self._follower.leader
-            is_known = leader is not None and leader.key == key
-            at = Endpoint(host=leader.address, port=leader.port) if leader and is_known else None
-            self._actions.append(Send(to=key, at=at, message=message))
-
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send) and action.to == self._key:
-                self._inbox.append(action.message)
-            else:
-                self._actions.append(action)
-
-    def _pass_on(self, leader: Leader) -> None:
-        actions, reason = leader.take()
-        self._do(actions)
-        if reason:
-            self._reasons.append(reason)
+        leader = self._follower.leader
+        is_known = leader is not None and leader.key == key
+        at = Endpoint(host=leader.address, port=leader.port) if leader and is_known else None
+        self._out.add([Send(to=key, at=at, message=message)])
 
     def _finish(self, finish: Finish) -> None:
         if finish.outcome is Outcome.SUCCEEDED and not self._follower.has_run:
             finish = finish.__replace__(outcome=Outcome.MISSED)
         self._move(Part.DONE)
         if self._leader is not None:
-            self._pass_on(self._leader)
-        self._actions.append(finish)
-        self._reasons.append(finish.because)
+            self._out.add(*self._leader.take())
+        self._out.add([finish], finish.because)
 
     def _move(self, to: Part) -> None:
         if to is self.part:

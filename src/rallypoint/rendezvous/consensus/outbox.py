@@ -1,0 +1,40 @@
+"""What an agent does and says next, and why; what it says to itself comes back to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from rallypoint.rendezvous.consensus.messages import Action, Message, Send
+from rallypoint.rendezvous.job.decision import Decision
+
+
+class Outbox:
+    """Between two events.
+
+    Attributes:
+        own: what this agent has said to itself.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.own: deque[Message] = deque()
+        self._key = key
+        self._actions: list[Action] = []
+        self._reasons: list[str] = []
+
+    def add(self, actions: Iterable[Action], because: str = "") -> None:
+        """To be done next, in this order."""
+        for action in actions:
+            if isinstance(action, Send) and action.to == self._key:
+                self.own.append(action.message)
+            else:
+                self._actions.append(action)
+        if because:
+            self._reasons.append(because)
+
+    def take(self) -> Decision:
+        """All of it; what this agent has not yet heard of itself is forgotten."""
+        self.own.clear()
+        actions, self._actions = tuple(self._actions), []
+        reason, self._reasons = "; ".join(self._reasons), []
+        return Decision(actions, reason)
