@@ -32,6 +32,7 @@ from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost, listen
+from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.messages import (
     Beat,
@@ -63,7 +64,6 @@ from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_quor
 from rallypoint.rendezvous.transport.codec import decode, encode
 from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
-from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from rallypoint.cluster.network import own_address
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost
+from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.api.parameters import RendezvousParameters
 from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
@@ -49,7 +50,6 @@ from rallypoint.rendezvous.job.reports import (
 from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
 from rallypoint.rendezvous.transport.codec import decode_record, encode
-from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 
 _LOOK_EVERY_S = 0.2
 _GOODBYE_S = 2.0

@@ -30,11 +30,11 @@ from rallypoint.launch.job import Job
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.source import LocalRounds, RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost, listen
+from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.job.reports import Finish, Outcome, Report, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
 from rallypoint.rendezvous.transport.codec import Opened, decode, encode
-from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import bind_free
+from rallypoint.rendezvous.allowed_addresses import ANY
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.workers_store import ANY
 
 TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.cluster.interface import chosen_address, own_addresses
 from rallypoint.cluster.network import addresses_of, can_bind, own_address
+from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.api.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.api.node_handler import NodeHandler
 from rallypoint.rendezvous.api.parameters import (
@@ -39,7 +40,6 @@ from rallypoint.rendezvous.api.store_state import RendezvousKeys, RendezvousStat
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.rendezvous.workers_store import ANY, addresses_of_members
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer

@@ -1,4 +1,4 @@
-"""The store that a round's node 0 serves to the workers: where it listens, and for whom.
+"""From which addresses a round's workers may reach their store (launch/rounds/store_host.py).
 
 Its protocol knows no token, so it goes by addresses; see docs/decisions/035-who-may-speak.md.
 """
