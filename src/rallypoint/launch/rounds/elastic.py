@@ -17,19 +17,10 @@ from functools import partial
 from random import SystemRandom
 
 from rallypoint.base.address import is_loopback, numeric_family
-from rallypoint.base.errors import ControlMessageError, HostError
-from rallypoint.cluster.names import in_thread
-from rallypoint.cluster.network import (
-    IFNAME_VARIABLES,
-    UnknownHostError,
-    can_bind,
-    check_reachable,
-    is_here,
-    is_own_name,
-    own_address,
-)
+from rallypoint.base.errors import ControlMessageError
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
+from rallypoint.launch.rounds.network_place import NetworkPlace, all_addresses, listening_place
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
@@ -45,7 +36,6 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.rules import ETCD, Rules
-from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
@@ -72,9 +62,7 @@ if TYPE_CHECKING:
 _GOODBYE_S = 2.0
 # The guardian ends workers so long after we should have: within what the others wait (kill_s).
 _GUARD_S = 0.2
-_BINDING_S = 0.5
 _STALLED = 0.4  # of a lease; the rest is for a new connection, and for what it has to say first
-_LOOK_AGAIN_S = 1.0  # for a name
 _STRANGE_AFTER = 2
 
 
@@ -93,11 +81,11 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
             " RALLYPOINT_TOKEN on all nodes."
         )
     is_etcd = rendezvous.backend == "etcd"
-    place = _Place(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
+    place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
     place.find(timeouts.join_timeout_s)
     address, slot, listener = place.address, place.slot, place.listener
     if listener is None:
-        listener = listen(_place_of(address, is_chosen=place.is_chosen), 0)
+        listener = listen(listening_place(address, is_chosen=place.is_chosen), 0)
     me = Member(
         key=os.urandom(8).hex(),
         host=job.host,
@@ -105,7 +93,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         role=job.role,
         wish=rendezvous.node_rank,
         address=address,
-        addresses=() if is_loopback(address) else _own_addresses(),
+        addresses=() if is_loopback(address) else all_addresses(),
         port=listener.getsockname()[1],
     )
     setup = Setup(
@@ -130,146 +118,10 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         from rallypoint.rendezvous.etcd.thread import EtcdLink, read_tls  # threads, http: only here
 
         etcd = EtcdLink(setup, endpoints, read_tls(configuration))
-    place_of_stores = _place_of(address, is_chosen=place.is_chosen)
+    place_of_stores = listening_place(address, is_chosen=place.is_chosen)
     return ElasticRounds(
         setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores
     )
-
-
-class _Place:
-    """Where this node is in the network, once the endpoints' names are known.
-
-    Attributes:
-        address: what it gives out.
-        is_chosen: the user named it, or its interface: listen there only.
-        slot, listener: which endpoint this node listens at, if it does.
-    """
-
-    def __init__(self, rendezvous: Rendezvous, *, is_host: bool | None) -> None:
-        self.address = ""
-        self.is_chosen = False
-        self.slot: int | None = None
-        self.listener: socket.socket | None = None
-        self._endpoints = rendezvous.endpoints
-        self._local_addr = rendezvous.local_addr
-        self._is_host = is_host
-
-    def find(self, wait_s: float) -> None:
-        """Find it, and wait for names that nobody knows yet, as of a machine that is just starting.
-
-        Raises:
-            HostError: there is no way to the endpoints, or nobody knew their names for so long.
-        """
-        began = time.monotonic()
-        notice_at = began + NOTICE_EVERY_S
-        while True:
-            try:
-                return in_thread(self._find)
-            except UnknownHostError as error:
-                now = time.monotonic()
-                if now >= began + wait_s:
-                    raise HostError(f"after {now - began:.0f} s: {error}") from None
-                if now >= notice_at:
-                    notice_at += NOTICE_EVERY_S
-                    say(f"waiting for a name, for {now - began:.0f} s so far: {error}")
-            time.sleep(min(_LOOK_AGAIN_S, wait_s))
-
-    def _find(self) -> None:
-        self.address = self._own_address()
-        if self._is_host is not False:
-            self._take_endpoint()
-
-    def _own_address(self) -> str:
-        """Towards the first endpoint that has a name and a way to it."""
-        first_error: HostError | None = None
-        wish = self._local_addr
-        if wish is None and not is_loopback(self._endpoints[0].host):
-            wish = _address_by_interface()
-        for endpoint in self._endpoints:
-            try:
-                address = self._address_towards(endpoint, wish)
-                self.is_chosen = wish is not None and can_bind(address)
-                check_reachable(address, (endpoint.host, endpoint.port))
-            except HostError as error:
-                # An unknown name may be known later: that counts more than what will not change.
-                if first_error is None or isinstance(error, UnknownHostError):
-                    first_error = error
-            else:
-                return address
-        assert first_error is not None
-        raise first_error
-
-    def _address_towards(self, endpoint: Endpoint, wish: str | None) -> str:
-        try:
-            return own_address(endpoint.host, wish)
-        except UnknownHostError:
-            if wish is None and is_own_name(endpoint.host):  # others know it, sooner or later
-                from rallypoint.cluster.interface import any_address
-
-                return any_address()
-            raise
-
-    def _take_endpoint(self) -> None:
-        """Listen at the first endpoint that is this machine, if there is one and it is free."""
-        for slot, endpoint in enumerate(self._endpoints):
-            if self._is_host or self._is_here(endpoint):
-                is_chosen = self.is_chosen and endpoint.host in (self._local_addr, self.address)
-                place = _place_of(self.address if is_chosen else endpoint.host, is_chosen=is_chosen)
-                self.listener = _listen(place, endpoint.port, is_ours=bool(self._is_host))
-                if self.listener is not None:
-                    self.slot = slot
-                    return
-
-    def _is_here(self, endpoint: Endpoint) -> bool:
-        try:
-            return is_here(endpoint.host, self._local_addr)
-        except UnknownHostError:
-            if len(self._endpoints) == 1:
-                raise
-            return False  # a machine that is down may have no name
-
-
-def _own_addresses() -> tuple[str, ...]:
-    from rallypoint.cluster.interface import own_addresses
-
-    return own_addresses()
-
-
-def _address_by_interface() -> str | None:
-    """From RALLYPOINT_SOCKET_IFNAME and the like."""
-    if not any(os.environ.get(name) for name in IFNAME_VARIABLES):
-        return None
-    from rallypoint.cluster.interface import chosen_address
-
-    return chosen_address(os.environ)
-
-
-def _listen(place: str, port: int, *, is_ours: bool) -> socket.socket | None:
-    """The endpoint's listener; None if another agent of this machine is there already."""
-    deadline = time.monotonic() + _BINDING_S
-    while True:
-        try:
-            return listen(place, port)
-        except HostError:
-            if not is_ours and _answers(place, port):
-                return None
-            # One that began just now has the port for a moment before it listens there.
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-def _place_of(address: str, *, is_chosen: bool = False) -> str:
-    """Where to listen for those who know us by this address."""
-    if not is_loopback(address):
-        return address if is_chosen else ANY
-    return "127.0.0.1" if address == "localhost" else address
-
-
-def _answers(place: str, port: int) -> bool:
-    """Whether somebody listens at this port of this machine."""
-    with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
-        return probe.connect_ex((place, port)) == 0
 
 
 class ElasticRounds(RoundSource, Receiver):

@@ -264,10 +264,16 @@ class StaticGuest(RoundSource):
         try:
             for event in self._watch.events(0):
                 self._happened(event)
-        except (StoreConnectionError, ControlMessageError) as error:
-            self._selector.unregister(self._watch)
-            if not any(isinstance(order, Finish) for order in self.orders):
-                self._give_up(f"node 0 at {self._endpoint} was lost: {error}")
+        except StoreConnectionError:
+            self._end("its launcher ended, or the network between is down; look at its output")
+        except ControlMessageError as error:
+            self._end(str(error))
+
+    def _end(self, why: str) -> None:
+        assert self._watch is not None
+        self._selector.unregister(self._watch)
+        if not any(isinstance(order, Finish) for order in self.orders):
+            self._give_up(f"node 0 at {self._endpoint} was lost: {why}")
 
     def _happened(self, event: KeyEvent) -> None:
         number = event.key.removeprefix(_ORDERS)
