@@ -39,7 +39,7 @@ TIMES = int(os.environ.get("RALLYPOINT_TEST_TIMES", "1"))
 # CI can have, however it is prepared.
 MAY_BE_ABSENT = (
     "only in make check-long",
-    "PyTorch before 2.14",  # make test-torch VERSION=2.15.0 runs these
+    "PyTorch before 2.14",  # make test-torch runs these
     "no IPv6 here",  # a kernel's and a container's choice
     "this kernel does not have or permit",  # congestion controls are modules of the kernel
     "this kernel has no autogroups",
