@@ -52,7 +52,7 @@ class SimAgent(Process):
         self.is_alive = True
         self.seat: Seat | None = None
         self.finish: Finish | None = None
-        self.core = Participant(setup, Random(cluster.random.random()), cluster.rules)
+        self.core = Participant(cluster.register(setup), Random(cluster.random.random()))
         self.clock = SimClock(
             cluster.loop,
             offset_s=cluster.random.uniform(0, 1000),

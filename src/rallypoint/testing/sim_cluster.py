@@ -14,7 +14,10 @@ from random import Random
 
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.consensus.participant import Part
+from rallypoint.rendezvous.consensus.peer_register import PeerRegister
+from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import ETCD, Rules
+from rallypoint.rendezvous.etcd.register import EtcdRegister
 from rallypoint.rendezvous.etcd.rules import EtcdRules
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
@@ -79,6 +82,12 @@ class SimCluster:
         }
         self._endpoints = 0 if has_etcd else endpoints
         self._late_endpoints = 0
+
+    def register(self, setup: Setup) -> Register:
+        """One agent's, by the rules of this cluster."""
+        if issubclass(self.rules, EtcdRules):
+            return EtcdRegister(setup, self.rules)
+        return PeerRegister(setup, self.rules)
 
     # What a story asks and does.
 
@@ -264,7 +273,7 @@ class SimCluster:
         held = [
             each.core.agreement
             for each in alive
-            if job is not None and each.core.has_vote and each.core.job == job.host
+            if job is not None and each.core.may_claim and each.core.job == job.host
         ]
         if self.witness.may_fork or not held:
             return ""

@@ -35,7 +35,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
-from rallypoint.rendezvous.consensus.rules import ETCD, Rules
+from rallypoint.rendezvous.consensus.peer_register import PeerRegister
+from rallypoint.rendezvous.consensus.rules import ETCD
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
@@ -150,7 +151,8 @@ class ElasticRounds(RoundSource, Receiver):
         super().__init__(setup.me.key)
         self._setup = setup
         self._etcd = etcd
-        self._core = Participant(setup, SystemRandom(), Rules if etcd is None else etcd.rules)
+        register = PeerRegister(setup) if etcd is None else etcd.register(setup)
+        self._core = Participant(register, SystemRandom())
         stalled_s = _STALLED * setup.timeouts.silence_s
         self._board = PeerConnections(setup.me.key, token, listener, self, stalled_s=stalled_s)
         self._place = place

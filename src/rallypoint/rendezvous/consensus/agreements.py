@@ -1,12 +1,14 @@
 """A coordinator's agreements: the newest decided one, and the one that voters are asked to accept.
 
-    wanted --propose--> pending --a quorum of the old list and one of the new--> newest
+    wanted --append--> pending --a quorum of the old list and one of the new--> newest
 
 They are numbered, and one is proposed at a time. Which list is wanted, and what follows once it is
 decided, is leader.py's; who decides, rules.py's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
@@ -56,7 +58,7 @@ class Agreements:
         self._setup, self._rules, self._ballot = setup, rules, ballot
         self._slots = slots
 
-    def propose(self, wanted: Agreement, now: float) -> list[Action]:
+    def append(self, wanted: Agreement, now: float) -> list[Action]:
         """Ask for that one next."""
         assert self.pending is None
         new = wanted.__replace__(number=self.newest.number + 1)
@@ -67,15 +69,15 @@ class Agreements:
         """Ask again those who have not accepted."""
         return [] if self.pending is None else self._ask(self.pending, now, is_first=False)
 
-    def tell_arbiter(self, now: float) -> list[Action]:
-        """That this coordinator lives: agents say with their beats that they know it."""
-        arbiter, pending = self._rules.arbiter, self.pending
-        if arbiter is None or self.newest.number == BEFORE_ALL:
-            return []
-        if pending is not None and arbiter.key not in pending.accepted_by:
-            return []  # it is asked anyway
-        newest = self.newest if pending is None else pending.agreement
-        return [Send(to=arbiter.key, at=None, message=self._message(newest, now))]
+    def renew(self, now: float) -> list[Action]:
+        """Say that this coordinator lives; agents confirm it with their beats, unasked."""
+        del now
+        return []
+
+    def counted(self, known: Collection[str]) -> Collection[str]:
+        """Of these agents, at least those whose hearing us decides for how long we may go on."""
+        del known
+        return self.voters
 
     def remind(self, now: float) -> Propose:
         """Tell a voter the newest one, which it has missed."""

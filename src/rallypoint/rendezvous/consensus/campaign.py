@@ -27,12 +27,13 @@ class Campaign:
         won_at: when a quorum had promised; None: not yet.
     """
 
+    is_trial = True
+
     def __init__(
         self, setup: Setup, rules: Rules, ballot: Ballot, decided: Agreement, now: float
     ) -> None:
         self.ballot = ballot
         self.decided = decided
-        self.is_trial = rules.arbiter is None  # which refuses without being disturbed
         self.won_at: float | None = None
         self._setup, self._rules = setup, rules
         self._promises: dict[str, Promise] = {}
@@ -46,7 +47,7 @@ class Campaign:
             decided=self.decided,
             is_trial=self.is_trial,
         )
-        if self.decided.number == BEFORE_ALL and self._rules.arbiter is None:
+        if self.decided.number == BEFORE_ALL:
             return [
                 Send(to=self._setup.me.key, at=None, message=prepare)
                 if slot == self._setup.slot
@@ -92,7 +93,7 @@ class Campaign:
 
     def slots(self) -> dict[str, str]:
         """Which agents vote for which endpoint."""
-        if self.decided.number > BEFORE_ALL or self._rules.arbiter is not None:
+        if self.decided.number > BEFORE_ALL:
             return {}
         return {promise.member.key: key for key, promise in self._promises.items()}
 

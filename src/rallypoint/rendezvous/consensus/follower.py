@@ -17,10 +17,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Go,
     Halt,
     Led,
-    Setup,
 )
-from rallypoint.rendezvous.consensus.rules import Rules
-from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.job.reports import Ended, Leave, Report, Stop, StopAsked
 from rallypoint.rendezvous.job.round import Member
 
@@ -40,7 +38,7 @@ class Follower:
         beat_at, beat_s: when it beats next, and how often.
     """
 
-    def __init__(self, setup: Setup, rules: Rules, voter: Voter) -> None:
+    def __init__(self, register: Register) -> None:
         self.ballot: Ballot = NO_BALLOT
         self.leader: Member | None = None
         self.round = -1
@@ -50,9 +48,9 @@ class Follower:
         self.waiting = 0
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
-        self.beat_s = setup.timeouts.beat_s
+        self.beat_s = register.setup.timeouts.beat_s
         self.is_leaving = ""
-        self._setup, self._rules, self._voter = setup, rules, voter
+        self._setup, self._rules, self._register = register.setup, register.rules, register
         self._lease_until = _NEVER
         self._stamp: float | None = None
         self._reports: list[Report] = []  # of the newest round, and for the whole job
@@ -73,22 +71,21 @@ class Follower:
             self.beat_at = now
         self.leader = leader or self.leader
         self.heard_at = now
-        self._voter.heard(ballot, now)
+        self._register.voter.heard(ballot, now)
 
-    def change_voter(self, voter: Voter) -> None:
-        """This agent's old vote counts no more."""
-        self._voter = voter
+    def leave_job(self) -> None:
+        """What it followed counts no more."""
         self.ballot, self.leader = NO_BALLOT, None
 
     def led(self, message: Led, now: float) -> None:
         """Our coordinator says where the job stands."""
-        self._voter.decided_in(message.ballot, message.number)
+        self._register.voter.decided_in(message.ballot, message.number)
         self._stamp = message.stamp if message.stamp is not None else self._stamp
         self.beat_at = now
 
     def acknowledged(self, message: Ack) -> None:
         """Our coordinator has heard a beat."""
-        self._voter.decided_in(message.ballot, message.number)
+        self._register.voter.decided_in(message.ballot, message.number)
         if message.lease_s > 0:
             self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self._stamp = message.stamp
@@ -116,7 +113,7 @@ class Follower:
         self.has_run = True
         self._is_alone = message.start.seat.nodes == 1
         self.beat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
-        self._voter.decided_in(message.ballot, message.number)
+        self._register.voter.decided_in(message.ballot, message.number)
         self._drop(message.start.seat.number)
         return [message.start]
 
@@ -179,7 +176,7 @@ class Follower:
             ballot=self.ballot,
             sent_at=now,
             stamp=self._stamp,
-            number=self._voter.number,
+            number=self._register.voter.number,
             round=self.round,
             first=self._seen,
             reports=tuple(self._reports[self._seen - self._first :]),

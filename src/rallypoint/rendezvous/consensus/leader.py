@@ -7,15 +7,15 @@ then tells it to all. Its own agent is a peer like any other, whose messages tak
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.admission import why_not
-from rallypoint.rendezvous.consensus.agreements import Agreements, Proposal
+from rallypoint.rendezvous.consensus.agreements import Proposal
 from rallypoint.rendezvous.consensus.agreements import text as agreement_text
+from rallypoint.rendezvous.consensus.campaign import Campaign
 from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
     Action,
     Agreement,
-    Ballot,
     Beat,
     Call,
     Led,
@@ -23,12 +23,12 @@ from rallypoint.rendezvous.consensus.messages import (
     Over,
     Refused,
     Send,
-    Setup,
     Unknown,
 )
 from rallypoint.rendezvous.consensus.orders import Orders
 from rallypoint.rendezvous.consensus.peers import Peer, Peers
-from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S, Coordinator, OpenRound
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
@@ -57,40 +57,34 @@ class Leader:
 
     def __init__(
         self,
-        setup: Setup,
-        rules: Rules,
-        ballot: Ballot,
-        decided: Agreement,
+        register: Register,
+        campaign: Campaign,
         *,
-        bound: Agreement | None,
-        slots: dict[str, str],
         gone: EndedAgents,
         done: tuple[str, ...],
-        was_lost: bool,
         now: float,
     ) -> None:
         """Begin.
 
         Args:
-            bound: what must be proposed first.
-            slots: which agent votes for which endpoint, in the first ballot.
+            campaign: which has won.
             gone: agents that are known to have ended.
             done: members that may have ended after their workers had succeeded.
-            was_lost: see Promise.
         """
+        setup, rules, decided = register.setup, register.rules, campaign.decided
         self.deposed = ""
         self.finish: Finish | None = None
         self.wake_at = now
         self.job: Coordinator | None = None
-        self._setup, self._rules, self._ballot = setup, rules, ballot
+        self._setup, self._rules, self._ballot = setup, rules, campaign.ballot
         self._key = setup.me.key
-        self._agreements = Agreements(setup, rules, ballot, decided, slots)
-        self._orders = Orders(ballot)
-        self._presence = Peers(setup, rules, self._agreements, was_lost=was_lost, now=now)
+        self._agreements = register.agreements(campaign)
+        self._orders = Orders(campaign.ballot)
+        self._presence = Peers(setup, rules, self._agreements, was_lost=campaign.was_lost, now=now)
         self.peers = self._presence.by_key
         self._gone = EndedAgents(gone)
         self._done = done
-        self._wanted = bound
+        self._wanted = bound = campaign.bound()
         self._over_at: float | None = None
         self._out: list[Action] = []
         self._notes: list[str] = []
@@ -216,7 +210,7 @@ class Leader:
         if self._agreements.pending is not None:
             self._tell_if_stuck(self._agreements.pending, now)
         if self._over_at is None:
-            self._out += self._agreements.tell_arbiter(now)
+            self._out += self._agreements.renew(now)
         for key, peer in self.peers.items():
             if self._over_at is not None:
                 self._send(key, Over(finish=self._finish_of(self.agreement)))
@@ -285,7 +279,7 @@ class Leader:
             if self._wanted is None:
                 break
             wanted, self._wanted = self._wanted, None
-            self._out += self._agreements.propose(wanted, now)
+            self._out += self._agreements.append(wanted, now)
         alarm = None if self.job is None or self._over_at is not None else self.job.wake_at
         self.wake_at = self._scan_at if alarm is None else min(self._scan_at, alarm)
 

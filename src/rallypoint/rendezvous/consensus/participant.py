@@ -6,8 +6,9 @@
        +--at the endpoint---> CAMPAIGNING        LEADING <---a quorum promised--------------+
     any of them ---the job is over, or this agent left---> DONE
 
-What a voter may promise is voter.py's, what anyone may do at all rules.py's, the coordinator's part
-leader.py's, and the job itself job/coordinator.py's. No socket, clock or process here.
+Where it is written down who leads and what was agreed is register.py's, what anyone may do at all
+rules.py's, the coordinator's part leader.py's, and the job itself job/coordinator.py's. No socket,
+clock or process here.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from rallypoint.rendezvous.consensus.messages import (
     Propose,
     Refused,
     Send,
-    Setup,
     Unknown,
 )
 from rallypoint.rendezvous.consensus.outbox import Outbox
 from rallypoint.rendezvous.consensus.own_store import OwnStore
-from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import Voter
 from rallypoint.rendezvous.job.decision import Decision
@@ -82,19 +83,17 @@ class Participant:
         wake_at: when to call `tick` at the latest; None: only events matter.
     """
 
-    def __init__(self, setup: Setup, random: Random, rules: type[Rules] = Rules) -> None:
+    def __init__(self, register: Register, random: Random) -> None:
         self.part = Part.SEEKING
         self.wake_at: float | None = None
-        self.setup = self._setup = setup
-        self._key = setup.me.key
-        self._rules = rules(setup)
-        self._voter = Voter(setup, self._rules)
-        self._follower = Follower(setup, self._rules, self._voter)
+        self.setup = register.setup
+        self._key = self.setup.me.key
+        self._register = register
+        self._follower = Follower(register)
         self._leader: Leader | None = None
         self._gone = EndedAgents()
         self._term = 0  # the highest one seen
-        self._search = Search(setup, self._rules, random, self._gone)
-        self._looked_at = float("-inf")  # at the arbiter
+        self._search = Search(register, random, self._gone)
         self._store = OwnStore(self._key)
         self._out = Outbox(self._key)
 
@@ -134,9 +133,9 @@ class Participant:
         return self._voter.accepted
 
     @property
-    def has_vote(self) -> bool:
-        """Whether this agent decides on the agreement that follows."""
-        return self._voter.has_vote()
+    def may_claim(self) -> bool:
+        """Whether this agent may lead, as far as it knows."""
+        return self._register.may_claim()
 
     @property
     def job(self) -> str:
@@ -148,10 +147,10 @@ class Participant:
     def started(self, now: float) -> Decision:
         """The driver listens: look for the others."""
         self._search.begin(now)
-        if self._voter.has_vote():
+        if self._register.may_claim():
             self._move(Part.CAMPAIGNING)
-            slot = self._setup.slot or 0
-            self._search.act_at = now + slot * 2 * self._setup.timeouts.beat_s
+            slot = self.setup.slot or 0
+            self._search.act_at = now + slot * 2 * self.setup.timeouts.beat_s
             if slot:
                 self._seek()
         else:
@@ -227,10 +226,10 @@ class Participant:
                 return self._finish(leader.finish)
             if leader.deposed:
                 self._lose(f"coordinates no more: {leader.deposed}", now)
-        elif self.part is Part.FOLLOWING and now >= follower.heard_at + self._setup.fence_s:
-            self._lose(f"the coordinator was silent for {self._setup.fence_s:g} s", now)
+        elif self.part is Part.FOLLOWING and now >= follower.heard_at + self.setup.fence_s:
+            self._lose(f"the coordinator was silent for {self.setup.fence_s:g} s", now)
         elif self._looks_at is not None and now >= self._looks_at:
-            self._look(now)
+            self._out.add(self._register.look(self._join(), now))
         has_leader = self.part in (Part.FOLLOWING, Part.LEADING)
         if has_leader and now >= follower.beat_at:
             self._say(follower.ballot.candidate, follower.beat(now))
@@ -248,7 +247,7 @@ class Participant:
             else:
                 alarms.append(self._search.wake_at)
             if self.part is Part.FOLLOWING:
-                alarms.append(self._follower.heard_at + self._setup.fence_s)
+                alarms.append(self._follower.heard_at + self.setup.fence_s)
                 if self._looks_at is not None:
                     alarms.append(self._looks_at)
             if self._leader is not None:
@@ -257,18 +256,13 @@ class Participant:
 
     @property
     def _looks_at(self) -> float | None:
-        """When to look whether the arbiter still hears a coordinator that is not heard here."""
-        if self._rules.arbiter is None or self.part is not Part.FOLLOWING:
-            return None
-        return max(self._looked_at, self._follower.heard_at + self._setup.timeouts.beat_s) + (
-            self._setup.timeouts.beat_s
-        )
+        """When to look whether others still hear the coordinator that is not heard here."""
+        is_following = self.part is Part.FOLLOWING
+        return self._register.looks_at(self._follower.heard_at) if is_following else None
 
-    def _look(self, now: float) -> None:
-        self._looked_at = now
-        assert self._rules.arbiter is not None
-        join = self._join()
-        self._out.add([Send(to=self._rules.arbiter.key, at=None, message=join)])
+    @property
+    def _voter(self) -> Voter:
+        return self._register.voter
 
     # Messages.
 
@@ -320,14 +314,14 @@ class Participant:
     def _may_end(self, sender: str) -> bool:
         """Whether to believe that agent that the job is over, or that there is no place in it.
 
-        Who has a coordinator believes that one, etcd, and members; else the one who answers.
+        Who has a coordinator believes that one, who keeps the register, and members; else anyone.
         """
         if not self._has_leader():
             return True
-        arbiter = self._rules.arbiter
-        known = {self._key, self._follower.ballot.candidate, arbiter.key if arbiter else ""}
+        if sender in (self._key, self._follower.ballot.candidate):
+            return True
         members = () if self.agreement is None else self.agreement.members
-        return sender in known or any(sender == member.key for member in members)
+        return self._register.is_kept_by(sender) or any(sender == member.key for member in members)
 
     def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
         if self._leader is not None:
@@ -377,7 +371,7 @@ class Participant:
         if self._is_other_job(message) and not self._give_way(sender, message, now):
             return
         self._voter.told(message.host)
-        if self._leader is not None and not self._voter.has_vote():
+        if self._leader is not None and not self._register.may_claim():
             self._leader.deposed = "there is a job already"
         if message.ballot < self._voter.promised:
             if sender == message.leader.key and message.stamp is not None:
@@ -426,7 +420,7 @@ class Participant:
 
     def _promised(self, message: Promise, now: float) -> None:
         campaign = self._search.campaign
-        if campaign is None or not self._voter.has_vote():
+        if campaign is None or not self._register.may_claim():
             return
         campaign.promised(message, now)
         if campaign.won_at is None:
@@ -437,7 +431,7 @@ class Participant:
             return
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
             # Those who begin a job together are its first voters: better more of them.
-            self._search.act_at = campaign.won_at + self._setup.timeouts.beat_s
+            self._search.act_at = campaign.won_at + self.setup.timeouts.beat_s
             return
         self._win(campaign, now)
 
@@ -445,20 +439,10 @@ class Participant:
         self._search.campaign = None
         self._move(Part.LEADING)
         self._out.add((), f"coordinates from now on, in term {campaign.ballot.term}")
-        bound = campaign.bound()
-        self._leader = Leader(
-            self._setup,
-            self._rules,
-            campaign.ballot,
-            campaign.decided,
-            bound=bound,
-            slots=campaign.slots(),
-            gone=self._gone,
-            done=self._follower.done_in((bound or campaign.decided).number),
-            was_lost=campaign.was_lost,
-            now=now,
-        )
-        self._follow(campaign.ballot, self._setup.me, now)
+        newest = campaign.bound() or campaign.decided
+        done = self._follower.done_in(newest.number)
+        self._leader = Leader(self._register, campaign, gone=self._gone, done=done, now=now)
+        self._follow(campaign.ballot, self.setup.me, now)
         self._out.add(*self._leader.take())
 
     def _refused(self, message: Refused, now: float) -> None:
@@ -478,7 +462,7 @@ class Participant:
             self._out.add([Send(to=leader.key, at=at, message=self._join())])
         if campaign and decided and decided.number > campaign.decided.number:
             self._search.pause_as_candidate(now)  # it asked those who decide no more
-            if not self._voter.has_vote():
+            if not self._register.may_claim():
                 self._move(Part.SEEKING)
 
     # Alone.
@@ -492,16 +476,13 @@ class Participant:
         self._leader = None
         self._search.begin(now)
         is_lost = self._follower.ballot.candidate in self._gone
-        if self._setup.quorum == "host" and is_lost and not was_leading:
+        if self.setup.quorum == "host" and is_lost and not was_leading:
             text = f"{why}; with quorum=host the job does not outlive it"
             finish = Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True)
             return self._finish(finish)
         self._out.add((), why)
-        if self._voter.has_vote():
-            assert self._voter.decided is not None
-            heirs = self._rules.heirs(self._voter.decided)
-            if self._rules.arbiter is not None:
-                heirs = self._follower.voters
+        if self._register.may_claim():
+            heirs = self._register.heirs(self._follower.voters)
             self._move(Part.CAMPAIGNING)
             late_s = self._search.late_s(was_leading=was_leading)
             waits = not self._voter.was_lost
@@ -532,18 +513,14 @@ class Participant:
 
     def _run_for_it(self, now: float) -> None:
         campaign = self._search.campaign
-        if not self._voter.has_vote():
+        if not self._register.may_claim():
             self._search.campaign = None
             self._move(Part.SEEKING)
             return None
         if campaign is not None and campaign.won_at is not None:
             return self._win(campaign, now)
-        assert self._voter.decided is not None
         term = max(self._term, self._voter.promised.term) + 1
-        ballot, decided = Ballot(term, self._key), self._voter.decided
-        if self._rules.arbiter is not None and not decided.host:
-            decided = decided.__replace__(host=self._voter.job)  # or it might begin a new one
-        self._out.add(self._search.run(ballot, decided, now))
+        self._out.add(self._search.run(Ballot(term, self._key), now))
         if self._search.is_hopeless:
             self._seek()
         return None
@@ -567,24 +544,23 @@ class Participant:
                 self._say(key, message)
         self._out.add(self._follower.cut_off("another job of that name got further"))
         self._leader = None
-        left = self._voter.left | {self.job}
-        self._voter = Voter(self._setup.__replace__(slot=None), self._rules, left)
-        self._follower.change_voter(self._voter)
+        self._register.leave_job()
+        self._follower.leave_job()
         self._search.begin_again(now)
-        self._move(Part.CAMPAIGNING if self._voter.has_vote() else Part.SEEKING)
+        self._move(Part.CAMPAIGNING if self._register.may_claim() else Part.SEEKING)
         return True
 
     # Words.
 
     def _join(self) -> Join:
-        limits = self._setup.limits
+        limits = self.setup.limits
         return Join(
-            run_id=self._setup.run_id,
-            attempt=self._setup.attempt,
+            run_id=self.setup.run_id,
+            attempt=self.setup.attempt,
             last_round=self._follower.last_round,
             min_nodes=limits.min_nodes,
             max_nodes=limits.max_nodes,
-            member=self._setup.me,
+            member=self.setup.me,
             job=self.job,
             running=self._follower.round,
         )
@@ -593,7 +569,7 @@ class Participant:
         return self.part in (Part.FOLLOWING, Part.LEADING)
 
     def _leading_member(self) -> Member | None:
-        return self._setup.me if self._leader is not None else self._follower.leader
+        return self.setup.me if self._leader is not None else self._follower.leader
 
     def _say(self, key: str, message: Message) -> None:
         leader = self._follower.leader

@@ -144,7 +144,7 @@ class Peers:
         if held.number == BEFORE_ALL:
             return self._began
         heard = dict(self._words)
-        counted = self._agreements.voters if self._rules.arbiter is None else self.by_key
+        counted = self._agreements.counted(self.by_key)
         heard.update((key, self.by_key[key].heard_at) for key in counted if key in self.by_key)
         heard[self._setup.me.key] = now
         return self._rules.newest_word(held, None if pending is None else pending.agreement, heard)

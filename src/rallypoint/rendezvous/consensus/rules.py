@@ -27,9 +27,6 @@ BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one f
 class Rules:
     """What voters, candidates, coordinators and members may do."""
 
-    # A voter that is no agent, and outlives them all. With one, all agents may lead.
-    arbiter: Member | None = None
-
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
@@ -112,7 +109,7 @@ class Rules:
     def needs_lease(self, *, is_alone: bool) -> bool:
         """Whether others may start workers without this node: not without its vote, if it is the
         round's only one."""
-        return not is_alone or self.arbiter is not None
+        return not is_alone
 
     def must_fence(self, now: float, lease_until: float) -> bool:
         """Whether a member must end its workers at once."""

@@ -14,8 +14,8 @@ from random import Random
 
 from rallypoint.rendezvous.consensus.campaign import Campaign
 from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
-from rallypoint.rendezvous.consensus.messages import Action, Agreement, Ballot, Call, Send, Setup
-from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Send
+from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.job.reports import Finish, Join, Notice, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
@@ -35,11 +35,11 @@ class Search:
         why: what went wrong last.
     """
 
-    def __init__(self, setup: Setup, rules: Rules, random: Random, gone: EndedAgents) -> None:
+    def __init__(self, register: Register, random: Random, gone: EndedAgents) -> None:
         self.campaign: Campaign | None = None
         self.act_at: float | None = None
         self.why = "nobody has answered yet"
-        self._setup, self._rules, self._random = setup, rules, random
+        self._setup, self._register, self._random = register.setup, register, random
         self._gone = gone
         self._tries = 0
         self._since = 0.0
@@ -80,9 +80,8 @@ class Search:
         return [Notice(f"waiting for {now - self._since:.0f} s so far: {self._text()}")]
 
     def _text(self) -> str:
-        if self.campaign is not None and self._rules.arbiter is None:
-            return self.campaign.text()
-        return f"no coordinator found ({self.why})"
+        text = "" if self.campaign is None else self.campaign.text()
+        return text or f"no coordinator found ({self.why})"
 
     # What it does.
 
@@ -126,13 +125,13 @@ class Search:
         """Before it campaigns among others than those whom it asked."""
         self.campaign = None
         self.act_at = now
-        if self._rules.arbiter is None:  # which lets one win, however many ask
+        if self._register.has_rivals:
             self.act_at += self._random.uniform(0, _RETRY_S)
 
-    def run(self, ballot: Ballot, decided: Agreement, now: float) -> list[Action]:
+    def run(self, ballot: Ballot, now: float) -> list[Action]:
         """Campaign."""
         self._tries += 1
-        self.campaign = Campaign(self._setup, self._rules, ballot, decided, now)
+        self.campaign = self._register.claim(ballot, now)
         wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.beat_s)
         self.act_at = now + wait_s * self._random.uniform(1, 2)
         return self.campaign.ask()

@@ -63,7 +63,7 @@ class Voter:
         self._rules = rules
         self._heard_at = float("-inf")
         self._told = ""
-        if setup.slot is not None or rules.arbiter is not None:
+        if setup.slot is not None:
             self.decided = before_all(setup.endpoints)
 
     @property
@@ -78,8 +78,6 @@ class Voter:
 
     def has_vote(self) -> bool:
         """Whether this agent decides on the next agreement that it knows of, or may ask to."""
-        if self._rules.arbiter is not None:
-            return True
         return self.decided is not None and self._vote_on(self.decided) != ""
 
     def heard(self, ballot: Ballot, now: float) -> None:

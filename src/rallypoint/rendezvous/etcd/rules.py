@@ -30,12 +30,11 @@ class EtcdRules(Rules):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         places = ", ".join(map(str, setup.endpoints))
-        self.arbiter = Member(key=ETCD, host=f"etcd at {places}", local_world_size=0)
+        self._etcd = Member(key=ETCD, host=f"etcd at {places}", local_world_size=0)
 
     def voters(self, agreement: Agreement) -> tuple[Member, ...]:
         """Etcd, whatever was agreed."""
-        assert self.arbiter is not None
-        return (self.arbiter,)
+        return (self._etcd,)
 
     def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
         """Whether etcd is among them."""
@@ -53,6 +52,10 @@ class EtcdRules(Rules):
         members = held.members if pending is None else held.members + pending.members
         by_all = min([heard.get(each.key, _NEVER) for each in members], default=_NEVER)
         return max(by_etcd, min(by_all, by_etcd + outage_s(self.setup) - self.setup.fence_s))
+
+    def needs_lease(self, *, is_alone: bool) -> bool:
+        """Also of one node: any other one may take over."""
+        return True
 
     # When a candidate may ask etcd to be promised.
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.etcd.client import EtcdClient
-from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.etcd.register import EtcdRegister
 from rallypoint.rendezvous.etcd.voter import (
     Answer,
     EtcdVoter,
@@ -42,7 +42,7 @@ class EtcdLink:
         tls: for https; None: plain http.
     """
 
-    rules = EtcdRules  # which an agent with such a link follows
+    register = EtcdRegister  # of an agent with such a link
 
     def __init__(
         self, setup: Setup, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None = None

@@ -1,0 +1,81 @@
+"""Where a job's agreements are written down: all may read it, and one agent at a time may write.
+
+    may_claim --claim--> `Campaign` --granted--> `Agreements`: append the next one, renew the claim
+        ^                                              |
+        +----another agent has claimed it since--------+
+
+It is a register with compare-and-set: what is written holds only if nobody has claimed it since,
+and only after the agreement that it was written to follow. A claim is good for fence_s after what
+was confirmed last, counted from when that was *sent*; from then on nobody may run by its leave.
+
+Who keeps it is a subclass's: the agents themselves (peer_register.py), a key-value store
+(etcd/register.py). Above it, one leader and one follower are the same for all. Pure.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from rallypoint.rendezvous.consensus.agreements import Agreements
+from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.messages import Action, Ballot, Setup
+from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.round import Member
+
+
+class Register(ABC):
+    """One agent's end of it.
+
+    Attributes:
+        voter: what this agent knows of it, and has promised.
+        has_rivals: whether those who claim it at one time hinder each other, and so had better not.
+    """
+
+    has_rivals = False
+
+    def __init__(self, setup: Setup, rules: Rules) -> None:
+        self.setup, self.rules = setup, rules
+        self.voter = Voter(setup, rules)
+
+    def leave_job(self) -> None:
+        """Another job of that name goes on; in the one known so far this agent has no part."""
+        left = self.voter.left | {self.voter.job}
+        self.voter = Voter(self.setup.__replace__(slot=None), self.rules, left)
+
+    # To claim it.
+
+    @abstractmethod
+    def may_claim(self) -> bool:
+        """Whether this agent can get it, as far as it knows."""
+
+    @abstractmethod
+    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
+        """Who may claim it next, in the order of their turns; `told` by the last coordinator."""
+
+    @abstractmethod
+    def claim(self, ballot: Ballot, now: float) -> Campaign:
+        """Ask for it."""
+
+    def looks_at(self, heard_at: float) -> float | None:
+        """When to look who has it, if nothing was heard since then; None: no need."""
+        del heard_at
+        return None
+
+    def look(self, join: Join, now: float) -> list[Action]:
+        """Who has it?"""
+        del join, now
+        return []
+
+    def is_kept_by(self, key: str) -> bool:
+        """Whether all believe that one, which is no agent."""
+        del key
+        return False
+
+    # To write.
+
+    @abstractmethod
+    def agreements(self, campaign: Campaign) -> Agreements:
+        """It was granted: what can be done with it."""

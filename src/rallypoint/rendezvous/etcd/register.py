@@ -1,0 +1,99 @@
+"""A register that etcd keeps: it alone grants claims, and what it has written is decided.
+
+An agent that hears its coordinator no more, though etcd may, looks there who coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rallypoint.rendezvous.consensus.agreements import Agreements
+from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.messages import Action, Ballot, Prepare, Send, Setup
+from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD
+from rallypoint.rendezvous.consensus.voter import before_all
+from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.round import Member
+
+
+class EtcdRegister(Register):
+    """See Register."""
+
+    def __init__(self, setup: Setup, rules: type[EtcdRules] = EtcdRules) -> None:
+        super().__init__(setup, rules(setup))
+        self.voter.learn(before_all(setup.endpoints))
+        self._looked_at = float("-inf")
+
+    def leave_job(self) -> None:
+        """See Register."""
+        super().leave_job()
+        self.voter.learn(before_all(self.setup.endpoints))
+
+    def may_claim(self) -> bool:
+        """See Register."""
+        return True
+
+    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
+        """See Register."""
+        return told
+
+    def claim(self, ballot: Ballot, now: float) -> Campaign:
+        """See Register."""
+        decided = self.voter.decided
+        assert decided is not None
+        if not decided.host:
+            decided = decided.__replace__(host=self.voter.job)  # or it might begin a new one
+        return _Claim(self.setup, self.rules, ballot, decided, now)
+
+    def looks_at(self, heard_at: float) -> float | None:
+        """See Register."""
+        beat_s = self.setup.timeouts.beat_s
+        return max(self._looked_at, heard_at + beat_s) + beat_s
+
+    def look(self, join: Join, now: float) -> list[Action]:
+        """See Register."""
+        self._looked_at = now
+        return [Send(to=ETCD, at=None, message=join)]
+
+    def is_kept_by(self, key: str) -> bool:
+        """See Register."""
+        return key == ETCD
+
+    def agreements(self, campaign: Campaign) -> Agreements:
+        """See Register."""
+        return _Agreements(self.setup, self.rules, campaign.ballot, campaign.decided, {})
+
+
+class _Claim(Campaign):
+    """Etcd refuses without being disturbed, so it is asked in earnest."""
+
+    is_trial = False
+
+    def ask(self) -> list[Action]:
+        prepare = Prepare(
+            ballot=self.ballot, stamp=self._stamp, decided=self.decided, is_trial=False
+        )
+        return [Send(to=ETCD, at=None, message=prepare)]
+
+    def text(self) -> str:
+        return ""
+
+
+class _Agreements(Agreements):
+    """Written with one transaction each."""
+
+    def renew(self, now: float) -> list[Action]:
+        """See Agreements: say so with a beat, or with what is being written."""
+        pending = self.pending
+        if self.newest.number == BEFORE_ALL:
+            return []
+        if pending is not None and ETCD not in pending.accepted_by:
+            return []  # it is asked anyway
+        newest = self.newest if pending is None else pending.agreement
+        return [Send(to=ETCD, at=None, message=self._message(newest, now))]
+
+    def counted(self, known: Collection[str]) -> Collection[str]:
+        """See Agreements: while etcd is away, every member decides."""
+        return known
