@@ -19,7 +19,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Led,
 )
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.job.reports import Ended, Leave, Report, Stop, StopAsked
+from rallypoint.rendezvous.job.reports import Ended, Join, Leave, Report, Stop, StopAsked
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
@@ -180,6 +180,33 @@ class Follower:
             round=self.round,
             first=self._seen,
             reports=tuple(self._reports[self._seen - self._first :]),
+        )
+
+    def join(self) -> Join:
+        """What to tell whoever may let this agent take part."""
+        setup = self._setup
+        return Join(
+            run_id=setup.run_id,
+            attempt=setup.attempt,
+            last_round=self.last_round,
+            min_nodes=setup.limits.min_nodes,
+            max_nodes=setup.limits.max_nodes,
+            member=setup.me,
+            job=self._register.voter.job,
+            running=self.round,
+        )
+
+    def led_by(self) -> Led | None:
+        """Who coordinates, for whoever asks; None: not known here."""
+        if self.leader is None:
+            return None
+        voter = self._register.voter
+        return Led(
+            ballot=self.ballot,
+            leader=self.leader,
+            host=voter.job,
+            number=voter.number,
+            round=self.last_round,
         )
 
     # Time.

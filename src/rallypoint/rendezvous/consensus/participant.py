@@ -41,7 +41,6 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.outbox import Outbox
 from rallypoint.rendezvous.consensus.own_store import OwnStore
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import Voter
 from rallypoint.rendezvous.job.decision import Decision
@@ -92,8 +91,7 @@ class Participant:
         self._follower = Follower(register)
         self._leader: Leader | None = None
         self._gone = EndedAgents()
-        self._term = 0  # the highest one seen
-        self._search = Search(register, random, self._gone)
+        self._search = Search(register, self._follower, random, self._gone)
         self._store = OwnStore(self._key)
         self._out = Outbox(self._key)
 
@@ -152,7 +150,7 @@ class Participant:
             slot = self.setup.slot or 0
             self._search.act_at = now + slot * 2 * self.setup.timeouts.beat_s
             if slot:
-                self._seek()
+                self._out.add(self._search.ask())
         else:
             self._search.act_at = now
         return self._decide(now)
@@ -229,7 +227,7 @@ class Participant:
         elif self.part is Part.FOLLOWING and now >= follower.heard_at + self.setup.fence_s:
             self._lose(f"the coordinator was silent for {self.setup.fence_s:g} s", now)
         elif self._looks_at is not None and now >= self._looks_at:
-            self._out.add(self._register.look(self._join(), now))
+            self._out.add(self._register.look(follower.join(), now))
         has_leader = self.part in (Part.FOLLOWING, Part.LEADING)
         if has_leader and now >= follower.beat_at:
             self._say(follower.ballot.candidate, follower.beat(now))
@@ -280,7 +278,7 @@ class Participant:
                     self._leader.accepted(message, now)
             case Prepare():
                 if not message.is_trial:
-                    self._term = max(self._term, message.ballot.term)
+                    self._search.saw(message.ballot)
                 answer = self._voter.prepare(message, now)
                 if isinstance(answer, Refused) and self._has_leader():
                     answer = answer.__replace__(leader=self._leading_member())
@@ -304,7 +302,7 @@ class Participant:
                 if message.ballot == self._follower.ballot:
                     self._out.add(self._follower.cut_off("the coordinator does not know this node"))
                     if self._follower.round < 0:
-                        self._say(sender, self._join())
+                        self._say(sender, self._follower.join())
             case Refuse(why=why):
                 text = f"this node was not let in: {why}"
                 self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
@@ -331,17 +329,9 @@ class Participant:
                 self._leader.beat(message, now)
             elif message.ballot.term < self._follower.ballot.term and self.job:
                 self._say(sender, self._leader.led(now))
-        elif self.part is Part.FOLLOWING and self._leading_member() is not None:
-            leader = self._leading_member()
-            assert leader is not None
-            if leader.key != sender:
-                led = Led(
-                    ballot=self._follower.ballot,
-                    leader=leader,
-                    host=self.job,
-                    number=self._voter.number,
-                    round=self._follower.last_round,
-                )
+        elif self.part is Part.FOLLOWING:
+            led = self._follower.led_by()
+            if led is not None and led.leader.key != sender:
                 self._say(sender, led)
 
     def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
@@ -356,7 +346,7 @@ class Participant:
             follower.acknowledged(message)
         elif isinstance(message, Go):
             if not self.job:  # it was told to start before it was told of what
-                return self._say(sender, self._join())
+                return self._say(sender, self._follower.join())
             self._out.add(follower.go(message, now))
         else:
             self._out.add(follower.halt(message, now))
@@ -384,11 +374,11 @@ class Participant:
             self._follower.ballot < message.ballot
         ):
             at = Endpoint(host=message.leader.address, port=message.leader.port)
-            self._out.add([Send(to=message.leader.key, at=at, message=self._join())])
+            self._out.add([Send(to=message.leader.key, at=at, message=self._follower.join())])
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
         """A coordinator that is ours has spoken."""
-        self._term = max(self._term, ballot.term)
+        self._search.saw(ballot)
         self._follower.follow(ballot, leader, now)
         if ballot.candidate == self._key:
             return
@@ -404,7 +394,7 @@ class Participant:
     # Votes.
 
     def _proposed(self, sender: str, message: Propose, now: float) -> None:
-        self._term = max(self._term, message.ballot.term)
+        self._search.saw(message.ballot)
         if message.ballot.candidate != sender:
             return
         self._out.add(self._store.asked(message.agreement, self._voter.number))
@@ -419,21 +409,12 @@ class Participant:
         self._say(message.ballot.candidate, answer)
 
     def _promised(self, message: Promise, now: float) -> None:
-        campaign = self._search.campaign
-        if campaign is None or not self._register.may_claim():
+        if not self._register.may_claim():
             return
-        campaign.promised(message, now)
-        if campaign.won_at is None:
-            return
-        if campaign.is_trial:
-            self._term = max(self._term, campaign.ballot.term)
-            self._out.add(campaign.in_earnest())
-            return
-        if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
-            # Those who begin a job together are its first voters: better more of them.
-            self._search.act_at = campaign.won_at + self.setup.timeouts.beat_s
-            return
-        self._win(campaign, now)
+        self._out.add(self._search.promised(message, now))
+        won = self._search.won(now)
+        if won is not None:
+            self._win(won, now)
 
     def _win(self, campaign: Campaign, now: float) -> None:
         self._search.campaign = None
@@ -446,7 +427,7 @@ class Participant:
         self._out.add(*self._leader.take())
 
     def _refused(self, message: Refused, now: float) -> None:
-        self._term = max(self._term, message.promised.term)
+        self._search.saw(message.promised)
         if message.decided is not None:
             self._voter.learn(message.decided)
         if self._leader is not None:
@@ -459,7 +440,7 @@ class Participant:
             and leader.key not in self._gone
         ):
             at = Endpoint(host=leader.address, port=leader.port)
-            self._out.add([Send(to=leader.key, at=at, message=self._join())])
+            self._out.add([Send(to=leader.key, at=at, message=self._follower.join())])
         if campaign and decided and decided.number > campaign.decided.number:
             self._search.pause_as_candidate(now)  # it asked those who decide no more
             if not self._register.may_claim():
@@ -482,11 +463,8 @@ class Participant:
             return self._finish(finish)
         self._out.add((), why)
         if self._register.may_claim():
-            heirs = self._register.heirs(self._follower.voters)
             self._move(Part.CAMPAIGNING)
-            late_s = self._search.late_s(was_leading=was_leading)
-            waits = not self._voter.was_lost
-            return self._search.take_turn(heirs, waits=waits, late_s=late_s, now=now)
+            return self._search.take_turn(now, was_leading=was_leading)
         self._move(Part.SEEKING)
         self._search.act_at = now
         return None
@@ -500,30 +478,16 @@ class Participant:
         if end is not None:
             return self._finish(end)
         self._out.add(self._search.notice(now))
-        if self._search.is_due(now):
-            if self.part is Part.SEEKING:
-                self._search.pause(now)
-                self._seek()
-            else:
-                self._run_for_it(now)
-        return None
-
-    def _seek(self) -> None:
-        self._out.add(self._search.ask(self._join(), self._follower.voters))
-
-    def _run_for_it(self, now: float) -> None:
-        campaign = self._search.campaign
-        if not self._register.may_claim():
-            self._search.campaign = None
-            self._move(Part.SEEKING)
+        if not self._search.is_due(now):
             return None
-        if campaign is not None and campaign.won_at is not None:
-            return self._win(campaign, now)
-        term = max(self._term, self._voter.promised.term) + 1
-        self._out.add(self._search.run(Ballot(term, self._key), now))
-        if self._search.is_hopeless:
-            self._seek()
-        return None
+        stands = self.part is Part.CAMPAIGNING
+        if stands and not self._register.may_claim():
+            self._search.campaign = None
+            return self._move(Part.SEEKING)
+        won = self._search.won(now)
+        if won is not None:
+            return self._win(won, now)
+        return self._out.add(self._search.act(now, stands=stands))
 
     # Other jobs.
 
@@ -551,19 +515,6 @@ class Participant:
         return True
 
     # Words.
-
-    def _join(self) -> Join:
-        limits = self.setup.limits
-        return Join(
-            run_id=self.setup.run_id,
-            attempt=self.setup.attempt,
-            last_round=self._follower.last_round,
-            min_nodes=limits.min_nodes,
-            max_nodes=limits.max_nodes,
-            member=self.setup.me,
-            job=self.job,
-            running=self._follower.round,
-        )
 
     def _has_leader(self) -> bool:
         return self.part in (Part.FOLLOWING, Part.LEADING)

@@ -2,27 +2,29 @@
 
     lost, or just started --- its turn ---> asks, or campaigns --- again, ever later ---> gives up
 
-The heirs, those who may coordinate next (rules.py), take turns in their order; pauses grow and
+The heirs, those who may coordinate next (register.py), take turns in their order; pauses grow and
 differ, so that rivals seldom meet. Whether an agent may campaign at all, and what a won campaign
 means, is participant.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 from rallypoint.rendezvous.consensus.campaign import Campaign
 from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
-from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Send
+from rallypoint.rendezvous.consensus.follower import Follower
+from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Promise, Send
 from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
-from rallypoint.rendezvous.job.reports import Finish, Join, Notice, Outcome
-from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome
+from rallypoint.rendezvous.job.round import Endpoint
 
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a beat
 _SEEK_S = 0.5
+_HOPELESS = 3  # tries
 _ASK = 3  # voters at a time: thousands may seek at once, and each voter would hear of all
 
 
@@ -35,12 +37,15 @@ class Search:
         why: what went wrong last.
     """
 
-    def __init__(self, register: Register, random: Random, gone: EndedAgents) -> None:
+    def __init__(
+        self, register: Register, follower: Follower, random: Random, gone: EndedAgents
+    ) -> None:
         self.campaign: Campaign | None = None
         self.act_at: float | None = None
         self.why = "nobody has answered yet"
-        self._setup, self._register, self._random = register.setup, register, random
-        self._gone = gone
+        self._setup, self._register, self._follower = register.setup, register, follower
+        self._random, self._gone = random, gone
+        self._term = 0  # the highest one seen
         self._tries = 0
         self._since = 0.0
         self._notice_at = 0.0
@@ -89,37 +94,76 @@ class Search:
         """Whether to ask or campaign now."""
         return self.act_at is not None and now >= self.act_at
 
-    def take_turn(self, heirs: Sequence[Member], *, waits: bool, late_s: float, now: float) -> None:
+    def saw(self, ballot: Ballot) -> None:
+        """That one was begun."""
+        self._term = max(self._term, ballot.term)
+
+    def take_turn(self, now: float, *, was_leading: bool) -> None:
         """Campaign once those before us in the list have had their chance.
 
-        Args:
-            waits: whether nobody may promise before the time of the last coordinator is over.
-            late_s: to be added.
+        Nobody promises before the time of the last coordinator is over, unless it has ended; who
+        has just failed to coordinate leaves it to others first.
         """
-        keys = [heir.key for heir in heirs]
+        keys = [heir.key for heir in self._register.heirs(self._follower.voters)]
         before = keys[: keys.index(self._setup.me.key)] if self._setup.me.key in keys else []
         count = sum(key not in self._gone for key in before)
-        wait_s = self._setup.fence_s * self._setup.drift if waits else 0.0
+        was_lost = self._register.voter.was_lost
+        wait_s = 0.0 if was_lost else self._setup.fence_s * self._setup.drift
         turn_s = wait_s + count * _STAGGER_S + self._random.uniform(0, _STAGGER_S / 5)
-        self.act_at = now + turn_s + late_s
+        self.act_at = now + turn_s + (_RETRY_S if was_leading else 0.0)
 
-    def ask(self, join: Join, voters: Sequence[Member]) -> list[Action]:
+    def ask(self) -> list[Action]:
         """Whoever may know of a coordinator."""
+        join = self._follower.join()
         asked: list[Action] = [
             Call(at=endpoint, message=join)
             for slot, endpoint in enumerate(self._setup.endpoints)
             if slot != self._setup.slot
         ]
         me, gone = self._setup.me.key, self._gone
-        others = [voter for voter in voters if voter.key != me and voter.key not in gone]
+        others = [each for each in self._follower.voters if each.key != me and each.key not in gone]
         for voter in self._random.sample(others, min(len(others), _ASK)):
             at = Endpoint(host=voter.address, port=voter.port)
             asked.append(Send(to=voter.key, at=at, message=join))
         return asked
 
-    def pause(self, now: float) -> None:
-        """Before it asks again."""
-        self.act_at = now + _SEEK_S
+    def act(self, now: float, *, stands: bool) -> list[Action]:
+        """Ask; or, who stands as a candidate, campaign."""
+        if not stands:
+            self.act_at = now + _SEEK_S
+            return self.ask()
+        self._tries += 1
+        term = max(self._term, self._register.voter.promised.term) + 1
+        self.campaign = self._register.claim(Ballot(term, self._setup.me.key), now)
+        wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.beat_s)
+        self.act_at = now + wait_s * self._random.uniform(1, 2)
+        asked = self.campaign.ask()
+        if self._tries > _HOPELESS:  # there may be another job, or one that goes on without us
+            asked += self.ask()
+        return asked
+
+    def promised(self, message: Promise, now: float) -> list[Action]:
+        """A voter takes part in our campaign."""
+        campaign = self.campaign
+        if campaign is None:
+            return []
+        campaign.promised(message, now)
+        if campaign.won_at is None:
+            return []
+        if campaign.is_trial:
+            self.saw(campaign.ballot)
+            return campaign.in_earnest()
+        self.act_at = now
+        if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
+            # Those who begin a job together are its first voters: better more of them.
+            self.act_at = campaign.won_at + self._setup.timeouts.beat_s
+        return []
+
+    def won(self, now: float) -> Campaign | None:
+        """Our campaign, if it is won, and there is nobody left to wait for."""
+        campaign = self.campaign
+        is_won = campaign is not None and campaign.won_at is not None and not campaign.is_trial
+        return campaign if is_won and self.is_due(now) else None
 
     def pause_as_candidate(self, now: float) -> None:
         """Before it campaigns among others than those whom it asked."""
@@ -127,21 +171,3 @@ class Search:
         self.act_at = now
         if self._register.has_rivals:
             self.act_at += self._random.uniform(0, _RETRY_S)
-
-    def run(self, ballot: Ballot, now: float) -> list[Action]:
-        """Campaign."""
-        self._tries += 1
-        self.campaign = self._register.claim(ballot, now)
-        wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.beat_s)
-        self.act_at = now + wait_s * self._random.uniform(1, 2)
-        return self.campaign.ask()
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether there may be another job, or one that goes on without us."""
-        return self._tries > 3
-
-    @staticmethod
-    def late_s(*, was_leading: bool) -> float:
-        """Who has just failed to coordinate leaves it to others first."""
-        return _RETRY_S if was_leading else 0.0
