@@ -203,8 +203,7 @@ class Participant:
 
     def _decide(self, now: float) -> Decision:
         """Do what is due, talk to oneself until there is nothing left to say, and hand it out."""
-        if self.part is not Part.DONE:
-            self._run(now)
+        self._run(now)
         while self._out.own and self.part is not Part.DONE:
             self._take(self._key, self._out.own.popleft(), now)
             self._run(now)
@@ -213,6 +212,8 @@ class Participant:
 
     def _run(self, now: float) -> None:
         follower = self._follower
+        if self.part is Part.DONE:
+            return None
         self._out.add(follower.tick(now))
         leader = self._leader
         if leader is not None:
