@@ -219,7 +219,6 @@ class Participant:
         if leader is not None:
             if now >= leader.wake_at:
                 leader.tick(now)
-            self._out.add(*leader.take())
             self._voter.learn(leader.agreement)
             if leader.finish is not None:
                 return self._finish(leader.finish)
@@ -423,9 +422,10 @@ class Participant:
         self._out.add((), f"coordinates from now on, in term {campaign.ballot.term}")
         newest = campaign.bound() or campaign.decided
         done = self._follower.done_in(newest.number)
-        self._leader = Leader(self._register, campaign, gone=self._gone, done=done, now=now)
+        self._leader = Leader(
+            self._register, campaign, gone=self._gone, done=done, out=self._out, now=now
+        )
         self._follow(campaign.ballot, self.setup.me, now)
-        self._out.add(*self._leader.take())
 
     def _refused(self, message: Refused, now: float) -> None:
         self._search.saw(message.promised)
@@ -453,8 +453,6 @@ class Participant:
         """There is no coordinator any more."""
         self._search.why = why
         was_leading = self._leader is not None
-        if self._leader is not None:
-            self._out.add(*self._leader.take())
         self._leader = None
         self._search.begin(now)
         is_lost = self._follower.ballot.candidate in self._gone
@@ -533,8 +531,6 @@ class Participant:
         if finish.outcome is Outcome.SUCCEEDED and not self._follower.has_run:
             finish = finish.__replace__(outcome=Outcome.MISSED)
         self._move(Part.DONE)
-        if self._leader is not None:
-            self._out.add(*self._leader.take())
         self._out.add([finish], finish.because)
 
     def _move(self, to: Part) -> None:

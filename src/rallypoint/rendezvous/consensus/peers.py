@@ -11,7 +11,8 @@ By the time it counts as lost, its own lease has ended its workers (follower.py)
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.agreements import Agreements
-from rallypoint.rendezvous.consensus.messages import Setup
+from rallypoint.rendezvous.consensus.messages import Message, Send, Setup
+from rallypoint.rendezvous.consensus.outbox import Outbox
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
@@ -78,16 +79,34 @@ class Peers:
     """
 
     def __init__(
-        self, setup: Setup, rules: Rules, agreements: Agreements, *, was_lost: bool, now: float
+        self,
+        setup: Setup,
+        rules: Rules,
+        agreements: Agreements,
+        out: Outbox,
+        *,
+        was_lost: bool,
+        now: float,
     ) -> None:
         """Begin; `was_lost` as in Promise."""
         self.by_key: dict[str, Peer] = {}
         self.safe_at = now + rules.taken_over_after_s(was_lost=was_lost)
-        self._setup, self._rules, self._agreements = setup, rules, agreements
+        self._setup, self._rules, self._agreements, self._out = setup, rules, agreements, out
         self._was_lost = was_lost
         self._began = now
         self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
         self._quorum_heard: float | None = None  # cached
+
+    def tell(self, key: str, message: Message) -> None:
+        """Say that to one of them, or to whoever just spoke to us."""
+        peer = self.by_key.get(key)
+        at = None if peer is None else peer.at
+        self._out.add([Send(to=key, at=at, message=message)])
+
+    def tell_all(self, message: Message) -> None:
+        """Say that to each of them."""
+        for key in self.by_key:
+            self.tell(key, message)
 
     def take_over(self, now: float) -> None:
         """What the predecessor had proposed is decided only now."""

@@ -1,0 +1,199 @@
+"""A job in its coordinator's hands: what `Coordinator` decides becomes agreements and orders.
+
+    members' reports --> Coordinator --OpenRound, Finish----> `wanted`: what is to be agreed next
+                                     --Stop, Notice, Refuse-> to members, at once
+    the round is agreed, its store is open --> `start`: Go to each member
+
+A beat also shows what a member has missed: it is told again (`correct`). Who is here is peers.py's,
+how agreements are made leader.py's.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.consensus.agreements import Agreements
+from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
+from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Beat, Over
+from rallypoint.rendezvous.consensus.orders import Orders
+from rallypoint.rendezvous.consensus.outbox import Outbox
+from rallypoint.rendezvous.consensus.peers import Peer, Peers
+from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
+from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
+from rallypoint.rendezvous.job.decision import NOTHING, Decision
+from rallypoint.rendezvous.job.reports import Ended, Finish, Notice, Outcome, Refuse, Stop
+from rallypoint.rendezvous.job.round import Endpoint, Member
+
+LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
+
+
+class Rounds:
+    """In one ballot.
+
+    Attributes:
+        job: None until it is decided what the predecessor had begun.
+        wanted: the agreement to ask for next; None: the one there is will do.
+        done: members whose workers have succeeded, and who may end before the others.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        ballot: Ballot,
+        agreements: Agreements,
+        peers: Peers,
+        gone: EndedAgents,
+        out: Outbox,
+    ) -> None:
+        self.job: Coordinator | None = None
+        self.wanted: Agreement | None = None
+        self.done: tuple[str, ...] = ()
+        self._setup, self._rules = register.setup, register.rules
+        self._orders = Orders(ballot)
+        self._agreements, self._peers, self._gone, self._out = agreements, peers, gone, out
+
+    def shrunk(self) -> Agreement | None:
+        """A list without those who are gone, so that they are not needed for a quorum any more."""
+        if self.job is None or self.job.is_busy:
+            return None
+        newest = self._agreements.newest
+        left = [each for each in newest.members if each.key not in self._gone]
+        if len(left) == len(newest.members) or newest.number == BEFORE_ALL:
+            return None
+        shrunk = self._follow_up(members=tuple(left), because="some have left")
+        if left and not (self._setup.quorum == "host" and newest.host in self._gone):
+            return shrunk
+        because = "the last node left"
+        ended = Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True)
+        if left:
+            ended = ended.__replace__(because="the node that began the job left")
+        return shrunk.__replace__(members=newest.members, finish=ended)
+
+    def _follow_up(self, *, members: tuple[Member, ...], because: str) -> Agreement:
+        assert self.job is not None
+        return Agreement(
+            number=0,
+            members=members,
+            round=self.job.round,
+            restarts=self.job.restarts,
+            because=because,
+            host=self._agreements.newest.host,
+        )
+
+    def resume(self, now: float) -> None:
+        """Go on with what is agreed now."""
+        held = self._agreements.newest
+        if held.finish is not None:
+            return
+        self.job = Coordinator.resumed(
+            self._setup.limits,
+            self._setup.max_restarts,
+            members=held.members,
+            round_number=held.round,
+            runs=held.runs,
+            restarts=held.restarts,
+            now=now,
+        )
+        self._orders.old_round = held.round if held.runs else -1
+        for member in held.members:
+            key = member.key
+            if key in self.done and held.runs:
+                end = Ended(node_rank=member.node_rank, round=held.round, succeeded=True)
+                self.perform(self.job.reported(key, end, now), now)
+            if key in self._gone:
+                self.perform(self.job.node_lost(key, "its connection closed", now), now)
+            elif key in self._peers.by_key and self._peers.by_key[key].has_beaten and not held.runs:
+                self.perform(self.job.joined(member, now), now)
+        self.perform(self.job.tick(now), now)
+
+    def perform(self, decision: Decision, now: float) -> None:
+        """Do what the job has decided."""
+        assert self.job is not None
+        while decision != NOTHING:
+            decision = self._do(decision, now)
+        is_done = self._setup.me.key in self.job.current.succeeded
+        self.done = self.job.current.left_succeeded + (self._setup.me.key,) * is_done
+
+    def _do(self, decision: Decision, now: float) -> Decision:
+        """Returns what follows from it at once."""
+        self._out.add((), decision.reason)
+        left = NOTHING
+        for action in decision.actions:
+            match action:
+                case OpenRound():
+                    opened = self._follow_up(members=action.members, because=action.because)
+                    self.wanted = opened.__replace__(round=action.number, runs=True)
+                case Stop():
+                    left += self._halt(action, now)
+                case Finish():
+                    ended = self._follow_up(
+                        members=self._agreements.newest.members, because=action.because
+                    )
+                    self.wanted = ended.__replace__(finish=action)
+                case Notice():
+                    self._peers.tell_all(action)
+                case Refuse():
+                    self._peers.tell(action.key, action)
+                    self._peers.by_key.pop(action.key, None)
+        return left
+
+    def start(self, new: Agreement, store: Endpoint, now: float) -> None:
+        """That round is agreed, and its store open: order its members to start."""
+        for key in self._orders.begin(new, store, self._rules.heirs(new), now):
+            self._send_go(key, now)
+
+    def _send_go(self, key: str, now: float) -> None:
+        peer = self._peers.by_key.get(key)
+        if peer is None or peer.sent_at is None:
+            return self._orders.put_off(key)
+        return self._peers.tell(
+            key, self._orders.go(key, peer.sent_at, self._peers.lease_s(peer, now))
+        )
+
+    def _halt(self, stop: Stop, now: float) -> Decision:
+        """Pass it on; what follows at once if no member was told to start."""
+        assert self.job is not None
+        if not self._orders.may_run(stop.round):
+            return self.job.revoked(now)
+        self._peers.tell_all(self._orders.halt(stop))
+        return NOTHING
+
+    def _halt_again(self, key: str, job: Coordinator) -> None:
+        stop = Stop(round=job.round, because=job.because_stopped)
+        self._peers.tell(key, self._orders.halt(stop))
+
+    def take_reports(self, peer: Peer, beat: Beat, now: float) -> None:
+        """What is new in a member's beat."""
+        assert self.job is not None
+        for number, report in enumerate(beat.reports, beat.first):
+            if number < peer.seen:
+                continue
+            peer.seen = number + 1
+            self.perform(self.job.reported(beat.key, report, now), now)
+            if beat.key not in self.job.here:  # it left
+                self._gone.add(beat.key)
+                if all(member.key != beat.key for member in self._agreements.newest.members):
+                    self._peers.tell(beat.key, Over(finish=LEFT))
+        peer.seen = max(peer.seen, beat.first)
+
+    def correct(self, peer: Peer, beat: Beat, now: float) -> None:
+        """Tell a peer what it must have missed, and judge from what it cannot know any more."""
+        job, key, orders = self.job, beat.key, self._orders
+        assert job is not None
+        if beat.round not in (-1, job.round):
+            self._peers.tell(key, orders.halt(Stop(round=beat.round, because="that round is over")))
+        if beat.number < self._agreements.newest.number and key in self._agreements.voters:
+            self._peers.tell(key, self._agreements.remind(now))
+        if not job.expects(key) or beat.round == job.round:
+            if beat.round == job.round and job.is_stopping:
+                self._halt_again(key, job)
+            return
+        if job.round == orders.old_round:
+            # It is not running what our predecessor began, and has no end of it to report.
+            end = Ended(node_rank=-1, round=job.round, succeeded=False, was_cut_off=True)
+            self.perform(job.reported(key, end, now), now)
+        elif job.round == orders.round and job.is_stopping:
+            self._halt_again(key, job)
+        elif job.round == orders.round and orders.must_repeat(
+            key, now, self._setup.timeouts.beat_s
+        ):
+            self._send_go(key, now)
