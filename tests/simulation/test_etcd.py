@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Promise
-from rallypoint.rendezvous.consensus.rules import ETCD
-from rallypoint.rendezvous.etcd.rules import EtcdRules
-from rallypoint.rendezvous.etcd.voter import Answer, EtcdVoter
+from rallypoint.rendezvous.consensus.rules import KEEPER
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter
 from rallypoint.testing import sim_etcd
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_story import story
@@ -34,28 +34,28 @@ def test_a_story_of_many_nodes() -> None:
 # Without one of the rules, the same stories end badly.
 
 
-class NobodyWaits(EtcdRules):
+class NobodyWaits(KeyValueRules):
     """A candidate takes over from a coordinator that etcd still hears."""
 
     def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
         return 0.0
 
 
-class AllAreHeirs(EtcdRules):
+class AllAreHeirs(KeyValueRules):
     """Who is no member takes over as soon as a member may."""
 
     def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
         return super().must_wait_s(leader, None, lost)
 
 
-class WaitTooLittle(EtcdRules):
+class WaitTooLittle(KeyValueRules):
     """A candidate waits for less than the coordinator's members may run."""
 
     def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
         return 0.7 * super().must_wait_s(leader, held, lost)
 
 
-class NoEndOfOutage(EtcdRules):
+class NoEndOfOutage(KeyValueRules):
     """A coordinator goes on without etcd for as long as its members hear it."""
 
     def newest_word(
@@ -63,10 +63,10 @@ class NoEndOfOutage(EtcdRules):
     ) -> float:
         members = held.members if pending is None else held.members + pending.members
         by_all = min([heard.get(each.key, NEVER) for each in members], default=NEVER)
-        return max(heard.get(ETCD, NEVER), by_all)
+        return max(heard.get(KEEPER, NEVER), by_all)
 
 
-class OneMemberIsEnough(EtcdRules):
+class OneMemberIsEnough(KeyValueRules):
     """A coordinator goes on without etcd, though a member may have taken over."""
 
     def newest_word(
@@ -76,7 +76,7 @@ class OneMemberIsEnough(EtcdRules):
         return max([word, *[heard.get(each.key, NEVER) for each in held.members]])
 
 
-class SaysNothingOfHaste(EtcdVoter):
+class SaysNothingOfHaste(KeyValueVoter):
     """Who took over because a connection closed does not wait for the workers of the others."""
 
     def take(self) -> list[Answer]:
@@ -89,14 +89,14 @@ class SaysNothingOfHaste(EtcdVoter):
 @pytest.mark.parametrize(
     "rules", [NobodyWaits, AllAreHeirs, WaitTooLittle, NoEndOfOutage, OneMemberIsEnough]
 )
-def test_each_rule_is_needed(rules: type[EtcdRules]) -> None:
+def test_each_rule_is_needed(rules: type[KeyValueRules]) -> None:
     with pytest.raises(ViolationError):
         for seed in MANY_SEEDS:
             story(seed, max_size=SIZE, rules=rules, has_etcd=True)
 
 
 def test_the_haste_of_a_take_over_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim_etcd, "EtcdVoter", SaysNothingOfHaste)
+    monkeypatch.setattr(sim_etcd, "KeyValueVoter", SaysNothingOfHaste)
     with pytest.raises(ViolationError):
         for seed in MANY_SEEDS:
             story(seed, max_size=SIZE, has_etcd=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.rendezvous.etcd.client import EtcdClient
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
 
 
 def need_etcd() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.system.etcd_cluster import Cluster
 
 from rallypoint.base.errors import StoreConnectionError, StoreError
-from rallypoint.rendezvous.etcd.client import Event, Watch
+from rallypoint.rendezvous.keyvalue.etcd_client import Event, Watch
 
 
 @pytest.fixture(params=[1, 3])

@@ -26,11 +26,11 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.consensus.voter import before_all
-from rallypoint.rendezvous.etcd.thread import EtcdLink, read_tls
-from rallypoint.rendezvous.etcd.voter import Answer
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.keyvalue.link import KeyValueLink, read_tls
+from rallypoint.rendezvous.keyvalue.voter import Answer
 from rallypoint.rendezvous.timeouts import Timeouts
 
 pytestmark = pytest.mark.system
@@ -59,7 +59,7 @@ class Agent:
         setup = Setup(
             me=self.me, run_id="a job", limits=Limits(), endpoints=places, timeouts=TIMEOUTS
         )
-        self.link = EtcdLink(setup, places)
+        self.link = KeyValueLink(setup, places)
 
     def say(self, message: Message, *, within_s: float = 20.0) -> Answer:
         self.link.send(message)
@@ -192,7 +192,7 @@ def test_https_with_certificates(tmp_path: Path, authority: Path) -> None:
                 endpoints=(place,),
                 timeouts=TIMEOUTS.__replace__(read_s=8.0 if is_let_in else 1.0),
             )
-            link = EtcdLink(setup, [place], read_tls(given))
+            link = KeyValueLink(setup, [place], read_tls(given))
             ballot = Ballot(1, "A")
             link.send(
                 Prepare(ballot=ballot, stamp=0.0, decided=before_all((place,)), is_trial=False)

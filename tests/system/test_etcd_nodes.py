@@ -27,8 +27,8 @@ FULL = ("--rdzv-conf", f"last_call_timeout=15,{CONF}")
 # Who coordinates, and which member of etcd leads: seen from inside the test network.
 PROBE = """
 import json, sys, urllib.request
-from rallypoint.rendezvous.etcd.client import EtcdClient
-from rallypoint.rendezvous.etcd.keys import Claim, JobKeys, unpack
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
+from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, unpack
 places = [(f"host{i}", 2379) for i in (5, 6, 7)]
 if sys.argv[1] == "coordinator":
     found = {p.key: p.value for p in EtcdClient(places).read(JobKeys.of("j", 0).vote).pairs}

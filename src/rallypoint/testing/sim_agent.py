@@ -17,9 +17,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
-from rallypoint.rendezvous.consensus.rules import ETCD
-from rallypoint.rendezvous.etcd.rules import EtcdRules
-from rallypoint.rendezvous.etcd.voter import EtcdVoter
+from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Broken,
@@ -33,8 +31,10 @@ from rallypoint.rendezvous.job.reports import (
 )
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Seat
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.voter import KeyValueVoter
 from rallypoint.testing.sim_clock import SimClock
-from rallypoint.testing.sim_etcd import SimEtcdLink
+from rallypoint.testing.sim_etcd import SimKeyValueLink
 from rallypoint.testing.sim_network import Process
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class SimAgent(Process):
         )
         self.dies_after: int | None = None  # so many more actions
         self.job = ""
-        self.etcd: SimEtcdLink | None = None
+        self.etcd: SimKeyValueLink | None = None
         if cluster.etcd is not None:
-            rules = cluster.rules if issubclass(cluster.rules, EtcdRules) else EtcdRules
-            self.etcd = SimEtcdLink(setup, self.clock, cluster.etcd, self._hear_etcd, rules)
+            rules = cluster.rules if issubclass(cluster.rules, KeyValueRules) else KeyValueRules
+            self.etcd = SimKeyValueLink(setup, self.clock, cluster.etcd, self._hear_etcd, rules)
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
@@ -86,13 +86,13 @@ class SimAgent(Process):
         if self.is_alive:
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
 
-    def _hear_etcd(self, voter: EtcdVoter) -> None:
+    def _hear_etcd(self, voter: KeyValueVoter) -> None:
         for answer in voter.take():
             if self.is_alive and isinstance(answer, str):
                 at, now = self.core.setup.endpoints[0], self.clock.now()
                 self.perform(self.core.unreachable(at, answer, now))
             elif self.is_alive:
-                self.hear(ETCD, answer)  # type: ignore[arg-type]
+                self.hear(KEEPER, answer)  # type: ignore[arg-type]
 
     # What it does.
 
@@ -107,7 +107,7 @@ class SimAgent(Process):
                 if self.dies_after < 0:
                     return cluster.kill_agent(self, "in the middle of a decision")
             match action:
-                case Send(to="etcd", message=message) | Call(message=message) if self.etcd:
+                case Send(to="keeper", message=message) | Call(message=message) if self.etcd:
                     self.etcd.send(message)
                 case Send(to=to, at=at, message=message):
                     cluster.network.send(self, to, at, message)

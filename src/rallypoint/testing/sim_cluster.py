@@ -16,11 +16,11 @@ from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.consensus.rules import ETCD, Rules
-from rallypoint.rendezvous.etcd.register import EtcdRegister
-from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.consensus.rules import KEEPER, Rules
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
+from rallypoint.rendezvous.keyvalue.register import KeyValueRegister
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_agent import SimAgent
 from rallypoint.testing.sim_clock import SimLoop
@@ -50,7 +50,7 @@ class SimCluster:
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.rules = EtcdRules if has_etcd and rules is Rules else rules
+        self.rules = KeyValueRules if has_etcd and rules is Rules else rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
         self.etcd = SimEtcd(self.loop, self.random) if has_etcd else None
@@ -85,8 +85,8 @@ class SimCluster:
 
     def register(self, setup: Setup) -> Register:
         """One agent's, by the rules of this cluster."""
-        if issubclass(self.rules, EtcdRules):
-            return EtcdRegister(setup, self.rules)
+        if issubclass(self.rules, KeyValueRules):
+            return KeyValueRegister(setup, self.rules)
         return PeerRegister(setup, self.rules)
 
     # What a story asks and does.
@@ -171,7 +171,7 @@ class SimCluster:
         """Only who is in one group reaches each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
         if self.etcd is not None:
-            self.etcd.cuts = {name for group in groups if ETCD not in group for name in group}
+            self.etcd.cuts = {name for group in groups if KEEPER not in group for name in group}
         for group in groups:
             for other in groups:
                 if group is not other:
@@ -281,7 +281,7 @@ class SimCluster:
         newest = max([each for each in held if each], key=lambda each: each.number)
         if newest.finish is not None or (newest.host, newest.round) in self.witness.results:
             return ""
-        keys = {ETCD, *[agent.key for agent in alive]}
+        keys = {KEEPER, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that those who live cannot decide?
             pending = agent.core.accepted
             if pending is None or pending.number <= newest.number:

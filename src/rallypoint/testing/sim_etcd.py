@@ -10,12 +10,12 @@ from collections.abc import Callable
 from random import Random
 
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.etcd.client import Pair, Snapshot
-from rallypoint.rendezvous.etcd.rules import EtcdRules
-from rallypoint.rendezvous.etcd.voter import (
-    EtcdVoter,
+from rallypoint.rendezvous.keyvalue.etcd_client import Pair, Snapshot
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.voter import (
     Grant,
     KeepAlive,
+    KeyValueVoter,
     Read,
     Request,
     Transact,
@@ -116,7 +116,7 @@ class SimEtcd:
                 del self.pairs[key]
 
 
-class SimEtcdLink:
+class SimKeyValueLink:
     """One agent's way to etcd, one message at a time; of waiting ones only the newest of a kind."""
 
     def __init__(
@@ -124,10 +124,10 @@ class SimEtcdLink:
         setup: Setup,
         clock: SimClock,
         etcd: SimEtcd,
-        answered: Callable[[EtcdVoter], None],
-        rules: type[EtcdRules] = EtcdRules,
+        answered: Callable[[KeyValueVoter], None],
+        rules: type[KeyValueRules] = KeyValueRules,
     ) -> None:
-        self.voter = EtcdVoter(setup, rules)
+        self.voter = KeyValueVoter(setup, rules)
         self._host = setup.me.host
         self._clock, self._etcd, self._answered = clock, etcd, answered
         self._waiting: dict[type, Message] = {}

@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.consensus.participant import Part
-from rallypoint.rendezvous.consensus.rules import ETCD, Rules
+from rallypoint.rendezvous.consensus.rules import KEEPER, Rules
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_etcd import SimEtcd
@@ -110,7 +110,7 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
     name = random.choice(names)
     places = names
     if cluster.etcd is not None:
-        places = [*names, ETCD]
+        places = [*names, KEEPER]
         _befall_etcd(cluster, cluster.etcd, random)
     match what:
         case "kill":

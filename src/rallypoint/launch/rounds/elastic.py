@@ -36,7 +36,7 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
-from rallypoint.rendezvous.consensus.rules import ETCD
+from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
@@ -58,7 +58,7 @@ from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.etcd.thread import EtcdLink
+    from rallypoint.rendezvous.keyvalue.link import KeyValueLink
 
 _GOODBYE_S = 2.0
 # The guardian ends workers so long after we should have: within what the others wait (kill_s).
@@ -116,9 +116,12 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
     etcd = None
     if is_etcd:
-        from rallypoint.rendezvous.etcd.thread import EtcdLink, read_tls  # threads, http: only here
+        from rallypoint.rendezvous.keyvalue.link import (  # threads, http: only here
+            KeyValueLink,
+            read_tls,
+        )
 
-        etcd = EtcdLink(setup, endpoints, read_tls(configuration))
+        etcd = KeyValueLink(setup, endpoints, read_tls(configuration))
     place_of_stores = listening_place(address, is_chosen=place.is_chosen)
     return ElasticRounds(
         setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores
@@ -145,7 +148,7 @@ class ElasticRounds(RoundSource, Receiver):
         token: bytes,
         *,
         is_verbose: bool = False,
-        etcd: EtcdLink | None = None,
+        etcd: KeyValueLink | None = None,
         place: str = ANY,
     ) -> None:
         super().__init__(setup.me.key)
@@ -299,7 +302,7 @@ class ElasticRounds(RoundSource, Receiver):
     def _answered(self, answer: Message | str, now: float) -> Decision:
         if isinstance(answer, str):
             return self._core.unreachable(self._setup.endpoints[0], answer, now)
-        return self._core.received(ETCD, answer, now)
+        return self._core.received(KEEPER, answer, now)
 
     # The core.
 
@@ -325,7 +328,7 @@ class ElasticRounds(RoundSource, Receiver):
         self._tell(decision.reason)
         for action in decision.actions:
             match action:
-                case Send(to=to, message=message) if to == ETCD and self._etcd is not None:
+                case Send(to=to, message=message) if to == KEEPER and self._etcd is not None:
                     self._etcd.send(message)
                 case Call(message=message) if self._etcd is not None:
                     self._etcd.send(message)

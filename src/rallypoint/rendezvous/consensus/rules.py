@@ -20,7 +20,7 @@ from rallypoint.rendezvous.job.round import Member
 # All members vote, up to so many; of a longer list the first. Ballots stay cheap, and of 31 voters
 # any 15 may be lost at one time.
 MAX_VOTERS = 31
-ETCD = "etcd"  # the key of a voter that is no agent: etcd/rules.py
+KEEPER = "keeper"  # the key of a voter that is no agent: keyvalue/rules.py
 BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
 
 

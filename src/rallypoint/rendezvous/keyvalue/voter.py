@@ -38,10 +38,10 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Setup,
 )
-from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD
-from rallypoint.rendezvous.etcd.keys import Claim, JobKeys, pack, unpack
-from rallypoint.rendezvous.etcd.rules import EtcdRules
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER
 from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
+from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 
 _JOB_TTL_S = 3600  # after its last coordinator's end a job is forgotten
 _KEEP_ALIVE_S = 300.0
@@ -102,10 +102,10 @@ class _Vote(Record, kw_only=True):
         return NO_BALLOT if self.claim is None else self.claim.ballot
 
 
-class EtcdVoter:
+class KeyValueVoter:
     """Etcd, as this agent's `Participant` sees it."""
 
-    def __init__(self, setup: Setup, rules: type[EtcdRules] = EtcdRules) -> None:
+    def __init__(self, setup: Setup, rules: type[KeyValueRules] = KeyValueRules) -> None:
         self._setup = setup
         self._rules = rules(setup)
         self._keys = JobKeys.of(setup.run_id, setup.attempt)
@@ -278,7 +278,7 @@ class EtcdVoter:
             was_lost = leader == me.key or silent_s < self._rules.must_wait_s(leader, None, ())
         promise = Promise(
             ballot=message.ballot,
-            voter=ETCD,
+            voter=KEEPER,
             member=me,
             stamp=message.stamp,
             accepted=None,
@@ -337,7 +337,7 @@ class EtcdVoter:
         if self._is_new(new):
             self._held, self._held_revision = new, done
         accepted = Accepted(
-            ballot=message.ballot, voter=ETCD, stamp=message.stamp, number=new.number
+            ballot=message.ballot, voter=KEEPER, stamp=message.stamp, number=new.number
         )
         self._answers.append(accepted)
         if new.finish is not None:
@@ -365,7 +365,7 @@ class EtcdVoter:
         if end is not None:
             self._answers.append(Over(finish=end))
         elif vote.claim is None:  # etcd has lost its data; claim it anew
-            promised = Ballot(message.ballot.term + 1, ETCD)
+            promised = Ballot(message.ballot.term + 1, KEEPER)
             self._answers.append(Refused(ballot=message.ballot, promised=promised))
         else:
             self._refuse(message.ballot, vote)

@@ -18,27 +18,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Setup
-from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD, MAX_VOTERS, Rules
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER, MAX_VOTERS, Rules
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
 
 
-class EtcdRules(Rules):
+class KeyValueRules(Rules):
     """What candidates, coordinators and members may do if etcd decides."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         places = ", ".join(map(str, setup.endpoints))
-        self._etcd = Member(key=ETCD, host=f"etcd at {places}", local_world_size=0)
+        self._keeper = Member(key=KEEPER, host=f"etcd at {places}", local_world_size=0)
 
     def voters(self, agreement: Agreement) -> tuple[Member, ...]:
         """Etcd, whatever was agreed."""
-        return (self._etcd,)
+        return (self._keeper,)
 
     def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
         """Whether etcd is among them."""
-        return ETCD in keys
+        return KEEPER in keys
 
     def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
         """The members, by rank: so that they do not all ask at one time."""
@@ -48,7 +48,7 @@ class EtcdRules(Rules):
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
     ) -> float:
         """What etcd confirmed, or what all members have confirmed, while etcd is away."""
-        by_etcd = heard.get(ETCD, _NEVER)
+        by_etcd = heard.get(KEEPER, _NEVER)
         members = held.members if pending is None else held.members + pending.members
         by_all = min([heard.get(each.key, _NEVER) for each in members], default=_NEVER)
         return max(by_etcd, min(by_all, by_etcd + outage_s(self.setup) - self.setup.fence_s))

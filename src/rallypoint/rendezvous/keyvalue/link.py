@@ -1,6 +1,6 @@
-"""An agent's way to etcd: a thread that carries out what EtcdVoter asks for, message by message.
+"""An agent's way to etcd: a thread that carries out what its voter asks for, message by message.
 
-    send(message) --> newest of each kind --> EtcdVoter <--> EtcdClient --> take()
+    send(message) --> newest of each kind --> KeyValueVoter <--> EtcdClient --> take()
 
 A message that waits is replaced by a newer one of its kind: candidates and coordinators repeat
 themselves, and only the newest counts. The thread alone touches the voter and the client.
@@ -16,38 +16,38 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.etcd.client import EtcdClient
-from rallypoint.rendezvous.etcd.register import EtcdRegister
-from rallypoint.rendezvous.etcd.voter import (
+from rallypoint.rendezvous.job.round import Endpoint
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
+from rallypoint.rendezvous.keyvalue.register import KeyValueRegister
+from rallypoint.rendezvous.keyvalue.voter import (
     Answer,
-    EtcdVoter,
     Grant,
     KeepAlive,
+    KeyValueVoter,
     Read,
     Request,
     Transact,
     is_same,
 )
-from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.lease_clock import lease_time
 
 _CLOSING_S = 0.2
 
 
-class EtcdLink:
-    """Etcd, as one agent's driver uses it. Its key among agents is rules.ETCD.
+class KeyValueLink:
+    """Etcd, as one agent's driver uses it. Its key among agents is rules.KEEPER.
 
     Args:
         endpoints: of etcd's members, all of which are tried.
         tls: for https; None: plain http.
     """
 
-    register = EtcdRegister  # of an agent with such a link
+    register = KeyValueRegister  # of an agent with such a link
 
     def __init__(
         self, setup: Setup, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None = None
     ) -> None:
-        self._voter = EtcdVoter(setup)
+        self._voter = KeyValueVoter(setup)
         places = [(each.host, each.port) for each in endpoints]
         self._client = EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=tls)
         self._awake = threading.Condition()  # guards what follows
@@ -67,7 +67,7 @@ class EtcdLink:
         return self._bell.fileno()
 
     def send(self, message: Message) -> None:
-        """To etcd: what a Participant sends to the key ETCD, and what it calls endpoints for."""
+        """To etcd: what a Participant sends to the key KEEPER, and what it calls endpoints for."""
         with self._awake:
             if not is_same(message, self._at_work):
                 self._waiting[type(message)] = message

@@ -1,6 +1,6 @@
-"""A register that etcd keeps: it alone grants claims, and what it has written is decided.
+"""A register that a key-value store keeps: it alone grants claims; what it has written is decided.
 
-An agent that hears its coordinator no more, though etcd may, looks there who coordinates.
+An agent that hears its coordinator no more, though the keeper may, looks there who coordinates.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from rallypoint.rendezvous.consensus.agreements import Agreements
 from rallypoint.rendezvous.consensus.campaign import Campaign
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Prepare, Send, Setup
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, ETCD
+from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER
 from rallypoint.rendezvous.consensus.voter import before_all
-from rallypoint.rendezvous.etcd.rules import EtcdRules
 from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Member
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 
 
-class EtcdRegister(Register):
+class KeyValueRegister(Register):
     """See Register."""
 
-    def __init__(self, setup: Setup, rules: type[EtcdRules] = EtcdRules) -> None:
+    def __init__(self, setup: Setup, rules: type[KeyValueRules] = KeyValueRules) -> None:
         super().__init__(setup, rules(setup))
         self.voter.learn(before_all(setup.endpoints))
         self._looked_at = float("-inf")
@@ -55,11 +55,11 @@ class EtcdRegister(Register):
     def look(self, join: Join, now: float) -> list[Action]:
         """See Register."""
         self._looked_at = now
-        return [Send(to=ETCD, at=None, message=join)]
+        return [Send(to=KEEPER, at=None, message=join)]
 
     def is_kept_by(self, key: str) -> bool:
         """See Register."""
-        return key == ETCD
+        return key == KEEPER
 
     def agreements(self, campaign: Campaign) -> Agreements:
         """See Register."""
@@ -67,7 +67,7 @@ class EtcdRegister(Register):
 
 
 class _Claim(Campaign):
-    """Etcd refuses without being disturbed, so it is asked in earnest."""
+    """The keeper refuses without being disturbed, so it is asked in earnest."""
 
     is_trial = False
 
@@ -75,7 +75,7 @@ class _Claim(Campaign):
         prepare = Prepare(
             ballot=self.ballot, stamp=self._stamp, decided=self.decided, is_trial=False
         )
-        return [Send(to=ETCD, at=None, message=prepare)]
+        return [Send(to=KEEPER, at=None, message=prepare)]
 
     def text(self) -> str:
         return ""
@@ -89,11 +89,11 @@ class _Agreements(Agreements):
         pending = self.pending
         if self.newest.number == BEFORE_ALL:
             return []
-        if pending is not None and ETCD not in pending.accepted_by:
+        if pending is not None and KEEPER not in pending.accepted_by:
             return []  # it is asked anyway
         newest = self.newest if pending is None else pending.agreement
-        return [Send(to=ETCD, at=None, message=self._message(newest, now))]
+        return [Send(to=KEEPER, at=None, message=self._message(newest, now))]
 
     def counted(self, known: Collection[str]) -> Collection[str]:
-        """See Agreements: while etcd is away, every member decides."""
+        """See Agreements: while the keeper is away, every member decides."""
         return known

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rallypoint.base.errors import StoreError
-from rallypoint.rendezvous.etcd.client import EtcdClient
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
 
 GOOD = b'{"header": {"revision": "7"}, "kvs": []}'
 

@@ -20,14 +20,14 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Setup,
 )
-from rallypoint.rendezvous.consensus.rules import ETCD
+from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.consensus.voter import before_all
-from rallypoint.rendezvous.etcd.keys import Claim, JobKeys, pack, unpack
-from rallypoint.rendezvous.etcd.rules import EtcdRules
-from rallypoint.rendezvous.etcd.voter import Answer, EtcdVoter, Read, Request, Transact
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
+from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Read, Request, Transact
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_clock import SimLoop
 from rallypoint.testing.sim_etcd import SimEtcd
@@ -48,7 +48,7 @@ class Agent:
         self.setup = Setup(
             me=member(name), run_id="job", limits=Limits(), endpoints=(PLACE,), timeouts=TIMEOUTS
         )
-        self.voter = EtcdVoter(self.setup)
+        self.voter = KeyValueVoter(self.setup)
         self.etcd = etcd
         self.late: list[Request] = []  # given up, and carried out when a test says so
         self.gives_up = False
@@ -98,7 +98,7 @@ def test_one_wins_and_the_others_learn_who(etcd: SimEtcd) -> None:
     first, second = Agent("A", etcd), Agent("B", etcd)
     promise = first.stand(1, 0.0)
     assert isinstance(promise, Promise)
-    assert (promise.voter, promise.member.key, promise.was_lost) == (ETCD, "A", False)
+    assert (promise.voter, promise.member.key, promise.was_lost) == (KEEPER, "A", False)
     refused = second.stand(2, 0.0)
     assert isinstance(refused, Refused)
     assert refused.leader == member("A")
@@ -245,16 +245,16 @@ def test_an_etcd_that_forgot_is_told_again(etcd: SimEtcd) -> None:
 
 
 def test_while_etcd_is_away_all_members_must_be_heard() -> None:
-    rules = EtcdRules(Agent("A", SimEtcd(SimLoop(), Random(0))).setup)
+    rules = KeyValueRules(Agent("A", SimEtcd(SimLoop(), Random(0))).setup)
     two, three = agreement(0, "A", "B"), agreement(1, "A", "B", "C")
-    heard = {"A": 50.0, "B": 49.0, ETCD: 48.0}
-    assert rules.newest_word(two, None, {ETCD: 48.0}) == 48.0
+    heard = {"A": 50.0, "B": 49.0, KEEPER: 48.0}
+    assert rules.newest_word(two, None, {KEEPER: 48.0}) == 48.0
     assert rules.newest_word(two, None, heard) == 49.0
     # What is proposed may have been written already, and C may act on it.
     assert rules.newest_word(two, three, heard) == 48.0
     assert rules.newest_word(two, three, {**heard, "C": 48.5}) == 48.5
     # For outage_s in all, of which the last fence_s are what members are given.
-    assert rules.newest_word(two, None, {**heard, ETCD: 30.0}) == 45.0
+    assert rules.newest_word(two, None, {**heard, KEEPER: 30.0}) == 45.0
 
 
 def test_keys_of_one_job_begin_no_other() -> None:
