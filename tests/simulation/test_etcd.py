@@ -148,6 +148,19 @@ def test_of_two_either_may_die() -> None:
         assert cluster.running() == {left: 1}
 
 
+def test_who_takes_over_before_the_first_round_goes_on_gathering() -> None:
+    cluster = SimCluster(seed=0, nodes=3, min_nodes=2, max_nodes=3, has_etcd=True)
+    cluster.start("n0")
+    cluster.run(0.5)  # it coordinates, and is the only one who was agreed on
+    cluster.start("n1")
+    cluster.run(0.5)
+    cluster.kill("n0")
+    cluster.run(1.0)
+    cluster.start("n2")
+    cluster.run(10.0)
+    assert cluster.running().keys() == {"n1", "n2"}
+
+
 def test_when_all_have_died_a_newcomer_goes_on_with_the_next_round() -> None:
     cluster = cluster_of(2)
     cluster.kill("n0")

@@ -59,6 +59,8 @@ class Rounds:
         left = [each for each in newest.members if each.key not in self._gone]
         if len(left) == len(newest.members) or newest.number == BEFORE_ALL:
             return None
+        if not left and self._setup.me.key not in self._gone:
+            return None  # whoever took over without being a member is one from the next round on
         shrunk = self._follow_up(members=tuple(left), because="some have left")
         if left and not (self._setup.quorum == "host" and newest.host in self._gone):
             return shrunk
