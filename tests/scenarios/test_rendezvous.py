@@ -19,6 +19,7 @@ import pytest
 
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_cluster import SimCluster
+from rallypoint.testing.sim_keeper import SimEtcd
 
 HERE = Path(__file__).parent / "rendezvous"
 STORIES = sorted(HERE.glob("*.txt"))
@@ -70,7 +71,7 @@ def _cluster(text: str) -> SimCluster:
             most_beats=5,  # as in a large job: a beat a second
         ),
         wishes=wishes,
-        has_etcd="etcd" in given,
+        keeper=SimEtcd if "etcd" in given else None,
     )
 
 
@@ -96,8 +97,8 @@ def _do(cluster: SimCluster, text: str) -> None:  # noqa: PLR0912 - one case for
         case "mend":
             cluster.mend()
         case "etcd":
-            assert cluster.etcd is not None
-            cluster.etcd.is_away = rest == "away"
+            assert cluster.keeper is not None
+            cluster.keeper.is_away = rest == "away"
         case "wait":
             cluster.run(float(rest))
         case _:

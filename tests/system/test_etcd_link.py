@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import shutil
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ from rallypoint.rendezvous.consensus.voter import before_all
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Finish, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.keyvalue.link import KeyValueLink, read_tls
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls
+from rallypoint.rendezvous.keyvalue.link import KeyValueLink
 from rallypoint.rendezvous.keyvalue.voter import Answer
 from rallypoint.rendezvous.timeouts import Timeouts
 
@@ -49,6 +51,11 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
         cluster.close()
 
 
+def _link(setup: Setup, tls: ssl.SSLContext | None = None) -> KeyValueLink:
+    places = [(each.host, each.port) for each in setup.endpoints]
+    return KeyValueLink(setup, EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=tls))
+
+
 class Agent:
     """One agent that only talks to etcd."""
 
@@ -59,7 +66,7 @@ class Agent:
         setup = Setup(
             me=self.me, run_id="a job", limits=Limits(), endpoints=places, timeouts=TIMEOUTS
         )
-        self.link = KeyValueLink(setup, places)
+        self.link = _link(setup)
 
     def say(self, message: Message, *, within_s: float = 20.0) -> Answer:
         self.link.send(message)
@@ -192,7 +199,7 @@ def test_https_with_certificates(tmp_path: Path, authority: Path) -> None:
                 endpoints=(place,),
                 timeouts=TIMEOUTS.__replace__(read_s=8.0 if is_let_in else 1.0),
             )
-            link = KeyValueLink(setup, [place], read_tls(given))
+            link = _link(setup, read_tls(given))
             ballot = Ballot(1, "A")
             link.send(
                 Prepare(ballot=ballot, stamp=0.0, decided=before_all((place,)), is_trial=False)

@@ -35,7 +35,7 @@ _NAMES = {
 # They mean something to torch's handlers only.
 _IGNORED = ("store_type", "use_libuv", "cas_backoff_max_seconds", "heartbeat_timeout")
 _ETCD_ONLY = ("close_timeout", "outage_timeout", "read_timeout")
-# How to reach etcd; keyvalue/link.py reads them.
+# How to reach etcd; keyvalue/etcd_client.py reads them.
 _ETCD_NAMES = ("protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key")
 _MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _IS_HOST, _QUORUM = "is_host", "quorum"

@@ -34,7 +34,7 @@ from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import KeyValueVoter
 from rallypoint.testing.sim_clock import SimClock
-from rallypoint.testing.sim_etcd import SimKeyValueLink
+from rallypoint.testing.sim_keeper import SimKeyValueLink
 from rallypoint.testing.sim_network import Process
 
 if TYPE_CHECKING:
@@ -60,10 +60,12 @@ class SimAgent(Process):
         )
         self.dies_after: int | None = None  # so many more actions
         self.job = ""
-        self.etcd: SimKeyValueLink | None = None
-        if cluster.etcd is not None:
+        self.keeper: SimKeyValueLink | None = None
+        if cluster.keeper is not None:
             rules = cluster.rules if issubclass(cluster.rules, KeyValueRules) else KeyValueRules
-            self.etcd = SimKeyValueLink(setup, self.clock, cluster.etcd, self._hear_etcd, rules)
+            self.keeper = SimKeyValueLink(
+                setup, self.clock, cluster.keeper, self._hear_keeper, rules
+            )
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
@@ -77,8 +79,8 @@ class SimAgent(Process):
     def hear_closed(self, key: str) -> None:
         """See Process."""
         if self.is_alive:
-            if self.etcd is not None:
-                self.etcd.voter.lost(key)
+            if self.keeper is not None:
+                self.keeper.voter.lost(key)
             self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
 
     def hear_unreachable(self, at: Endpoint) -> None:
@@ -86,11 +88,11 @@ class SimAgent(Process):
         if self.is_alive:
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
 
-    def _hear_etcd(self, voter: KeyValueVoter) -> None:
+    def _hear_keeper(self, voter: KeyValueVoter) -> None:
         for answer in voter.take():
             if self.is_alive and isinstance(answer, str):
-                at, now = self.core.setup.endpoints[0], self.clock.now()
-                self.perform(self.core.unreachable(at, answer, now))
+                for at in self.core.setup.endpoints:
+                    self.perform(self.core.unreachable(at, answer, self.clock.now()))
             elif self.is_alive:
                 self.hear(KEEPER, answer)  # type: ignore[arg-type]
 
@@ -107,8 +109,8 @@ class SimAgent(Process):
                 if self.dies_after < 0:
                     return cluster.kill_agent(self, "in the middle of a decision")
             match action:
-                case Send(to="keeper", message=message) | Call(message=message) if self.etcd:
-                    self.etcd.send(message)
+                case Send(to="keeper", message=message) | Call(message=message) if self.keeper:
+                    self.keeper.send(message)
                 case Send(to=to, at=at, message=message):
                     cluster.network.send(self, to, at, message)
                 case Call(at=at, message=message):

@@ -24,7 +24,7 @@ from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_agent import SimAgent
 from rallypoint.testing.sim_clock import SimLoop
-from rallypoint.testing.sim_etcd import SimEtcd
+from rallypoint.testing.sim_keeper import SimKeeper
 from rallypoint.testing.sim_network import SimNetwork
 from rallypoint.testing.sim_witness import Witness
 
@@ -46,14 +46,14 @@ class SimCluster:
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
         wishes: tuple[int | None, ...] = (),
         names: tuple[str, ...] = (),
-        has_etcd: bool = False,
+        keeper: type[SimKeeper] | None = None,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.rules = KeyValueRules if has_etcd and rules is Rules else rules
+        self.rules = KeyValueRules if keeper and rules is Rules else rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
-        self.etcd = SimEtcd(self.loop, self.random) if has_etcd else None
+        self.keeper = None if keeper is None else keeper(self.loop, self.random)
         self.kill_s, self.grace_s = 1.0, 0.1
         self.works_for_s: float | None = None  # after which workers succeed
         self.agents: dict[str, SimAgent] = {}  # the newest of each node, by name
@@ -72,15 +72,15 @@ class SimCluster:
                 join_timeout_s=timeouts.join_timeout_s,
                 last_call_s=timeouts.last_call_s,
             ),
-            "endpoints": (Endpoint(host="etcd", port=2379),)
-            if has_etcd
+            "endpoints": keeper.places
+            if keeper
             else tuple([Endpoint(host=name, port=29400) for name in self._names[:endpoints]]),
             "max_restarts": max_restarts,
             "timeouts": timeouts,
             "quorum": quorum,
             "kill_s": self.kill_s,
         }
-        self._endpoints = 0 if has_etcd else endpoints
+        self._endpoints = 0 if keeper else endpoints
         self._late_endpoints = 0
 
     def register(self, setup: Setup) -> Register:
@@ -112,7 +112,7 @@ class SimCluster:
         # What an endpoint's agent promised dies with it. Documented; with three endpoints it takes
         # two that are started again while none of the first job can be reached.
         too_many = (self._endpoints - 1) // 2
-        self.witness.may_fork = self.etcd is None and self._late_endpoints > too_many
+        self.witness.may_fork = self.keeper is None and self._late_endpoints > too_many
         index = self._names.index(name)
         key = name if self.steady_keys else f"{name}.{self._starts[name]}"
         is_endpoint = index < self._endpoints
@@ -170,8 +170,8 @@ class SimCluster:
     def cut(self, groups: list[set[str]]) -> None:
         """Only who is in one group reaches each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
-        if self.etcd is not None:
-            self.etcd.cuts = {name for group in groups if KEEPER not in group for name in group}
+        if self.keeper is not None:
+            self.keeper.cuts = {name for group in groups if KEEPER not in group for name in group}
         for group in groups:
             for other in groups:
                 if group is not other:
@@ -186,8 +186,8 @@ class SimCluster:
         """No cable is cut any more; what was sent meanwhile comes, unless it is lost."""
         self.tell("network: whole again")
         self.network.mend(is_lost=is_lost)
-        if self.etcd is not None:
-            self.etcd.cuts, self.etcd.is_away = set(), False
+        if self.keeper is not None:
+            self.keeper.cuts, self.keeper.is_away = set(), False
 
     def divided(self) -> tuple[set[str], set[str]]:
         """Who knows the newest agreement, and who does not."""
@@ -200,8 +200,8 @@ class SimCluster:
         self.is_calm = True
         self.mend()
         self.network.calm()
-        if self.etcd is not None:
-            self.etcd.max_delay_s = min(self.etcd.max_delay_s, 0.05)
+        if self.keeper is not None:
+            self.keeper.max_delay_s = min(self.keeper.max_delay_s, 0.05)
         self.witness.when_agreed = None
         for agent in self.alive():
             agent.dies_after = None
@@ -295,8 +295,8 @@ class SimCluster:
             return f"{sorted(running)} run without a quorum" if running else ""
         # Newcomers find the job at its endpoints only.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
-        count = len(alive) if is_found or self.etcd is not None else len(members)
-        if count >= limits.min_nodes and (members or self.etcd is not None):
+        count = len(alive) if is_found or self.keeper is not None else len(members)
+        if count >= limits.min_nodes and (members or self.keeper is not None):
             places = {agent.seat.nodes for agent in alive if agent.seat}
             wanted = min(limits.max_nodes, count)
             least = min(wanted, limits.min_nodes) if self.works_for_s is not None else wanted

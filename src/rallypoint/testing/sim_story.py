@@ -19,7 +19,7 @@ from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.rules import KEEPER, Rules
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_cluster import SimCluster
-from rallypoint.testing.sim_etcd import SimEtcd
+from rallypoint.testing.sim_keeper import SimKeeper
 from rallypoint.testing.sim_witness import ViolationError
 
 TIMEOUTS = Timeouts(
@@ -57,7 +57,7 @@ def story(
     rules: type[Rules] = Rules,
     steady_keys: bool = False,
     faults_s: float = _FAULTS_S,
-    has_etcd: bool = False,
+    keeper: type[SimKeeper] | None = None,
 ) -> SimCluster:
     """Play one story to its end.
 
@@ -75,7 +75,7 @@ def story(
         max_restarts=random.choice([0, 3, 1000]),
         rules=rules,
         timeouts=TIMEOUTS,
-        has_etcd=has_etcd,
+        keeper=keeper,
         wishes=tuple(range(nodes)) if random.random() < 0.2 and nodes == max_nodes else (),
     )
     cluster.steady_keys = steady_keys
@@ -109,9 +109,9 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
     names = list(cluster.names)
     name = random.choice(names)
     places = names
-    if cluster.etcd is not None:
+    if cluster.keeper is not None:
         places = [*names, KEEPER]
-        _befall_etcd(cluster, cluster.etcd, random)
+        _befall_keeper(cluster, cluster.keeper, random)
     match what:
         case "kill":
             cluster.kill(name)
@@ -177,13 +177,13 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
                 cluster.works_for_s = random.uniform(0.1, 5.0)
 
 
-def _befall_etcd(cluster: SimCluster, etcd: SimEtcd, random: Random) -> None:
-    """Perhaps something happens to etcd, too."""
+def _befall_keeper(cluster: SimCluster, keeper: SimKeeper, random: Random) -> None:
+    """Perhaps something happens to the keeper, too."""
     if random.random() < 0.2:
-        etcd.is_away = not etcd.is_away
-        cluster.tell(f"etcd: {'away' if etcd.is_away else 'here again'}")
+        keeper.is_away = not keeper.is_away
+        cluster.tell(f"keeper: {'away' if keeper.is_away else 'here again'}")
     if random.random() < 0.1:
-        etcd.max_delay_s = random.choice([0.005, 0.05, 0.8])
+        keeper.max_delay_s = random.choice([0.005, 0.05, 0.8])
 
 
 def _ambush(cluster: SimCluster, random: Random, count: int) -> None:

@@ -2,7 +2,8 @@
 
 Every agent has an equal part in the job, which outlives any of them. What to say to whom, and when
 to start and end workers, is rendezvous/consensus/participant.py's; here are its connections, clock
-and stores. With etcd, it decides who coordinates, and all else is the same.
+and stores. Where a keeper such as etcd holds the agreements, it decides who coordinates; all else
+is the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import selectors
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import SystemRandom
 
@@ -114,18 +115,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         quorum=read_quorum(configuration),
     )
     is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
-    etcd = None
-    if is_etcd:
-        from rallypoint.rendezvous.keyvalue.link import (  # threads, http: only here
-            KeyValueLink,
-            read_tls,
-        )
-
-        etcd = KeyValueLink(setup, endpoints, read_tls(configuration))
+    keeper = None if not is_etcd else _etcd(setup, configuration)
     place_of_stores = listening_place(address, is_chosen=place.is_chosen)
     return ElasticRounds(
-        setup, listener, token, is_verbose=is_verbose, etcd=etcd, place=place_of_stores
+        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
     )
+
+
+def _etcd(setup: Setup, configuration: Mapping[str, str]) -> KeyValueLink:
+    from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls  # http: only here
+    from rallypoint.rendezvous.keyvalue.link import KeyValueLink
+
+    places = [(each.host, each.port) for each in setup.endpoints]
+    client = EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=read_tls(configuration))
+    return KeyValueLink(setup, client)
 
 
 class ElasticRounds(RoundSource, Receiver):
@@ -134,7 +137,7 @@ class ElasticRounds(RoundSource, Receiver):
     Args:
         listener: at the address and port that `setup.me` names; taken over.
         is_verbose: tell the reason of each decision.
-        etcd: which decides who coordinates; None: the agents do.
+        keeper: which decides who coordinates; None: the agents do.
         place: where workers' stores listen.
     """
 
@@ -148,14 +151,15 @@ class ElasticRounds(RoundSource, Receiver):
         token: bytes,
         *,
         is_verbose: bool = False,
-        etcd: KeyValueLink | None = None,
+        keeper: KeyValueLink | None = None,
         place: str = ANY,
     ) -> None:
         super().__init__(setup.me.key)
         self._setup = setup
-        self._etcd = etcd
-        register = PeerRegister(setup) if etcd is None else etcd.register(setup)
-        self._core = Participant(register, SystemRandom())
+        self._keeper = keeper
+        self._core = Participant(
+            PeerRegister(setup) if keeper is None else keeper.register, SystemRandom()
+        )
         stalled_s = _STALLED * setup.timeouts.silence_s
         self._board = PeerConnections(setup.me.key, token, listener, self, stalled_s=stalled_s)
         self._place = place
@@ -174,8 +178,8 @@ class ElasticRounds(RoundSource, Receiver):
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
         selector.register(self._board, selectors.EVENT_READ, self._board.poll)
-        if self._etcd is not None:
-            selector.register(self._etcd, selectors.EVENT_READ, self._hear_etcd)
+        if self._keeper is not None:
+            selector.register(self._keeper, selectors.EVENT_READ, self._hear_keeper)
         self._happened(self._core.started)
 
     def tell(self, report: Report) -> None:
@@ -185,7 +189,7 @@ class ElasticRounds(RoundSource, Receiver):
     def tick(self) -> None:
         """See RoundSource."""
         self._board.poll()
-        self._hear_etcd()
+        self._hear_keeper()
         self._happened(self._core.tick)
 
     def fenced(self) -> None:
@@ -203,15 +207,15 @@ class ElasticRounds(RoundSource, Receiver):
         is_leaving = self._core.is_leaving
         with selectors.DefaultSelector() as selector:
             selector.register(self._board, selectors.EVENT_READ)
-            if self._etcd is not None:
-                selector.register(self._etcd, selectors.EVENT_READ)
+            if self._keeper is not None:
+                selector.register(self._keeper, selectors.EVENT_READ)
             while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
                 alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
                 selector.select(max(0.0, alarm - time.monotonic()))
                 self.tick()
         self._board.close(_GOODBYE_S)
-        if self._etcd is not None:
-            self._etcd.close()
+        if self._keeper is not None:
+            self._keeper.close()
         for store in self._stores.values():
             store.close()
 
@@ -257,8 +261,8 @@ class ElasticRounds(RoundSource, Receiver):
 
     def gone(self, key: str, why: str) -> None:
         """See Receiver."""
-        if self._etcd is not None:
-            self._etcd.lost(key)
+        if self._keeper is not None:
+            self._keeper.lost(key)
         self._happened(lambda now: self._core.closed(key, why, now))
 
     def failed(self, address: str, what: str) -> None:
@@ -293,10 +297,10 @@ class ElasticRounds(RoundSource, Receiver):
                 f" job ({why}); end that, or choose another --rdzv-endpoint."
             )
 
-    # Etcd.
+    # The keeper.
 
-    def _hear_etcd(self) -> None:
-        for answer in [] if self._etcd is None else self._etcd.take():
+    def _hear_keeper(self) -> None:
+        for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))
 
     def _answered(self, answer: Message | str, now: float) -> Decision:
@@ -328,10 +332,10 @@ class ElasticRounds(RoundSource, Receiver):
         self._tell(decision.reason)
         for action in decision.actions:
             match action:
-                case Send(to=to, message=message) if to == KEEPER and self._etcd is not None:
-                    self._etcd.send(message)
-                case Call(message=message) if self._etcd is not None:
-                    self._etcd.send(message)
+                case Send(to=to, message=message) if to == KEEPER and self._keeper is not None:
+                    self._keeper.send(message)
+                case Call(message=message) if self._keeper is not None:
+                    self._keeper.send(message)
                 case Send(to=to, at=at, message=message):
                     self._board.send(to, at, self._bytes_of(message))
                 case Call(at=at, message=message):

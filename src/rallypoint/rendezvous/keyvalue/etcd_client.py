@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreError
+from rallypoint.rendezvous.keyvalue.client import KeyValueClient, Pair, Snapshot
 
 TRY_TIMEOUT_S = 0.5
 TIMEOUT_S = 10.0
@@ -28,21 +29,6 @@ TIMEOUT_S = 10.0
 _PASSING_CODES = {4, 14}
 _PAUSE_S = 0.02
 _LEASE_NOT_FOUND = 5
-
-
-class Pair(NamedTuple):
-    """A key with its value, and the revision of the cluster at which it was last written."""
-
-    key: str
-    value: bytes
-    revision: int
-
-
-class Snapshot(NamedTuple):
-    """The pairs under a prefix, as they were at one revision of the cluster."""
-
-    pairs: tuple[Pair, ...]
-    revision: int
 
 
 class Event(NamedTuple):
@@ -53,7 +39,7 @@ class Event(NamedTuple):
     revision: int
 
 
-class EtcdClient:
+class EtcdClient(KeyValueClient):
     """Calls whichever of a cluster's endpoints answers."""
 
     def __init__(
@@ -227,6 +213,40 @@ class EtcdClient:
         if response.status != http.client.OK and not answer.get("code"):  # a proxy's, say
             raise ValueError(f"HTTP status {response.status}")
         return answer
+
+
+def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
+    """From --rdzv-conf, by torch's names: protocol=https, cacert, cert and key; None: plain http.
+
+    Raises:
+        InvalidArgumentError: another protocol, or files that are none.
+    """
+    # torch's two etcd backends have two names for each.
+    others = {"ca_cert": "cacert", "ssl_cert": "cert", "ssl_cert_key": "key"}
+    configuration = {others.get(name, name): text for name, text in configuration.items()}
+    protocol = configuration.get("protocol", "http")
+    files = [name for name in ("cacert", "cert", "key") if name in configuration]
+    if protocol not in ("http", "https"):
+        raise InvalidArgumentError(
+            f"--rdzv-conf: protocol is {protocol!r}; give http or https, as etcd is reached."
+        )
+    if protocol == "http":
+        if files:
+            raise InvalidArgumentError(
+                f"--rdzv-conf: {files[0]} is for https; give protocol=https as well."
+            )
+        return None
+    if "key" in configuration and "cert" not in configuration:
+        raise InvalidArgumentError("--rdzv-conf: key needs cert, the certificate that it is for.")
+    try:
+        context = ssl.create_default_context(cafile=configuration.get("cacert"))
+        if "cert" in configuration:
+            context.load_cert_chain(configuration["cert"], configuration.get("key"))
+    except OSError as error:  # ssl's errors are such
+        raise InvalidArgumentError(
+            f"--rdzv-conf: {', '.join(files)}: {error.strerror or error}; give files in PEM form."
+        ) from None
+    return context
 
 
 class Watch:

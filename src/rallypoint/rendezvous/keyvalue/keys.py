@@ -1,11 +1,12 @@
-"""What a job keeps in etcd: four keys under /rallypoint/<run id>/<attempt>/, and their bytes.
+"""What a job keeps in etcd or a store: keys under /rallypoint/<run id>/<attempt>/, and their bytes.
 
     vote/claim          who coordinates, by which ballot; how the job ended, if it did
     vote/beat           written anew each time that the coordinator says it lives
+    vote/closed         why no job of this name is to run any more, in plain words; in stores only
     agreement/newest    the newest agreement, which is decided as soon as it is written
     closed/<job>        how the job of that host ended, for those who missed it
 
-All of them live on leases, so that nothing stays behind. Pure.
+In etcd all of them live on leases, so that nothing stays behind. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class JobKeys(Record):
 
     @property
     def vote(self) -> str:
-        """The prefix of `claim` and `beat`, which are small and read often."""
+        """The prefix of `claim`, `beat` and `closed`, which are small and read often."""
         return self.root + "vote/"
 
     @property
@@ -65,12 +66,17 @@ class JobKeys(Record):
 
     @property
     def closed(self) -> str:
+        """Why nothing begins here any more."""
+        return self.vote + "closed"
+
+    @property
+    def closed_jobs(self) -> str:
         """The prefix of what `closed_job` names."""
         return self.root + "closed/"
 
     def closed_job(self, host: str) -> str:
         """How the job which the agent with that key began has ended."""
-        return self.closed + _quoted(host)
+        return self.closed_jobs + _quoted(host)
 
 
 class Claim(Record, kw_only=True):
@@ -79,7 +85,7 @@ class Claim(Record, kw_only=True):
     Attributes:
         leader: the agent.
         host: the key of the agent that began the job.
-        lease: etcd's, which the keys live on.
+        lease: etcd's, which the keys live on; 0 in a store.
         finish: how the job ended, if it did.
     """
 
@@ -91,13 +97,13 @@ class Claim(Record, kw_only=True):
 
 
 def pack(record: Record) -> bytes:
-    """For etcd."""
+    """For the keeper."""
     data = encode(record)
     return data if len(data) < _PACK_FROM else zlib.compress(data, 1)
 
 
 def unpack(kind: type[R], data: bytes) -> R:
-    """From etcd.
+    """From the keeper.
 
     Raises:
         ControlMessageError: it is none of that kind, or of another version.
@@ -107,7 +113,7 @@ def unpack(kind: type[R], data: bytes) -> R:
             data = zlib.decompress(data)
         except zlib.error:
             raise ControlMessageError(
-                f"etcd holds what is no record of a job: {data[:80]!r}; choose another --rdzv-id."
+                f"what is kept is no record of a job: {data[:80]!r}; choose another --rdzv-id."
             ) from None
     return decode_record(kind, data)
 

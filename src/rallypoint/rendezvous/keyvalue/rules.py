@@ -1,16 +1,16 @@
-"""The rules of a job whose agreements etcd keeps: one voter decides, and no agent is needed for it.
+"""The rules of a job whose agreements a keeper holds: it alone decides, and no agent is needed.
 
-    decide        etcd alone: one transaction, under the condition that nobody else was promised
+    decide        the keeper: one transaction, under the condition that nobody else was promised
     take over     a member of the last agreement: once it has seen the coordinator write nothing
                   for fence_s, or its connection close; who is no member: after outage_s
-    go on         while etcd, or else every member, has heard the coordinator within fence_s
+    go on         while the keeper, or else every member, has heard the coordinator within fence_s
 
 Why it holds. Nobody can take over but by a transaction which finds that the coordinator has written
 nothing since the candidate first saw its last write, fence_s or more before, by the candidate's own
-clock: so what etcd last confirmed to the coordinator is older than that, and its members' leases
-are over. No clock of etcd is trusted, and none of its leases, which only clear away what is left.
-While etcd is away a coordinator may go on for outage_s, as long as every member confirms to follow
-it: a member that confirms does not take over, and who is no member waits for longer.
+clock: so what the keeper last confirmed to the coordinator is older than that, and its members'
+leases are over. No clock of etcd is trusted, and none of its leases, which only clear away what is
+left. While the keeper is away a coordinator may go on for outage_s, as long as every member
+confirms to follow it: a member that confirms does not take over, and who is no member waits longer.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ _NEVER = float("-inf")
 
 
 class KeyValueRules(Rules):
-    """What candidates, coordinators and members may do if etcd decides."""
+    """What candidates, coordinators and members may do if a keeper decides."""
+
+    keeper = "etcd"  # what it is called
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         places = ", ".join(map(str, setup.endpoints))
-        self._keeper = Member(key=KEEPER, host=f"etcd at {places}", local_world_size=0)
+        host = f"{self.keeper} at {places}" if places else self.keeper
+        self._keeper = Member(key=KEEPER, host=host, local_world_size=0)
 
     def voters(self, agreement: Agreement) -> tuple[Member, ...]:
-        """Etcd, whatever was agreed."""
+        """The keeper, whatever was agreed."""
         return (self._keeper,)
 
     def is_quorum(self, agreement: Agreement, keys: Collection[str]) -> bool:
-        """Whether etcd is among them."""
+        """Whether the keeper is among them."""
         return KEEPER in keys
 
     def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
@@ -47,17 +50,17 @@ class KeyValueRules(Rules):
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
     ) -> float:
-        """What etcd confirmed, or what all members have confirmed, while etcd is away."""
-        by_etcd = heard.get(KEEPER, _NEVER)
+        """What the keeper confirmed; while it is away, what all members have confirmed."""
+        by_keeper = heard.get(KEEPER, _NEVER)
         members = held.members if pending is None else held.members + pending.members
         by_all = min([heard.get(each.key, _NEVER) for each in members], default=_NEVER)
-        return max(by_etcd, min(by_all, by_etcd + outage_s(self.setup) - self.setup.fence_s))
+        return max(by_keeper, min(by_all, by_keeper + outage_s(self.setup) - self.setup.fence_s))
 
     def needs_lease(self, *, is_alone: bool) -> bool:
         """Also of one node: any other one may take over."""
         return True
 
-    # When a candidate may ask etcd to be promised.
+    # When a candidate may ask the keeper to be promised.
 
     def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
         """For how long a candidate must have seen the coordinator write nothing.
@@ -76,5 +79,11 @@ class KeyValueRules(Rules):
 
 
 def outage_s(setup: Setup) -> float:
-    """How long a coordinator whom all members hear goes on without etcd."""
+    """How long a coordinator whom all members hear goes on without the keeper."""
     return max(setup.timeouts.outage_s, setup.fence_s)
+
+
+class StoreRules(KeyValueRules):
+    """The same with a store."""
+
+    keeper = "the store"

@@ -1,13 +1,14 @@
-"""The voter of a job whose agreements etcd keeps: messages in, requests to etcd and answers out.
+"""The voter of a job whose agreements a keeper holds: messages in, requests to it and answers out.
 
     Prepare ->  read who coordinates; if nobody may object, become the claimant    -> Promise
     Propose ->  write the agreement, or only a beat, if the claim is still ours    -> Accepted
     Join    ->  read who coordinates                                               -> Led
     each of them may be answered by Refused, or by Over: the job has ended
 
-Each agent has one, which speaks for etcd to its own `Participant` only. It works on one message at
-a time: `ask` and `go_on` give the next request until there is none, then `take` gives the answers.
-No socket, clock or thread here (thread.py has them). What may be done is rules.py's.
+Each agent has one, which speaks for the keeper (etcd, or a store) to its own `Participant` only. It
+works on one message at a time: `ask` and `go_on` give the next request until there is none, then
+`take` gives the answers. No socket, clock or thread here (link.py has them). What may be done is
+rules.py's.
 
     request = voter.ask(message, now)
     while request is not None:
@@ -47,7 +48,7 @@ _JOB_TTL_S = 3600  # after its last coordinator's end a job is forgotten
 _KEEP_ALIVE_S = 300.0
 
 
-# What it asks of etcd; each is one method of EtcdClient.
+# What it asks of the keeper; each is one method of KeyValueClient.
 
 
 class Read(Record, kw_only=True):
@@ -91,11 +92,12 @@ Answer = Message | str
 
 
 class _Vote(Record, kw_only=True):
-    """What was read of the claim."""
+    """What was read of the claim; `closed`: why no job of this name is to run any more."""
 
     claim: Claim | None
     revision: int
     beat_revision: int
+    closed: str
 
     @property
     def ballot(self) -> Ballot:
@@ -103,7 +105,7 @@ class _Vote(Record, kw_only=True):
 
 
 class KeyValueVoter:
-    """Etcd, as this agent's `Participant` sees it."""
+    """The keeper, as this agent's `Participant` sees it."""
 
     def __init__(self, setup: Setup, rules: type[KeyValueRules] = KeyValueRules) -> None:
         self._setup = setup
@@ -155,9 +157,25 @@ class KeyValueVoter:
         self._answers.append(why)
 
     def take(self) -> list[Answer]:
-        """What to tell the agent, in the name of etcd."""
+        """What to tell the agent, in the keeper's name."""
         answers, self._answers = self._answers, []
         return answers
+
+    def resign(self) -> Request | None:
+        """Give up the claim, if this agent has one: the next candidate need not wait.
+
+        That one treats it as lost: the members keep their leases, and it has to wait for those.
+        """
+        if self._claim is None or self._claim.finish is not None:
+            return None
+        keys, revision = self._keys, self._revision
+        self._claim = None
+        return Transact(
+            revisions={keys.claim: revision},
+            puts={keys.beat: self._beat()},
+            deletes=(keys.claim,),
+            lease=0,
+        )
 
     def _next(self, result: object) -> Request | None:
         if self._steps is None:
@@ -174,10 +192,12 @@ class KeyValueVoter:
         """Who coordinates; remember since when nothing has been written."""
         found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
         claim, beat = found.get(self._keys.claim), found.get(self._keys.beat)
+        closed = found.get(self._keys.closed)
         vote = _Vote(
             claim=None if claim is None else unpack(Claim, claim.value),
             revision=0 if claim is None else claim.revision,
             beat_revision=0 if beat is None else beat.revision,
+            closed="" if closed is None else closed.value.decode(errors="replace"),
         )
         if self._seen != (vote.revision, vote.beat_revision):
             self._seen = (vote.revision, vote.beat_revision)
@@ -188,9 +208,13 @@ class KeyValueVoter:
         pairs = (yield Read(prefix=self._keys.agreements)).pairs
         return (unpack(Agreement, pairs[0].value), pairs[0].revision) if pairs else (None, 0)
 
-    def _end_of(self, job: str, vote: _Vote) -> Generator[Request, Any, Finish | None]:
+    def _end_of(  # noqa: PLR0911 - one line for each case
+        self, job: str, vote: _Vote
+    ) -> Generator[Request, Any, Finish | None]:
         """How that job ended, or "" for who knows of none; None: it goes on, or is not begun."""
         claim = vote.claim
+        if vote.closed:
+            return Finish(outcome=Outcome.STOPPED, because=vote.closed)
         if claim is not None and job in ("", claim.host):
             # A job that was stopped from outside is the one that a scheduler starts anew.
             if claim.finish is None or job:
@@ -199,12 +223,13 @@ class KeyValueVoter:
         if not job:
             return None
         key = self._keys.closed_job(job)
-        for pair in (yield Read(prefix=self._keys.closed)).pairs:
+        for pair in (yield Read(prefix=self._keys.closed_jobs)).pairs:
             if pair.key == key:
                 return unpack(Finish, pair.value)
         if claim is None:
-            return None  # etcd has lost its data: who knows the job brings it back
-        because = "etcd does not hold the job of this node any more; another one took its name"
+            return None  # the keeper has lost its data: who knows the job brings it back
+        keeper = self._rules.keeper
+        because = f"{keeper} does not hold the job of this node any more; another took its name"
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
     def _too_late(self, finish: Finish) -> Finish:
@@ -262,13 +287,14 @@ class KeyValueVoter:
             held = None
         me, leader, job = self._setup.me, vote.ballot.candidate, message.decided.host
         if held is None and job and message.decided.number == BEFORE_ALL:
-            self._answers.append("etcd has forgotten the job; waiting for who knows it")
+            forgot = f"{self._rules.keeper} has forgotten the job; waiting for who knows it"
+            self._answers.append(forgot)
             return
         if held is not None and held.number > message.decided.number:
             self._refuse(message.ballot, vote, held)  # first learn, then ask again
             return
         silent_s = self._now - self._seen_at
-        was_lost = old is None and job != ""  # etcd forgot when the coordinator wrote last
+        was_lost = old is None and job != ""  # when the coordinator wrote last is not known
         if old is not None:
             wait_s = self._rules.must_wait_s(leader, held, self._lost)
             if leader != me.key and silent_s < wait_s:
@@ -297,6 +323,7 @@ class KeyValueVoter:
                     keys.claim: vote.revision,
                     keys.beat: vote.beat_revision,
                     keys.agreement: held_revision,
+                    keys.closed: 0,
                 },
                 puts={keys.claim: pack(claim), keys.beat: self._beat()},
                 deletes=(keys.agreement,) if held is None and held_revision else (),
@@ -324,7 +351,7 @@ class KeyValueVoter:
         done = yield self._write(claim, new, closed)
         if done is None:
             vote = yield from self._look()
-            if vote.ballot != message.ballot:
+            if vote.ballot != message.ballot or vote.closed:
                 yield from self._tell_deposed(message, vote)
                 self._claim = None
                 return
@@ -349,13 +376,14 @@ class KeyValueVoter:
     def _write(self, claim: Claim, new: Agreement, closed: int) -> Transact:
         """A beat, the agreement if it is new, and of a job that ends also the word that it has."""
         keys = self._keys
-        revisions, puts = {keys.claim: self._revision}, {keys.beat: self._beat()}
+        revisions, puts = {keys.claim: self._revision, keys.closed: 0}, {keys.beat: self._beat()}
         if self._is_new(new):
             # Or an older one, whose answer nobody waits for any more, might still come after it.
             revisions[keys.agreement] = self._held_revision
             puts[keys.agreement] = pack(new)
         leases = {}
         if claim.finish is not None:
+            del revisions[keys.closed]  # it ends anyway, and its members are told how
             word = keys.closed_job(claim.host)
             puts[keys.claim], puts[word], leases[word] = pack(claim), pack(claim.finish), closed
         return Transact(revisions=revisions, puts=puts, lease=claim.lease, leases=leases)
@@ -364,7 +392,7 @@ class KeyValueVoter:
         end = yield from self._end_of(message.agreement.host, vote)
         if end is not None:
             self._answers.append(Over(finish=end))
-        elif vote.claim is None:  # etcd has lost its data; claim it anew
+        elif vote.claim is None:  # the keeper has lost its data; claim it anew
             promised = Ballot(message.ballot.term + 1, KEEPER)
             self._answers.append(Refused(ballot=message.ballot, promised=promised))
         else:

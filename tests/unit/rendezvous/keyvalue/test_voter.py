@@ -30,7 +30,7 @@ from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Read, Request, Transact
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.testing.sim_clock import SimLoop
-from rallypoint.testing.sim_etcd import SimEtcd
+from rallypoint.testing.sim_keeper import SimEtcd
 
 PLACE = Endpoint(host="etcd", port=2379)
 TIMEOUTS = Timeouts(beat_s=1.0, missed_beats=5.0, outage_s=20.0)

@@ -1,4 +1,4 @@
-"""Simulated clusters whose agreements etcd keeps: they hold, and each rule is needed for it."""
+"""Simulated clusters whose agreements etcd or a store keeps: they hold, and each rule is needed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rallypoint.rendezvous.consensus.messages import Agreement, Promise
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter
-from rallypoint.testing import sim_etcd
+from rallypoint.testing import sim_keeper
 from rallypoint.testing.sim_cluster import SimCluster
+from rallypoint.testing.sim_keeper import SimEtcd, SimKeeper, SimStore
 from rallypoint.testing.sim_story import story
 from rallypoint.testing.sim_witness import ViolationError
 
@@ -21,21 +22,27 @@ SIZE = 12
 NEVER = float("-inf")
 
 
+@pytest.fixture(params=[SimEtcd, SimStore])
+def keeper(request: pytest.FixtureRequest) -> type[SimKeeper]:
+    kind: type[SimKeeper] = request.param
+    return kind
+
+
 @pytest.mark.parametrize("seeds", [SEEDS[i : i + 50] for i in range(0, len(SEEDS), 50)], ids=str)
-def test_stories_hold(seeds: range) -> None:
+def test_stories_hold(seeds: range, keeper: type[SimKeeper]) -> None:
     for seed in seeds:
-        story(seed, max_size=SIZE, has_etcd=True)
+        story(seed, max_size=SIZE, keeper=keeper)
 
 
-def test_a_story_of_many_nodes() -> None:
-    story(1, max_size=400, has_etcd=True, faults_s=10.0)
+def test_a_story_of_many_nodes(keeper: type[SimKeeper]) -> None:
+    story(1, max_size=400, keeper=keeper, faults_s=10.0)
 
 
 # Without one of the rules, the same stories end badly.
 
 
 class NobodyWaits(KeyValueRules):
-    """A candidate takes over from a coordinator that etcd still hears."""
+    """A candidate takes over from a coordinator that the keeper still hears."""
 
     def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
         return 0.0
@@ -56,7 +63,7 @@ class WaitTooLittle(KeyValueRules):
 
 
 class NoEndOfOutage(KeyValueRules):
-    """A coordinator goes on without etcd for as long as its members hear it."""
+    """A coordinator goes on without the keeper for as long as its members hear it."""
 
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
@@ -67,7 +74,7 @@ class NoEndOfOutage(KeyValueRules):
 
 
 class OneMemberIsEnough(KeyValueRules):
-    """A coordinator goes on without etcd, though a member may have taken over."""
+    """A coordinator goes on without the keeper, though a member may have taken over."""
 
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
@@ -89,50 +96,52 @@ class SaysNothingOfHaste(KeyValueVoter):
 @pytest.mark.parametrize(
     "rules", [NobodyWaits, AllAreHeirs, WaitTooLittle, NoEndOfOutage, OneMemberIsEnough]
 )
-def test_each_rule_is_needed(rules: type[KeyValueRules]) -> None:
+def test_each_rule_is_needed(rules: type[KeyValueRules], keeper: type[SimKeeper]) -> None:
     with pytest.raises(ViolationError):
         for seed in MANY_SEEDS:
-            story(seed, max_size=SIZE, rules=rules, has_etcd=True)
+            story(seed, max_size=SIZE, rules=rules, keeper=keeper)
 
 
-def test_the_haste_of_a_take_over_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim_etcd, "KeyValueVoter", SaysNothingOfHaste)
+def test_the_haste_of_a_take_over_must_be_told(
+    keeper: type[SimKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sim_keeper, "KeyValueVoter", SaysNothingOfHaste)
     with pytest.raises(ViolationError):
         for seed in MANY_SEEDS:
-            story(seed, max_size=SIZE, has_etcd=True)
+            story(seed, max_size=SIZE, keeper=keeper)
 
 
 # Single stories.
 
 
-def cluster_of(nodes: int, *, min_nodes: int = 1, seed: int = 0) -> SimCluster:
-    cluster = SimCluster(
-        seed=seed, nodes=nodes, min_nodes=min_nodes, max_nodes=nodes, has_etcd=True
-    )
+def cluster_of(keeper: type[SimKeeper], nodes: int) -> SimCluster:
+    cluster = SimCluster(seed=0, nodes=nodes, min_nodes=1, max_nodes=nodes, keeper=keeper)
     cluster.start_all()
     cluster.run(5.0)
     assert len(cluster.running()) == nodes
     return cluster
 
 
-def test_a_job_runs_on_while_etcd_is_away_and_stops_when_it_stays_away() -> None:
-    cluster = cluster_of(3)
-    assert cluster.etcd is not None
-    cluster.etcd.is_away = True
+def test_a_job_runs_on_while_the_keeper_is_away_and_stops_when_it_stays_away(
+    keeper: type[SimKeeper],
+) -> None:
+    cluster = cluster_of(keeper, 3)
+    assert cluster.keeper is not None
+    cluster.keeper.is_away = True
     cluster.run(25.0)
     assert set(cluster.running().values()) == {0}
     cluster.run(30.0)
     assert cluster.running() == {}
-    cluster.etcd.is_away = False
+    cluster.keeper.is_away = False
     cluster.run(20.0)
     assert len(cluster.running()) == 3
     cluster.check_running()
 
 
-def test_a_job_outlives_the_loss_of_all_that_etcd_holds() -> None:
-    cluster = cluster_of(3)
-    assert cluster.etcd is not None
-    cluster.etcd.forget()
+def test_a_job_outlives_the_loss_of_all_that_is_kept(keeper: type[SimKeeper]) -> None:
+    cluster = cluster_of(keeper, 3)
+    assert cluster.keeper is not None
+    cluster.keeper.forget()
     cluster.run(5.0)
     assert set(cluster.running().values()) == {0}
     cluster.kill("n1")
@@ -140,16 +149,16 @@ def test_a_job_outlives_the_loss_of_all_that_etcd_holds() -> None:
     assert cluster.running().keys() == {"n0", "n2"}
 
 
-def test_of_two_either_may_die() -> None:
+def test_of_two_either_may_die(keeper: type[SimKeeper]) -> None:
     for dead, left in (("n0", "n1"), ("n1", "n0")):
-        cluster = cluster_of(2)
+        cluster = cluster_of(keeper, 2)
         cluster.kill(dead)
         cluster.run(2.0)
         assert cluster.running() == {left: 1}
 
 
-def test_who_takes_over_before_the_first_round_goes_on_gathering() -> None:
-    cluster = SimCluster(seed=0, nodes=3, min_nodes=2, max_nodes=3, has_etcd=True)
+def test_who_takes_over_before_the_first_round_goes_on_gathering(keeper: type[SimKeeper]) -> None:
+    cluster = SimCluster(seed=0, nodes=3, min_nodes=2, max_nodes=3, keeper=keeper)
     cluster.start("n0")
     cluster.run(0.5)  # it coordinates, and is the only one who was agreed on
     cluster.start("n1")
@@ -161,12 +170,12 @@ def test_who_takes_over_before_the_first_round_goes_on_gathering() -> None:
     assert cluster.running().keys() == {"n1", "n2"}
 
 
-def test_when_all_have_died_a_newcomer_goes_on_with_the_next_round() -> None:
-    cluster = cluster_of(2)
+def test_when_all_have_died_a_newcomer_goes_on_with_the_next_round(keeper: type[SimKeeper]) -> None:
+    cluster = cluster_of(keeper, 2)
     cluster.kill("n0")
     cluster.kill("n1")
     cluster.start("n0")
     cluster.run(25.0)
-    assert cluster.running() == {}  # for what it knows, the others may run without etcd
+    assert cluster.running() == {}  # for what it knows, the others may run without the keeper
     cluster.run(30.0)
     assert cluster.running() == {"n0": 1}

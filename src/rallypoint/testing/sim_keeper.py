@@ -1,16 +1,23 @@
-"""A simulated etcd: transactions in order, revisions, leases; slow, away, or cut from some agents.
+"""A simulated keeper: slow, away, or cut from some agents.
 
-Harsher than the real one: a request whose answer nobody waits for any more may still be carried
-out, seconds later.
+    SimEtcd     transactions in order, revisions, leases
+    SimStore    nothing but compare_set, each one a message of its own
+
+Harsher than real ones: a request whose answer nobody waits for any more may still be carried out,
+seconds later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from random import Random
+from typing import Any
 
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.keyvalue.etcd_client import Pair, Snapshot
+from rallypoint.rendezvous.job.round import Endpoint
+from rallypoint.rendezvous.keyvalue.client import Pair, Snapshot
+from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import (
     Grant,
@@ -26,26 +33,42 @@ from rallypoint.testing.sim_clock import SimClock, SimLoop
 _PATIENCE_S = 2.0  # of the agents' client
 
 
-class SimEtcd:
-    """The cluster.
+class SimKeeper(ABC):
+    """What carries out requests, sooner or later.
 
     Attributes:
+        places: where agents are told that it is.
         min_delay_s, max_delay_s: one way.
         is_away: whether it carries out nothing now.
         cuts: the hosts from which it cannot be reached.
     """
 
+    places: tuple[Endpoint, ...] = ()
+
     def __init__(self, loop: SimLoop, random: Random) -> None:
         self.min_delay_s, self.max_delay_s = 0.0005, 0.005
         self.is_away = False
         self.cuts: set[str] = set()
-        self.revision = 1
-        self.pairs: dict[str, tuple[bytes, int, int]] = {}  # value, revision, lease
         self._loop, self._random = loop, random
-        self._leases: dict[int, tuple[int, float]] = {}  # seconds, end
+
+    @abstractmethod
+    def apply(self, request: Any) -> object:  # noqa: ANN401 - each keeper has its own kind
+        """Carry it out now."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """All its data are lost."""
+
+    @abstractmethod
+    def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
+        """What the client of an agent, which has that of `OneValue`, asks for to fulfil this."""
 
     def carry_out(
-        self, host: str, request: Request, then: Callable[[object], None], lost: Callable[[], None]
+        self,
+        host: str,
+        request: Any,  # noqa: ANN401 - what `apply` takes
+        then: Callable[[object], None],
+        lost: Callable[[], None],
     ) -> None:
         """Answer `then`, or at last `lost`."""
         random = self._random
@@ -71,14 +94,30 @@ class SimEtcd:
 
         self._loop.after(random.uniform(self.min_delay_s, self.max_delay_s), arrive)
 
+
+class SimEtcd(SimKeeper):
+    """The cluster."""
+
+    places = (Endpoint(host="etcd", port=2379),)
+
+    def __init__(self, loop: SimLoop, random: Random) -> None:
+        super().__init__(loop, random)
+        self.revision = 1
+        self.pairs: dict[str, tuple[bytes, int, int]] = {}  # value, revision, lease
+        self._leases: dict[int, tuple[int, float]] = {}  # seconds, end
+
+    def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
+        """See SimKeeper."""
+        return (yield request)
+
     def forget(self) -> None:
-        """All its data are lost; its revisions begin anew."""
+        """See SimKeeper. Its revisions begin anew."""
         self.pairs.clear()
         self._leases.clear()
         self.revision = 1
 
     def apply(self, request: Request) -> object:
-        """Carry it out now."""
+        """See SimKeeper."""
         self._expire()
         match request:
             case Read(prefix=prefix):
@@ -116,26 +155,60 @@ class SimEtcd:
                 del self.pairs[key]
 
 
+class SimStore(SimKeeper):
+    """A store, of which one key is used."""
+
+    def __init__(self, loop: SimLoop, random: Random) -> None:
+        super().__init__(loop, random)
+        self.held = b""
+
+    def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
+        """See SimKeeper."""
+        match request:
+            case Read(prefix=prefix):
+                return (yield from value.read(prefix))
+            case Transact(revisions=revisions, puts=puts, deletes=deletes):
+                return (yield from value.transact(revisions, puts, deletes))
+            case Grant():
+                return 0
+            case KeepAlive():
+                return True
+
+    def forget(self) -> None:
+        """See SimKeeper."""
+        self.held = b""
+
+    def apply(self, request: Swap) -> bytes:
+        """See SimKeeper. It is a store's compare_set."""
+        if request.expected and not self.held:
+            return request.expected
+        if request.expected == self.held:
+            self.held = request.desired
+        return self.held
+
+
 class SimKeyValueLink:
-    """One agent's way to etcd, one message at a time; of waiting ones only the newest of a kind."""
+    """One agent's way to the keeper: one message at a time, of each kind only the newest."""
 
     def __init__(
         self,
         setup: Setup,
         clock: SimClock,
-        etcd: SimEtcd,
+        keeper: SimKeeper,
         answered: Callable[[KeyValueVoter], None],
         rules: type[KeyValueRules] = KeyValueRules,
     ) -> None:
         self.voter = KeyValueVoter(setup, rules)
         self._host = setup.me.host
-        self._clock, self._etcd, self._answered = clock, etcd, answered
+        self._clock, self._keeper, self._answered = clock, keeper, answered
+        self._value = OneValue()
+        self._steps: Generator[Any, Any, object] | None = None
         self._waiting: dict[type, Message] = {}
         self._is_busy = False
         self._at_work: Message | None = None
 
     def send(self, message: Message) -> None:
-        """To etcd."""
+        """To the keeper."""
         if not (self._is_busy and is_same(message, self._at_work)):
             self._waiting[type(message)] = message
         self._next()
@@ -148,13 +221,20 @@ class SimKeyValueLink:
     def _work(self, request: Request | None) -> None:
         self._is_busy = request is not None
         if request is not None:
-            self._etcd.carry_out(self._host, request, self._go_on, self._lost)
+            self._steps = self._keeper.steps_of(self._value, request)
+            self._go_on(None)
             return
         self._answered(self.voter)
         self._next()
 
     def _go_on(self, result: object) -> None:
-        self._work(self.voter.go_on(result, self._clock.now()))
+        assert self._steps is not None
+        try:
+            asked = self._steps.send(result)
+        except StopIteration as end:
+            self._work(self.voter.go_on(end.value, self._clock.now()))
+        else:
+            self._keeper.carry_out(self._host, asked, self._go_on, self._lost)
 
     def _lost(self) -> None:
         self.voter.failed("nobody answered")

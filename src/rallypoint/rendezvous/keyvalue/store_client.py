@@ -1,0 +1,73 @@
+"""A store as a keeper of agreements: all of a job's keys are the value of one of the store's keys.
+
+Nothing in a store ends by itself, so there are no leases; all else is one_value.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+from rallypoint.rendezvous.keyvalue.client import KeyValueClient, Snapshot
+from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
+from rallypoint.store.store import Store
+
+T = TypeVar("T")
+
+
+class StoreClient(KeyValueClient):
+    """See KeyValueClient.
+
+    Args:
+        store: for this client alone; closed with it.
+        key: whose value holds it all.
+
+    Raises:
+        ControlMessageError: the key holds something else.
+        StoreError: the store cannot be reached.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._value = OneValue()
+
+    def read(self, prefix: str) -> Snapshot:
+        """See KeyValueClient."""
+        return self._perform(self._value.read(prefix))
+
+    def transact(
+        self,
+        *,
+        revisions: Mapping[str, int],
+        puts: Mapping[str, bytes],
+        deletes: Sequence[str] = (),
+        lease: int = 0,
+        leases: Mapping[str, int] = MappingProxyType({}),
+    ) -> int | None:
+        """See KeyValueClient."""
+        del lease, leases
+        return self._perform(self._value.transact(revisions, puts, deletes))
+
+    def grant(self, ttl_s: int) -> int:
+        """See KeyValueClient."""
+        del ttl_s
+        return 0
+
+    def keep_alive(self, lease: int) -> bool:
+        """See KeyValueClient."""
+        return not lease
+
+    def close(self) -> None:
+        """See KeyValueClient."""
+        self._store.close()
+
+    def _perform(self, swaps: Generator[Swap, bytes, T]) -> T:
+        try:
+            swap = next(swaps)
+            while True:
+                swap = swaps.send(self._store.compare_set(self._key, swap.expected, swap.desired))
+        except StopIteration as end:
+            result: T = end.value
+            return result
