@@ -33,7 +33,7 @@ class Follower:
         round: what runs here; -1: nothing.
         has_run: whether a round ever began here.
         heard_at: when it last heard its coordinator.
-        waiting: as the coordinator last said.
+        waiting, is_stopping: as the coordinator last said.
         voters: whom to ask if the coordinator is lost.
         beat_at, beat_s: when it beats next, and how often.
     """
@@ -46,6 +46,7 @@ class Follower:
         self.has_run = False
         self.heard_at = _NEVER
         self.waiting = 0
+        self.is_stopping = False
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
         self.beat_s = register.setup.timeouts.beat_s
@@ -90,7 +91,8 @@ class Follower:
             self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self._stamp = message.stamp
         self._seen = max(self._seen, message.seen)
-        self.waiting, self._done, self._done_number = message.waiting, message.done, message.number
+        self.waiting, self.is_stopping = message.waiting, message.is_stopping
+        self._done, self._done_number = message.done, message.number
 
     def done_in(self, number: int) -> tuple[str, ...]:
         """Who may have ended early in that agreement's round, as the coordinator last said."""

@@ -102,6 +102,12 @@ class Leader:
         """The keys of all whom it leads, or may yet."""
         return self._peers.by_key.keys()
 
+    @property
+    def missing(self) -> str:
+        """Who is here and who is missing for a round; empty: there is one, or not even a job."""
+        job = self._rounds.job
+        return "" if job is None or job.is_busy else job.text
+
     # What peers say.
 
     def joined(self, join: Join, now: float) -> None:
@@ -321,6 +327,7 @@ class Leader:
     # Words.
 
     def _acknowledge(self, peer: Peer, sent_at: float, now: float) -> None:
+        job = self._rounds.job
         ack = Ack(
             ballot=self._ballot,
             sent_at=sent_at,
@@ -328,8 +335,9 @@ class Leader:
             lease_s=self._peers.lease_s(peer, now),
             seen=peer.seen,
             number=self.agreement.number,
-            waiting=0 if self._rounds.job is None else self._rounds.job.waiting,
+            waiting=0 if job is None else job.waiting,
             done=self._rounds.done,
+            is_stopping=job is not None and job.is_stopping,
         )
         self._peers.tell(peer.member.key, ack)
 

@@ -97,6 +97,7 @@ class Ack(Record, kw_only=True):
         number: of the newest agreement.
         waiting: how many wait for the next round.
         done: members whose workers have succeeded and who may end before the others.
+        is_stopping: whether the newest round is being ended, for those who wait to come in.
     """
 
     ballot: Ballot
@@ -107,6 +108,7 @@ class Ack(Record, kw_only=True):
     number: int
     waiting: int
     done: tuple[str, ...] = ()
+    is_stopping: bool = False
 
 
 class Go(Record, kw_only=True):

@@ -101,6 +101,16 @@ class Participant:
         return self._follower.waiting
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the newest round is being ended, wherever it runs."""
+        return self._follower.is_stopping
+
+    @property
+    def missing(self) -> str:
+        """Who is here and who is missing for a round, if this agent coordinates and gathers."""
+        return "" if self._leader is None else self._leader.missing
+
+    @property
     def round(self) -> int:
         """The round whose workers run here; -1: none."""
         return self._follower.round

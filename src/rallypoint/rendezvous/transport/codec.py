@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Record)
 
-VERSION = 4
+VERSION = 5
 REPORTS = (reports.Broken, reports.Ended, reports.StopAsked, reports.Leave)
 
 

@@ -26,7 +26,7 @@ def encode_pulse(message: object) -> bytes:
         numbers = (message.number, message.round, message.first)
         head = _BEAT.pack(BEAT, message.ballot.term, message.sent_at, stamp, *numbers)
         return head + f"{message.key}\0{message.ballot.candidate}".encode("ascii")
-    if type(message) is Ack and not message.done:
+    if type(message) is Ack and not message.done and not message.is_stopping:
         times = (message.sent_at, message.stamp, message.lease_s)
         numbers = (message.seen, message.number, message.waiting)
         head = _ACK.pack(ACK, message.ballot.term, *times, *numbers)
