@@ -27,7 +27,6 @@ from rallypoint.rendezvous import (
     RendezvousTimeoutError,
     get_rendezvous_handler,
 )
-from rallypoint.rendezvous.api.store_state import RendezvousKeys
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.hash import HashStore
@@ -290,7 +289,7 @@ def test_a_process_that_was_suspended_is_a_newcomer(programs: Programs) -> None:
 
 def test_what_cannot_be_read_or_reached_is_said(tmp_path: Path) -> None:
     store = HashStore()
-    store.set(RendezvousKeys.of("r").state, "what is this")
+    store.set("rallypoint.rendezvous/r/state", "what is this")
     with pytest.raises(RendezvousStateError, match="cannot be read"):
         _over(store, least=1, most=1).next_rendezvous()
     with StoreServer() as server:

@@ -1,7 +1,8 @@
 """Who takes part in a job's next round: how nodes find each other, and which ranks they get.
 
 The names that Python programs use, torch.distributed.elastic.rendezvous's, are loaded on first use:
-the launcher, which imports this package too, pays for none of them.
+the launcher, which imports this package too, pays for none of them. A node of a program is an agent
+without workers: its handlers live above this package, in `launch`, and are known here by name only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         RendezvousStateError,
         RendezvousTimeoutError,
     )
+    from rallypoint.launch.api.store_handler import DynamicRendezvousHandler, create_handler
     from rallypoint.rendezvous.api.handler import (
         RendezvousHandler,
         RendezvousInfo,
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
         rendezvous_handler_registry,
     )
     from rallypoint.rendezvous.api.static import StaticTCPRendezvous
-    from rallypoint.rendezvous.api.store_handler import DynamicRendezvousHandler, create_handler
 
 __all__ = [
     "DynamicRendezvousHandler",
@@ -63,7 +64,7 @@ _MODULES = {
         "rendezvous_handler_registry"
     ),
     "rendezvous.api.static": "StaticTCPRendezvous",
-    "rendezvous.api.store_handler": "DynamicRendezvousHandler create_handler",
+    "launch.api.store_handler": "DynamicRendezvousHandler create_handler",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

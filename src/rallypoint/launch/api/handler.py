@@ -139,7 +139,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     kind = str(params.get("store_type", "tcp")).strip().lower()
     if kind == "file":
-        from rallypoint.rendezvous.api.store_handler import create_handler as create_store_handler
+        from rallypoint.launch.api.store_handler import create_handler as create_store_handler
 
         if not params.endpoint:
             raise InvalidArgumentError(

@@ -16,12 +16,22 @@ from contextlib import suppress
 
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.api.node_thread import NodeThread
-from rallypoint.rendezvous.api.store_leader import CAME_BACK, came_back
-from rallypoint.rendezvous.job.reports import Finish, Leave, Outcome, Report, Start, Stop, StopAsked
+from rallypoint.rendezvous.job.reports import (
+    Ended,
+    Finish,
+    Leave,
+    Outcome,
+    Report,
+    Start,
+    Stop,
+    StopAsked,
+)
 from rallypoint.rendezvous.job.round import Seat
 
 CLOSED = "the rendezvous was closed by "
+_CAME_BACK = "wants a new round"
 _GOODBYE_S = 2.0  # to tell the others
+_LOOK_EVERY_S = 0.1  # who is missing
 
 
 class ProgramNode(NodeThread[Seat]):
@@ -46,6 +56,7 @@ class ProgramNode(NodeThread[Seat]):
         self._last_word: Report | None = None  # to be said once there is somebody to hear it
         self._has_said_it = False
         self._end_at: float | None = None
+        self._looked_at = 0.0
         self._bell, self._ear = socket.socketpair()
         self._ear.setblocking(False)
 
@@ -62,7 +73,8 @@ class ProgramNode(NodeThread[Seat]):
     @property
     def is_spare(self) -> bool:
         """See NodeThread."""
-        return self._wants and self.seat is None and self._rounds.waiting > 0
+        rounds = self._rounds
+        return self._wants and self.seat is None and rounds.waiting > 0 and not rounds.is_stopping
 
     def take_seat(self) -> Seat | None:
         """See NodeThread."""
@@ -109,8 +121,8 @@ class ProgramNode(NodeThread[Seat]):
                 alarm = self._rounds.wake_at
                 if alarm is not None and time.monotonic() >= alarm:
                     self._rounds.tick()
-            self._rounds.close()
         finally:
+            self._rounds.close()
             selector.close()
             self._bell.close()
             self._ear.close()
@@ -122,6 +134,9 @@ class ProgramNode(NodeThread[Seat]):
 
     def _is_over(self) -> bool:
         self._obey()
+        now = time.monotonic()
+        if self._wants and now >= self._looked_at + _LOOK_EVERY_S:
+            self.missing, self._looked_at = self._rounds.missing, now
         if self._last_word is not None and self._rounds.is_led:
             word, self._last_word = self._last_word, None
             self._has_said_it = True
@@ -161,14 +176,22 @@ class ProgramNode(NodeThread[Seat]):
     def _leave_round(self) -> None:
         with self.changed:
             self._wants = True
-            seat, self.stopped = self.seat, self.stopped or CAME_BACK
+            seat, self.stopped = self.seat, self.stopped or _CAME_BACK
         if seat is not None:
             self._report_end(seat.number)
 
     def _report_end(self, number: int) -> None:
         if number > self._ended:
             self._ended = number
-            self._tell(came_back(number))
+            # What ends a round for a node without workers: it wants another one.
+            end = Ended(
+                node_rank=-1,
+                round=number,
+                succeeded=False,
+                was_cut_off=True,
+                because=_CAME_BACK,
+            )
+            self._tell(end)
 
     def _tell(self, report: Report) -> None:
         if self.finish is None:

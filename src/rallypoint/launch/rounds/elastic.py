@@ -38,7 +38,7 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
     Finish,
@@ -139,6 +139,7 @@ class ElasticRounds(RoundSource, Receiver):
         is_verbose: tell the reason of each decision.
         keeper: which decides who coordinates; None: the agents do.
         place: where workers' stores listen.
+        speak: tell the user something.
     """
 
     may_leave = True
@@ -153,6 +154,7 @@ class ElasticRounds(RoundSource, Receiver):
         is_verbose: bool = False,
         keeper: KeyValueLink | None = None,
         place: str = ANY,
+        speak: Callable[[str], None] = say,
     ) -> None:
         super().__init__(setup.me.key)
         self._setup = setup
@@ -163,6 +165,8 @@ class ElasticRounds(RoundSource, Receiver):
         stalled_s = _STALLED * setup.timeouts.silence_s
         self._board = PeerConnections(setup.me.key, token, listener, self, stalled_s=stalled_s)
         self._place = place
+        self._say = speak
+        self._news = ""  # what was told last, while there is no round
         self._is_verbose = is_verbose
         self._part = Part.SEEKING
         self._events: deque[Callable[[float], Decision]] = deque()
@@ -227,6 +231,19 @@ class ElasticRounds(RoundSource, Receiver):
         return self._core.waiting
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the newest round is being ended, wherever it runs."""
+        return self._core.is_stopping
+
+    @property
+    def missing(self) -> str:
+        """Who is missing for a round, as far as is known here; empty: one is only to be left."""
+        if self.is_stopping:
+            return ""
+        least = self._setup.limits.min_nodes
+        return self._core.missing or self._news or f"fewer than {least} nodes have come"
+
+    @property
     def is_led(self) -> bool:
         """Whether there is a coordinator to report to."""
         return self._core.part in (Part.FOLLOWING, Part.LEADING)
@@ -243,11 +260,11 @@ class ElasticRounds(RoundSource, Receiver):
         try:
             message = decode(payload)
         except ControlMessageError as error:
-            say(str(error))
+            self._say(str(error))
             return
         claimed = message.member.key if isinstance(message, Join) else getattr(message, "key", key)
         if isinstance(message, Join | Beat) and claimed != key:
-            say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
+            self._say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
             return
         if isinstance(message, Join) and numeric_family(message.member.address) is None:
             wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
@@ -267,11 +284,11 @@ class ElasticRounds(RoundSource, Receiver):
 
     def failed(self, address: str, what: str) -> None:
         """See Receiver."""
-        say(f"the agent at {address}: {what}.")
+        self._say(f"the agent at {address}: {what}.")
 
     def unreachable(self, at: Endpoint, why: str) -> None:
         """See Receiver."""
-        if why == TOKEN_REFUSED and not self._core.job:
+        if why == TOKEN_REFUSED and not self._core.job and self._setup.endpoints:
             because = f"the agent at {at} does not let this node in: {why}"
             finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
             self.orders.append(finish)
@@ -292,7 +309,7 @@ class ElasticRounds(RoundSource, Receiver):
 
         holder = holder_of(at.port)
         if holder.startswith("process"):  # else nobody listens there
-            say(
+            self._say(
                 f"the endpoint {at} is held by {holder}, which does not answer as an agent of this"
                 f" job ({why}); end that, or choose another --rdzv-endpoint."
             )
@@ -305,7 +322,9 @@ class ElasticRounds(RoundSource, Receiver):
 
     def _answered(self, answer: Message | str, now: float) -> Decision:
         if isinstance(answer, str):
-            return self._core.unreachable(self._setup.endpoints[0], answer, now)
+            self._news = answer
+            places = self._setup.endpoints
+            return self._core.unreachable(places[0], answer, now) if places else NOTHING
         return self._core.received(KEEPER, answer, now)
 
     # The core.
@@ -343,7 +362,7 @@ class ElasticRounds(RoundSource, Receiver):
                 case OpenStore(round=number, members=members):
                     self._open_store(number, members)
                 case Start(seat=seat):
-                    self._round = seat.number
+                    self._round, self._news = seat.number, ""
                     self.orders.append(action)
                 case Stop():
                     self.orders.append(action)
@@ -351,7 +370,8 @@ class ElasticRounds(RoundSource, Receiver):
                     self._finish = action
                     self.orders.append(action)
                 case Notice(text):
-                    say(text)
+                    self._news = text
+                    self._say(text)
 
     def _bytes_of(self, message: Message) -> bytes:
         """Much is said to many in the same words."""
@@ -367,7 +387,7 @@ class ElasticRounds(RoundSource, Receiver):
             self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
         )
         if reason and (self._is_verbose or (is_known and has_changed)):
-            say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
+            self._say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
 
     def _open_store(self, number: int, members: tuple[Member, ...]) -> None:
         """On a fresh port in each round, for its members only."""

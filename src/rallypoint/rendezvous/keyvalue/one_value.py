@@ -40,8 +40,9 @@ class OneValue:
 
     def read(self, prefix: str) -> Generator[Swap, bytes, Snapshot]:
         """See KeyValueClient."""
-        self._seen = yield _LOOK
-        revision, pairs = decode_value(self._seen)
+        seen = yield _LOOK
+        revision, pairs = decode_value(seen)
+        self._seen = seen
         found = [pair for key, pair in sorted(pairs.items()) if key.startswith(prefix)]
         return Snapshot(tuple(found), revision)
 
@@ -49,25 +50,25 @@ class OneValue:
         self, revisions: Mapping[str, int], puts: Mapping[str, bytes], deletes: Sequence[str]
     ) -> Swaps:
         """See KeyValueClient."""
-        is_newest = False
+        seen, is_newest = self._seen, False
         while True:
-            revision, pairs = decode_value(self._seen)
+            revision, pairs = decode_value(seen)
             if _hold(pairs, revisions):
                 revision += 1
                 pairs.update((key, Pair(key, value, revision)) for key, value in puts.items())
                 kept = [pair for key, pair in pairs.items() if key not in deletes]
                 desired = encode_value(revision, kept)
-                held = yield Swap(self._seen, desired)
+                held = yield Swap(seen, desired)
                 if held == desired:
                     self._seen = desired
                     return revision
-                if held == self._seen:  # which is not there any more: the store lost it
+                if held == seen:  # which is not there any more: the store lost it
                     held = yield _LOOK
             elif is_newest:
                 return None
             else:
                 held = yield _LOOK
-            self._seen, is_newest = held, True
+            seen, is_newest = held, True
 
 
 def _hold(pairs: Mapping[str, Pair], revisions: Mapping[str, int]) -> bool:

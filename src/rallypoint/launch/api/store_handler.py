@@ -1,20 +1,25 @@
 """A rendezvous that is kept in a store: any of ours that all its nodes can reach.
 
-One of the nodes leads; when it ends, another one takes over, so nobody is needed but the store.
+Its nodes are agents like those of c10d and etcd (program_node.py), with the store as the keeper of
+what they agree on; they reach each other at ports of their own. Nobody is needed but the store.
+Under rallypoint.rendezvous/<run id>/ there are
+
+    state           the agents' keys, as one value (rendezvous/keyvalue/), and why it is closed
+    token           what nodes prove to each other: whoever reaches the store may take part
+    <n>/store/...   what the program keeps in round n
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
+from itertools import count
 from typing import Protocol
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import (
     ControlMessageError,
-    HostError,
     InvalidArgumentError,
     InvalidTypeError,
     RendezvousClosedError,
@@ -22,11 +27,13 @@ from rallypoint.base.errors import (
     RendezvousError,
     RendezvousStateError,
     StoreError,
-    StoreTimeoutError,
 )
-from rallypoint.cluster.interface import chosen_address, own_addresses
-from rallypoint.cluster.network import addresses_of, can_bind, own_address
-from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
+from rallypoint.cluster.interface import any_address, chosen_address, own_addresses
+from rallypoint.cluster.network import can_bind, own_address
+from rallypoint.launch.api.program_node import ProgramNode
+from rallypoint.launch.rounds.elastic import ElasticRounds
+from rallypoint.launch.rounds.network_place import listening_place
+from rallypoint.launch.rounds.store_host import listen
 from rallypoint.rendezvous.api.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.api.node_handler import NodeHandler
 from rallypoint.rendezvous.api.parameters import (
@@ -35,18 +42,31 @@ from rallypoint.rendezvous.api.parameters import (
     check_numbers,
     read_timeouts,
 )
-from rallypoint.rendezvous.api.store_node import StoreNode, StoreSeat, ring, why_closed
-from rallypoint.rendezvous.api.store_state import RendezvousKeys, RendezvousState
+from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.round import Member
+from rallypoint.rendezvous.job.round import Member, Seat
+from rallypoint.rendezvous.keyvalue.keys import JobKeys
+from rallypoint.rendezvous.keyvalue.link import KeyValueLink
+from rallypoint.rendezvous.keyvalue.rules import StoreRules
+from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.store.client import TCPStore
+from rallypoint.store.hash import HashStore
 from rallypoint.store.prefix import PrefixStore
-from rallypoint.store.server import StoreServer
 from rallypoint.store.store import Store
 
 _FOR_EVER_S = 1e9
 _LOOPBACK = "127.0.0.1"
+_numbers = count()
+
+
+class StoreNode(ProgramNode):
+    """A node whose job ends only when it is closed: else its rounds would be counted anew, and the
+    store still holds what programs kept in those of the same numbers."""
+
+    def withdraw(self) -> None:
+        """See NodeThread."""
+        self.end()
 
 
 class Named(Protocol):
@@ -57,7 +77,7 @@ class Named(Protocol):
         """Its name."""
 
 
-class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
+class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
     """One node of a rendezvous that is kept in a store; made by `from_backend`."""
 
     @classmethod
@@ -80,7 +100,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
             store: where the nodes meet, and what holds each round's keys.
             backend: what it calls itself; it need not hold anything.
             min_nodes, max_nodes: how many nodes a round may have.
-            local_addr: this node's address as others know it; None: found out.
+            local_addr: this node's address, at which the others reach it; None: found out.
             timeout: how long to wait for what.
             keep_alive_interval: seconds between beats.
             keep_alive_max_attempt: after so many missed beats a node counts as dead.
@@ -88,7 +108,8 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
         Raises:
             InvalidArgumentError: there is no run id, or the numbers cannot be.
             InvalidTypeError: `store` is no store of rallypoint's.
-            HostError: RALLYPOINT_SOCKET_IFNAME, or another such variable, names no interface.
+            HostError: nobody knows `local_addr`, or there is no way to the store's host, or
+                RALLYPOINT_SOCKET_IFNAME, or another such variable, names no interface.
             RendezvousConnectionError: the store cannot be reached.
         """
         if not run_id:
@@ -108,11 +129,14 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
         limits = Limits(
             min_nodes=min_nodes,
             max_nodes=max_nodes,
-            join_timeout_s=_FOR_EVER_S,  # each node keeps its own
+            join_timeout_s=_FOR_EVER_S,  # each handler keeps its own
             last_call_s=timeout.last_call.total_seconds(),
         )
         timeouts = Timeouts(
-            beat_s=float(keep_alive_interval), missed_beats=float(keep_alive_max_attempt)
+            join_timeout_s=_FOR_EVER_S,
+            beat_s=float(keep_alive_interval),
+            missed_beats=float(keep_alive_max_attempt),
+            outage_s=0.0,  # whoever has lost the store has lost the rendezvous
         )
         name = backend if isinstance(backend, str) else backend.name
         return cls(run_id, store, name, limits, timeout, timeouts, local_addr)
@@ -131,46 +155,48 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
         self._store = store
         self._limits = limits
         self._timeouts = timeouts
-        self._keys = RendezvousKeys.of(run_id)
-        chosen = local_addr or chosen_address(os.environ)
-        address = chosen or _address_towards(store)
-        self._member = Member(
-            host=os.uname().nodename,
-            local_world_size=1,
-            address=address,
-            addresses=() if is_loopback(address) else own_addresses(),
-        )
-        self._chosen = chosen
-        self._server: StoreServer | None = None
+        wish = local_addr or chosen_address(os.environ)
+        self._address = _address_towards(store, wish)
+        is_chosen = wish is not None and can_bind(self._address)
+        self._place = listening_place(self._address, is_chosen=is_chosen)
+        self._root = f"rallypoint.rendezvous/{run_id}"
+        self._closed = JobKeys.of(run_id, 0).closed
         with self._reaching():
             self._own = store.clone()  # the program may wait with the other one
+            self._value = StoreClient(self._own, f"{self._root}/state")
+            token = os.urandom(16).hex()
+            self._token = self._own.compare_set(f"{self._root}/token", b"", token)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """See RendezvousHandler."""
         with self._reaching():
-            why = why_closed(self._own, self._keys)
-            if why:
-                raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed: {why}")
-            if self._node is not None and self._node.error is not None:
-                self._node = None
+            why = self._why_closed()
+        if why:
+            raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed: {why}")
+        node = self._node
+        if node is not None and (node.error or node.finish):
+            self._node = None  # it comes back as another one
+        with self._reaching():
             return super().next_rendezvous()
 
     def is_closed(self) -> bool:
         """See RendezvousHandler."""
         with self._reaching():
-            return super().is_closed() or self._own.check([self._keys.closed])
+            return super().is_closed() or bool(self._why_closed())
 
     def set_closed(self) -> None:
         """See RendezvousHandler."""
-        why = f"node {self._member.host} closed it"
+        why = f"node {os.uname().nodename} closed it"
         with self._reaching():
-            self._own.compare_set(self._keys.closed, b"", why)
-            ring(self._own, self._keys)
+            self._value.transact(revisions={self._closed: 0}, puts={self._closed: why.encode()})
+        if self._node is not None:
+            self._node.close()  # sooner than by the next beat
 
     def num_nodes_waiting(self) -> int:
         """See NodeHandler. It raises if the store was lost."""
-        if self._node is not None and self._node.round >= 0:
-            self._raise_if_lost(self._node)
+        node = self._node
+        if node is not None and node.round >= 0 and node.error is not None:
+            raise self._error(node.error) from node.error
         return super().num_nodes_waiting()
 
     def shutdown(self) -> bool:
@@ -180,68 +206,77 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, StoreSeat]):
             is_told = True
         except RendezvousError:
             is_told = False
-        if self._node is not None:
-            is_told &= self._let_go(self._node)
-        self._close_server()
+        node, self._node = self._node, None
+        if node is not None:
+            node.end()
+            is_told &= node.join(self._close_s)
         self._own.close()
         return is_told
 
     # NodeHandler.
 
     def _make_node(self) -> StoreNode:
-        store = self._store.clone()
-        return StoreNode(store, self._own, self._keys, self._member, self._limits, self._timeouts)
+        client = StoreClient(self._store.clone(), f"{self._root}/state")
+        listener = listen(self._place, 0)
+        host = os.uname().nodename
+        me = Member(
+            # Nodes of one host get their ranks in the order in which they were made.
+            key=f"{os.getpid():08x}{next(_numbers):08x}{os.urandom(8).hex()}",
+            host=host,
+            local_world_size=1,
+            address=self._address,
+            addresses=() if is_loopback(self._address) else own_addresses(),
+            port=listener.getsockname()[1],
+        )
+        setup = Setup(
+            me=me,
+            run_id=self._run_id,
+            limits=self._limits,
+            endpoints=(),
+            timeouts=self._timeouts,
+        )
+        rounds = ElasticRounds(
+            setup,
+            listener,
+            self._token,
+            keeper=KeyValueLink(setup, client, StoreRules, is_needed=True),
+            place=self._place,
+            speak=_keep_silent,
+        )
+        return StoreNode(rounds, host)
 
-    def _enter(self, node: StoreNode, seat: StoreSeat, deadline: float) -> RendezvousInfo | None:
-        state, rank = seat
-        info = self._bootstrap(state, rank)
-        if info is None:
-            return None
-        store = PrefixStore(self._keys.store(state.round), self._store)
-        return RendezvousInfo(store, rank, len(state.members), info)
+    def _enter(self, node: StoreNode, seat: Seat, deadline: float) -> RendezvousInfo | None:
+        del node, deadline
+        prefix = f"{self._root}/{seat.number}/store"
+        place = RendezvousStoreInfo(seat.store.host, seat.store.port)
+        if seat.node_rank == 0:  # for programs that look there, as torch's nodes do
+            keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+            values = [place.master_addr, str(place.master_port)]
+            PrefixStore(prefix, self._own).multi_set(keys, values)
+        return RendezvousInfo(PrefixStore(prefix, self._store), seat.node_rank, seat.nodes, place)
 
     def _raise_if_lost(self, node: StoreNode) -> None:
         if node.error is not None:
             raise self._error(node.error) from node.error
+        if node.finish is not None:
+            raise RendezvousConnectionError(
+                f"the rendezvous {self._run_id!r} ended: {node.finish.because}"
+            )
 
-    # The store for whatever the nodes start.
+    # The store.
 
-    def _bootstrap(self, state: RendezvousState, rank: int) -> RendezvousStoreInfo | None:
-        """Node 0's word where its store is; None if the round was over before that came."""
-        store = PrefixStore(self._keys.store(state.round), self._own)
-        if rank == 0:
-            return RendezvousStoreInfo.build(rank, store, *self._serve(state))
-        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
-        while not self.num_nodes_waiting():
-            with suppress(StoreTimeoutError):
-                store.wait(keys, timedelta(seconds=self._timeouts.beat_s))
-                return RendezvousStoreInfo.build(rank, store, None)
-        return None
-
-    def _serve(self, state: RendezvousState) -> tuple[str, int]:
-        """Open it, empty; the address and port to tell the others."""
-        self._close_server()
-        hosts = {member.host for member in state.members}
-        if len(hosts) == 1 and self._chosen is None:
-            self._server = StoreServer(_LOOPBACK)
-            return _LOOPBACK, self._server.port
-        self._server = StoreServer(ANY if self._chosen is None else _place_of(self._chosen))
-        self._server.allow(addresses_of_members(state.members))
-        return self._member.address, self._server.port
-
-    def _close_server(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-
-    # Its own store's errors.
+    def _why_closed(self) -> str:
+        """Why there is no further round, and what to do; empty: there may be one."""
+        for pair in self._value.read(self._closed).pairs:
+            return f"{pair.value.decode()}; give a new job a new run id."
+        return ""
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Turn a store's errors into a rendezvous's."""
         try:
             yield
-        except StoreError as error:
+        except (StoreError, ControlMessageError) as error:
             raise self._error(error) from error
 
     def _error(self, error: Exception) -> RendezvousError:
@@ -277,22 +312,20 @@ def create_handler(
     )
 
 
-def _place_of(chosen: str) -> str:
-    """Where to listen for those who know us by an address, or name, that was chosen."""
-    with suppress(HostError):
-        for address in addresses_of(chosen):
-            if can_bind(address):
-                return address
-    return ANY  # a translated one
+def _address_towards(store: Store, wish: str | None) -> str:
+    """This machine's address for those who share the store, as well as can be known.
 
-
-def _address_towards(store: Store) -> str:
-    """This machine's address for those who share the store, as well as can be known."""
+    Raises:
+        HostError: nobody knows that name, or there is no way to the store's host.
+    """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
-        try:
-            return own_address(store.host)
-        except HostError:
-            pass
-    return os.uname().nodename
+        return own_address(store.host, wish)
+    if wish is not None:
+        return own_address(wish, wish)
+    return _LOOPBACK if isinstance(store, HashStore) else any_address()
+
+
+def _keep_silent(text: str) -> None:
+    """A program is told by its calls."""
