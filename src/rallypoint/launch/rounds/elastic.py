@@ -1,9 +1,8 @@
 """Nodes that find each other and may come and go (--rdzv-backend c10d, etcd).
 
-Every agent has an equal part in the job, which outlives any of them. What to say to whom, and when
-to start and end workers, is rendezvous/consensus/participant.py's; here are its connections, clock
-and stores. Where a keeper such as etcd holds the agreements, it decides who coordinates; all else
-is the same.
+Every agent has an equal part in the job, which outlives any of them: rendezvous/consensus decides,
+linked.py performs. Here is how the agents find each other, and where each round's store is. Where a
+keeper such as etcd holds the agreements, it decides who coordinates; all else is the same.
 """
 
 from __future__ import annotations
@@ -11,59 +10,34 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from random import SystemRandom
 
-from rallypoint.base.address import is_loopback, numeric_family
-from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.address import is_loopback
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
+from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import NetworkPlace, all_addresses, listening_place
-from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.admission import why_not
-from rallypoint.rendezvous.consensus.messages import (
-    Beat,
-    Call,
-    Message,
-    OpenStore,
-    Over,
-    Send,
-    Setup,
-)
-from rallypoint.rendezvous.consensus.participant import Part, Participant
+from rallypoint.rendezvous.consensus.messages import Message, Over, Setup
+from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import (
-    Finish,
-    Join,
-    Notice,
-    Outcome,
-    Refuse,
-    Report,
-    Start,
-    Stop,
-)
+from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.lease_clock import lease_time
 from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_quorum, read_timeouts
-from rallypoint.rendezvous.transport.codec import decode, encode
-from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
-from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
+from rallypoint.rendezvous.transport.codec import encode
+from rallypoint.rendezvous.transport.peer_connections import PeerConnections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.rendezvous.keyvalue.link import KeyValueLink
 
-_GOODBYE_S = 2.0
-# The guardian ends workers so long after we should have: within what the others wait (kill_s).
-_GUARD_S = 0.2
 _STALLED = 0.4  # of a lease; the rest is for a new connection, and for what it has to say first
 _STRANGE_AFTER = 2
 
@@ -131,7 +105,7 @@ def _etcd(setup: Setup, configuration: Mapping[str, str]) -> KeyValueLink:
     return KeyValueLink(setup, client)
 
 
-class ElasticRounds(RoundSource, Receiver):
+class ElasticRounds(LinkedRounds):
     """One agent's part in a job that no single agent can lose.
 
     Args:
@@ -156,68 +130,37 @@ class ElasticRounds(RoundSource, Receiver):
         place: str = ANY,
         speak: Callable[[str], None] = say,
     ) -> None:
-        super().__init__(setup.me.key)
-        self._setup = setup
-        self._keeper = keeper
-        self._core = Participant(
-            PeerRegister(setup) if keeper is None else keeper.register, SystemRandom()
-        )
         stalled_s = _STALLED * setup.timeouts.silence_s
-        self._board = PeerConnections(setup.me.key, token, listener, self, stalled_s=stalled_s)
+        super().__init__(
+            setup,
+            lambda receiver: PeerConnections(
+                setup.me.key, token, listener, receiver, stalled_s=stalled_s
+            ),
+            lambda: PeerRegister(setup) if keeper is None else keeper.register,
+            is_verbose=is_verbose,
+            speak=speak,
+        )
+        self._keeper = keeper
         self._place = place
-        self._say = speak
-        self._news = ""  # what was told last, while there is no round
-        self._is_verbose = is_verbose
-        self._part = Part.SEEKING
-        self._events: deque[Callable[[float], Decision]] = deque()
-        self._is_busy = False
         self._stores: dict[int, StoreHost] = {}  # by round
-        self._round = -1
-        self._finish: Finish | None = None
-        self._encoded: tuple[Message | None, bytes] = (None, b"")
         self._strangers: Counter[Endpoint] = Counter()  # calls in vain
 
     # RoundSource.
 
-    def open(self, selector: selectors.BaseSelector) -> None:
-        """See RoundSource."""
-        selector.register(self._board, selectors.EVENT_READ, self._board.poll)
-        if self._keeper is not None:
-            selector.register(self._keeper, selectors.EVENT_READ, self._hear_keeper)
-        self._happened(self._core.started)
-
-    def tell(self, report: Report) -> None:
-        """See RoundSource."""
-        self._happened(lambda now: self._core.reported(report, now))
-
     def tick(self) -> None:
         """See RoundSource."""
-        self._board.poll()
         self._hear_keeper()
-        self._happened(self._core.tick)
-
-    def fenced(self) -> None:
-        """See RoundSource."""
-        self._happened(self._core.fenced)
+        super().tick()
 
     def settle(self) -> None:
         """See RoundSource. Old stores can go."""
-        for number in [each for each in self._stores if each < self._round]:
+        newest = self._core.round_before
+        for number in [each for each in self._stores if each < newest]:
             self._stores.pop(number).close()
 
     def close(self) -> None:
-        """See RoundSource. A node that leaves waits until the others agree: nobody looks for it."""
-        deadline = time.monotonic() + _GOODBYE_S
-        is_leaving = self._core.is_leaving
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._board, selectors.EVENT_READ)
-            if self._keeper is not None:
-                selector.register(self._keeper, selectors.EVENT_READ)
-            while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
-                alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
-                selector.select(max(0.0, alarm - time.monotonic()))
-                self.tick()
-        self._board.close(_GOODBYE_S)
+        """See RoundSource."""
+        super().close()
         if self._keeper is not None:
             self._keeper.close()
         for store in self._stores.values():
@@ -255,46 +198,21 @@ class ElasticRounds(RoundSource, Receiver):
 
     # Receiver.
 
-    def heard(self, key: str, payload: bytes) -> None:
-        """See Receiver."""
-        try:
-            message = decode(payload)
-        except ControlMessageError as error:
-            self._say(str(error))
-            return
-        claimed = message.member.key if isinstance(message, Join) else getattr(message, "key", key)
-        if isinstance(message, Join | Beat) and claimed != key:
-            self._say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
-            return
-        if isinstance(message, Join) and numeric_family(message.member.address) is None:
-            wrong = f"its address {message.member.address!r} is no number; look at --local-addr"
-            self._board.send(key, None, encode(Refuse(key, wrong)))
-            return
-        if isinstance(message, Join) and self._finish is not None:
-            if self.tells_late_comers and not why_not(self._setup, message):
-                self._board.send(key, None, encode(Over(finish=self._finish)))
-            return
-        self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
-
     def gone(self, key: str, why: str) -> None:
         """See Receiver."""
         if self._keeper is not None:
             self._keeper.lost(key)
-        self._happened(lambda now: self._core.closed(key, why, now))
+        super().gone(key, why)
 
-    def failed(self, address: str, what: str) -> None:
-        """See Receiver."""
-        self._say(f"the agent at {address}: {what}.")
+    # How agents find each other.
 
-    def unreachable(self, at: Endpoint, why: str) -> None:
-        """See Receiver."""
-        if why == TOKEN_REFUSED and not self._core.job and self._setup.endpoints:
-            because = f"the agent at {at} does not let this node in: {why}"
-            finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
-            self.orders.append(finish)
-            return
+    def _came_too_late(self, key: str, join: Join) -> None:
+        if self.tells_late_comers and self._finish and not why_not(self._setup, join):
+            self._board.send(key, None, encode(Over(finish=self._finish)))
+
+    def _not_found(self, at: Endpoint, why: str) -> None:
         self._name_stranger(at, why)
-        self._happened(lambda now: self._core.unreachable(at, why, now))
+        super()._not_found(at, why)
 
     def _name_stranger(self, at: Endpoint, why: str) -> None:
         """At an endpoint of this machine is a program that does not answer as an agent: say which.
@@ -316,6 +234,23 @@ class ElasticRounds(RoundSource, Receiver):
 
     # The keeper.
 
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        super()._watch(selector)
+        if self._keeper is not None:
+            selector.register(self._keeper, selectors.EVENT_READ, self._hear_keeper)
+
+    def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
+        if to == KEEPER and self._keeper is not None:
+            self._keeper.send(message)
+        else:
+            super()._send(to, at, message)
+
+    def _call(self, at: Endpoint, message: Message) -> None:
+        if self._keeper is not None:
+            self._keeper.send(message)
+        else:
+            super()._call(at, message)
+
     def _hear_keeper(self) -> None:
         for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))
@@ -327,75 +262,13 @@ class ElasticRounds(RoundSource, Receiver):
             return self._core.unreachable(places[0], answer, now) if places else NOTHING
         return self._core.received(KEEPER, answer, now)
 
-    # The core.
+    # The workers' store.
 
-    def _happened(self, event: Callable[[float], Decision]) -> None:
-        """Let it decide on an event. What happens while that is performed comes after it."""
-        self._events.append(event)
-        if self._is_busy:
-            return
-        self._is_busy = True
-        try:
-            while self._events:
-                self._perform(self._events.popleft()(lease_time()))
-        finally:
-            self._is_busy = False
-        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
-        if self._core.wake_at is not None:
-            alarms.append(self._core.wake_at - lease_time() + time.monotonic())
-        self.wake_at = min(alarms, default=None)
-        fence_at = self._core.fence_at
-        self.fence_at = None if fence_at is None else fence_at + _GUARD_S
-
-    def _perform(self, decision: Decision) -> None:
-        self._tell(decision.reason)
-        for action in decision.actions:
-            match action:
-                case Send(to=to, message=message) if to == KEEPER and self._keeper is not None:
-                    self._keeper.send(message)
-                case Call(message=message) if self._keeper is not None:
-                    self._keeper.send(message)
-                case Send(to=to, at=at, message=message):
-                    self._board.send(to, at, self._bytes_of(message))
-                case Call(at=at, message=message):
-                    self._board.call(at, self._bytes_of(message))
-                case OpenStore(round=number, members=members):
-                    self._open_store(number, members)
-                case Start(seat=seat):
-                    self._round, self._news = seat.number, ""
-                    self.orders.append(action)
-                case Stop():
-                    self.orders.append(action)
-                case Finish():
-                    self._finish = action
-                    self.orders.append(action)
-                case Notice(text):
-                    self._news = text
-                    self._say(text)
-
-    def _bytes_of(self, message: Message) -> bytes:
-        """Much is said to many in the same words."""
-        if message is not self._encoded[0]:
-            self._encoded = (message, encode(message))
-        return self._encoded[1]
-
-    def _tell(self, reason: str) -> None:
-        """Tell the user of a new coordinator, or of a lost one; the rest on demand."""
-        before, self._part = self._part, self._core.part
-        is_known = self._core.round_before >= 0 and self._part is not Part.DONE
-        has_changed = before is not self._part and (
-            self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
-        )
-        if reason and (self._is_verbose or (is_known and has_changed)):
-            self._say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
-
-    def _open_store(self, number: int, members: tuple[Member, ...]) -> None:
+    def _open_store(self, number: int, members: tuple[Member, ...]) -> Endpoint:
         """On a fresh port in each round, for its members only."""
         if number in self._stores:
             self._stores.pop(number).close()
         are_all_here = all(is_loopback(member.address) for member in members)
-        own = self._setup.me.address
         store = self._stores[number] = StoreHost(self._place)
         store.serve(None if are_all_here else addresses_of_members(members))
-        endpoint = Endpoint(host=own, port=store.port)
-        self._happened(lambda now: self._core.store_opened(number, endpoint, now))
+        return Endpoint(host=self._setup.me.address, port=store.port)

@@ -1,0 +1,253 @@
+"""Rounds over agents' connections, whoever coordinates: what elastic and static jobs share.
+
+What to say to whom, and when to start and end workers, is rendezvous/consensus/participant.py's;
+here are its connections, its clock, and who performs what it orders. How the agents find each
+other, and where a round's store is, differs: elastic.py, static.py.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from random import SystemRandom
+
+from rallypoint.base.address import numeric_family
+from rallypoint.base.errors import ControlMessageError
+from rallypoint.launch.output.terminal import say
+from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.rendezvous.consensus.messages import (
+    Beat,
+    Call,
+    Message,
+    OpenStore,
+    Send,
+    Setup,
+)
+from rallypoint.rendezvous.consensus.participant import Part, Participant
+from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.reports import (
+    Finish,
+    Join,
+    Notice,
+    Outcome,
+    Refuse,
+    Report,
+    Start,
+    Stop,
+)
+from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.lease_clock import lease_time
+from rallypoint.rendezvous.transport.codec import decode, encode
+from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
+from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
+
+GOODBYE_S = 2.0
+# The guardian ends workers so long after we should have: within what the others wait (kill_s).
+_GUARD_S = 0.2
+
+
+class LinkedRounds(RoundSource, Receiver):
+    """One agent's part in a job of several nodes.
+
+    Args:
+        board: gives this agent's connections, to tell it what comes of them.
+        register: gives this agent's end of what the job agrees on.
+        is_verbose: tell the reason of each decision.
+        speak: tell the user something.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        board: Callable[[Receiver], PeerConnections],
+        register: Callable[[], Register],
+        *,
+        is_verbose: bool = False,
+        speak: Callable[[str], None] = say,
+    ) -> None:
+        super().__init__(setup.me.key)
+        self._setup = setup
+        self._register = register
+        self._core = self._new_core()
+        self._board = board(self)
+        self._is_verbose = is_verbose
+        self._say = speak
+        self._news = ""  # what was told last, while there is no round
+        self._part = Part.SEEKING
+        self._events: deque[Callable[[float], Decision]] = deque()
+        self._is_busy = False
+        self._finish: Finish | None = None
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+
+    # How the kinds differ.
+
+    @abstractmethod
+    def _open_store(self, number: int, members: tuple[Member, ...]) -> Endpoint:
+        """An empty store for the workers of these members in that round."""
+
+    def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
+        self._board.send(to, at, self._bytes_of(message))
+
+    def _call(self, at: Endpoint, message: Message) -> None:
+        self._board.call(at, self._bytes_of(message))
+
+    def _came_too_late(self, key: str, join: Join) -> None:
+        """An agent asks to take part in a job that is over for this node."""
+
+    def _not_found(self, at: Endpoint, why: str) -> None:
+        self._happened(lambda now: self._core.unreachable(at, why, now))
+
+    def _name_of(self, at: Endpoint) -> str:
+        return f"the agent at {at}"
+
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        """Have it wait for whatever tells of events."""
+        selector.register(self._board, selectors.EVENT_READ, self._board.poll)
+
+    # RoundSource.
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """See RoundSource."""
+        self._watch(selector)
+        self._begin()
+
+    def tell(self, report: Report) -> None:
+        """See RoundSource."""
+        self._happened(lambda now: self._core.reported(report, now))
+
+    def tick(self) -> None:
+        """See RoundSource."""
+        self._board.poll()
+        self._happened(self._core.tick)
+
+    def fenced(self) -> None:
+        """See RoundSource."""
+        self._happened(self._core.fenced)
+
+    def close(self) -> None:
+        """See RoundSource. A node that leaves waits until the others agree: nobody looks for it."""
+        deadline = time.monotonic() + GOODBYE_S
+        is_leaving = self._core.is_leaving
+        with selectors.DefaultSelector() as selector:
+            self._watch(selector)
+            while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
+                alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
+                selector.select(max(0.0, alarm - time.monotonic()))
+                self.tick()
+        self._board.close(GOODBYE_S)
+
+    # Receiver.
+
+    def heard(self, key: str, payload: bytes) -> None:
+        """See Receiver."""
+        try:
+            message = decode(payload)
+        except ControlMessageError as error:
+            self._say(str(error))
+            return
+        claimed = message.member.key if isinstance(message, Join) else getattr(message, "key", key)
+        if isinstance(message, Join | Beat) and claimed != key:
+            self._say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
+            return
+        if isinstance(message, Join) and message.member.port:
+            address = message.member.address
+            if numeric_family(address) is None:
+                wrong = f"its address {address!r} is no number; look at --local-addr"
+                self._board.send(key, None, encode(Refuse(key, wrong)))
+                return
+        if isinstance(message, Join) and self._finish is not None:
+            self._came_too_late(key, message)
+            return
+        self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
+
+    def gone(self, key: str, why: str) -> None:
+        """See Receiver."""
+        self._happened(lambda now: self._core.closed(key, why, now))
+
+    def failed(self, address: str, what: str) -> None:
+        """See Receiver."""
+        self._say(f"the agent at {address}: {what}.")
+
+    def unreachable(self, at: Endpoint, why: str) -> None:
+        """See Receiver."""
+        if why == TOKEN_REFUSED and not self._core.job and self._setup.endpoints:
+            because = f"{self._name_of(at)} does not let this node in: {why}"
+            self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True))
+            return
+        self._not_found(at, why)
+
+    # The core.
+
+    def _new_core(self) -> Participant:
+        return Participant(self._register(), SystemRandom())
+
+    def _begin(self) -> None:
+        """Look for the others."""
+        self._happened(self._core.started)
+
+    def _happened(self, event: Callable[[float], Decision]) -> None:
+        """Let it decide on an event. What happens while that is performed comes after it."""
+        self._events.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._events:
+                self._perform(self._events.popleft()(lease_time()))
+        finally:
+            self._is_busy = False
+        self._set_alarm()
+        fence_at = self._core.fence_at
+        self.fence_at = None if fence_at is None else fence_at + _GUARD_S
+
+    def _set_alarm(self) -> None:
+        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
+        if self._core.wake_at is not None:
+            alarms.append(self._core.wake_at - lease_time() + time.monotonic())
+        self.wake_at = min(alarms, default=None)
+
+    def _perform(self, decision: Decision) -> None:
+        self._tell(decision.reason)
+        for action in decision.actions:
+            match action:
+                case Send(to=to, at=at, message=message):
+                    self._send(to, at, message)
+                case Call(at=at, message=message):
+                    self._call(at, message)
+                case OpenStore(round=number, members=members):
+                    self._store_asked(number, members)
+                case Start():
+                    self._news = ""
+                    self.orders.append(action)
+                case Stop():
+                    self.orders.append(action)
+                case Finish():
+                    self._finish = action
+                    self.orders.append(action)
+                case Notice(text):
+                    self._news = text
+                    self._say(text)
+
+    def _store_asked(self, number: int, members: tuple[Member, ...]) -> None:
+        endpoint = self._open_store(number, members)
+        self._happened(lambda now: self._core.store_opened(number, endpoint, now))
+
+    def _bytes_of(self, message: Message) -> bytes:
+        """Much is said to many in the same words."""
+        if message is not self._encoded[0]:
+            self._encoded = (message, encode(message))
+        return self._encoded[1]
+
+    def _tell(self, reason: str) -> None:
+        """Tell the user of a new coordinator, or of a lost one; the rest on demand."""
+        before, self._part = self._part, self._core.part
+        is_known = self._core.round_before >= 0 and self._part is not Part.DONE
+        has_changed = before is not self._part and (
+            self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
+        )
+        if reason and (self._is_verbose or (is_known and has_changed)):
+            self._say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
