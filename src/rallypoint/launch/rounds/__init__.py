@@ -27,7 +27,7 @@ def rounds_of(job: Job) -> RoundSource:
 
         return plug_in.rounds_of(job, job.rendezvous)
     if job.nodes.count == 1:
-        return LocalRounds(job, job.member, job.limits)
+        return LocalRounds(job)
     from rallypoint.launch.rounds import static
 
     return static.rounds_of(job)

@@ -162,7 +162,7 @@ class LinkedRounds(RoundSource, Receiver):
         if isinstance(message, Join) and self._finish is not None:
             self._came_too_late(key, message)
             return
-        self._happened(lambda now: self._core.received(key, message, now))  # type: ignore[arg-type]
+        self._happened(lambda now: self._core.received(key, message, now))
 
     def gone(self, key: str, why: str) -> None:
         """See Receiver."""

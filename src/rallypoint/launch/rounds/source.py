@@ -16,9 +16,8 @@ from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Finish, Notice, Order, Refuse, Report, Start, Stop
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
+from rallypoint.rendezvous.job.reports import Finish, Order, Report, Start, Stop
+from rallypoint.rendezvous.job.round import Endpoint, Round
 
 
 class RoundSource(ABC):
@@ -70,11 +69,10 @@ class RoundSource(ABC):
 class LocalRounds(RoundSource):
     """The coordinator's own agent. It hosts the worker store, a new one for each round."""
 
-    def __init__(self, job: Job, member: Member, limits: Limits) -> None:
-        super().__init__(member.key)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.member.key)
         self._job = job
-        self._member = member
-        self._coordinator = Coordinator(limits, job.max_restarts)
+        self._coordinator = Coordinator(job.limits, job.max_restarts)
         self._store: StoreHost | None = None
         self._old_store: StoreHost | None = None
 
@@ -82,7 +80,7 @@ class LocalRounds(RoundSource):
         """See RoundSource."""
         now = time.monotonic()
         self._perform(self._coordinator.opened(now))
-        self._perform(self._coordinator.joined(self._member, now))
+        self._perform(self._coordinator.joined(self._job.member, now))
 
     def tell(self, report: Report) -> None:
         """See RoundSource."""
@@ -112,35 +110,15 @@ class LocalRounds(RoundSource):
         for action in decision.actions:
             match action:
                 case OpenRound():
-                    endpoint = self._open_store(action.members)
-                    opened = Round(number=action.number, members=action.members, store=endpoint)
-                    self._begin(opened, action.because)
+                    store = self._open_store()
+                    opened = Round(number=action.number, members=action.members, store=store)
+                    seat = opened.seats()[self.key]
+                    self.orders.append(Start(seat=seat, because=action.because))
                 case Stop() | Finish():
-                    self._give(action)
-                case Notice(text):
-                    self._notice(text)
-                case Refuse():
-                    self._refuse(action)
+                    self.orders.append(action)
         self.wake_at = self._coordinator.wake_at
 
-    def _begin(self, opened: Round, because: str) -> dict[str, Seat]:
-        """Order all members to start; where each of them sits."""
-        seats = opened.seats()
-        if self.key in seats:
-            self.orders.append(Start(seat=seats[self.key], because=because))
-        return seats
-
-    def _give(self, order: Stop | Finish) -> None:
-        self.orders.append(order)
-
-    def _notice(self, text: str) -> None:
-        say(text)
-
-    def _refuse(self, refusal: Refuse) -> None:
-        """Nobody else is here."""
-
-    def _open_store(self, members: tuple[Member, ...]) -> Endpoint:
-        del members  # all are here
+    def _open_store(self) -> Endpoint:
         port = self._job.nodes.master_port
         self._old_store, self._store = self._store, None
         if port:  # the same port: the old round's workers are known dead, its store can go

@@ -9,6 +9,8 @@ from rallypoint.rendezvous.job.reports import Join
 def why_not(ours: Setup, join: Join) -> str:
     """What its user has to change; empty: nothing."""
     limits = ours.limits
+    if limits.is_fixed:
+        return _why_not_fixed(ours, join)
     if join.run_id != ours.run_id:
         return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
     if join.attempt != ours.attempt:
@@ -20,5 +22,17 @@ def why_not(ours: Setup, join: Join) -> str:
         return (
             f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
             f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
+        )
+    return ""
+
+
+def _why_not_fixed(ours: Setup, join: Join) -> str:
+    count = ours.limits.max_nodes
+    if join.max_nodes != count:
+        return f"--nnodes is {join.max_nodes} here and {count} on node 0; give the same"
+    if join.run_id != ours.run_id:
+        return (
+            f"the job at {ours.endpoints[0]} is {ours.run_id!r}, not {join.run_id!r}; give the same"
+            " --rdzv-id on all nodes, and each job its own --master-port"
         )
     return ""

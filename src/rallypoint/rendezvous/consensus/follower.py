@@ -72,6 +72,7 @@ class Follower:
             self.beat_at = now
         self.leader = leader or self.leader
         self.heard_at = now
+        self.beat_at = min(self.beat_at, now + self.beat_s)
         self._register.voter.heard(ballot, now)
 
     def leave_job(self) -> None:
@@ -172,7 +173,8 @@ class Follower:
 
     def beat(self, now: float) -> Beat:
         """What to tell the coordinator now."""
-        self.beat_at = now + self.beat_s
+        unheard_s = now - self.heard_at
+        self.beat_at = now + self._rules.beat_after_s(self.beat_s, unheard_s=unheard_s)
         return Beat(
             key=self._setup.me.key,
             ballot=self.ballot,

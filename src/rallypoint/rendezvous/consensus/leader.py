@@ -299,7 +299,7 @@ class Leader:
         """An agreement is decided."""
         self._peers.look_again()
         if new.finish is not None:
-            self._over_at = now + self._setup.fence_s
+            self._over_at = now + self._rules.tell_end_for_s()
             for key, peer in self._peers.by_key.items():
                 peer.is_over = True
                 self._peers.tell(key, Over(finish=new.finish))

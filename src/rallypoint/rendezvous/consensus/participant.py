@@ -467,8 +467,8 @@ class Participant:
         self._search.begin(now)
         is_lost = self._follower.ballot.candidate in self._gone
         if self.setup.quorum == "host" and is_lost and not was_leading:
-            text = f"{why}; with quorum=host the job does not outlive it"
-            finish = Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True)
+            because = self._register.rules.why_over(why)
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
             return self._finish(finish)
         self._out.add((), why)
         if self._register.may_claim():

@@ -115,6 +115,10 @@ class Rules:
         """Whether a member must end its workers at once."""
         return now >= lease_until
 
+    def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:
+        """When a member beats next, if its coordinator was not heard for so long."""
+        return beat_s
+
     def must_step_down(self, now: float, quorum_heard_at: float) -> bool:
         """Whether a coordinator has no quorum any more."""
         return now >= quorum_heard_at + self.setup.fence_s
@@ -133,3 +137,13 @@ class Rules:
             return self.setup.dead_s
         kill_s, drift = self.setup.kill_s, self.setup.drift
         return kill_s * (1 + drift) + self.setup.fence_s * drift
+
+    # The end.
+
+    def tell_end_for_s(self) -> float:
+        """For how long at most a coordinator waits for the others once the job is over."""
+        return self.setup.fence_s
+
+    def why_over(self, why: str) -> str:
+        """What to say where the job does not outlive the agent that began it, which was lost."""
+        return f"{why}; with quorum=host the job does not outlive it"

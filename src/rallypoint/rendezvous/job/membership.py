@@ -25,7 +25,7 @@ class Limits(Record, kw_only=True):
         join_timeout_s: how long to wait for MIN of them.
         last_call_s: how long to wait for more, once there are MIN for the first time.
         is_fixed: the members are known from the start, by their ranks; one that is lost is not
-            replaced.
+            replaced, and only those of the first round are in the others.
     """
 
     min_nodes: int = 1
@@ -50,6 +50,7 @@ class Gathering:
         self._deadline = 0.0
         self._last_call: float | None = None
         self._expected: set[str] | None = None
+        self._has_formed = False
 
     def expect(self, keys: set[str]) -> None:
         """These were members before: when all who are left of them are here, it is complete."""
@@ -121,6 +122,7 @@ class Gathering:
 
     def form(self, before: Sequence[Member]) -> tuple[Member, ...]:
         """The members of the next round, by rank."""
+        self._has_formed = True
         ranks = {member.key: member.node_rank for member in before if member.node_rank >= 0}
         order = sorted(self.here.values(), key=lambda member: member.key not in ranks)
         return assign(order[: self.limits.max_nodes], ranks)
@@ -137,6 +139,8 @@ class Gathering:
             )
         if wish >= self.limits.max_nodes:
             return f"--node-rank {wish} is too large for {self.limits.max_nodes} nodes"
+        if self.limits.is_fixed and self._has_formed:
+            return "the job has begun already, and no node can take the place of one that was lost"
         return ""
 
     def _are_enough(self) -> bool:

@@ -19,8 +19,6 @@ from types import GenericAlias, UnionType
 from rallypoint.base.errors import ControlMessageError, InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.consensus import messages as protocol
-from rallypoint.rendezvous.job import reports
-from rallypoint.rendezvous.job.round import Member, Round
 from rallypoint.rendezvous.transport.heartbeat import ACK, BEAT, decode_pulse, encode_pulse
 
 TYPE_CHECKING = False
@@ -30,22 +28,11 @@ if TYPE_CHECKING:
     R = TypeVar("R", bound=Record)
 
 VERSION = 5
-REPORTS = (reports.Broken, reports.Ended, reports.StopAsked, reports.Leave)
-
-
-class Opened(Record, kw_only=True):
-    """A round begins, told to all members in the same words: each looks for its own seat."""
-
-    round: Round
-    because: str
-
-
-Message = reports.Report | reports.Order | Opened | Member | protocol.Message
 
 
 @cache
 def _kinds() -> dict[str, type[Record]]:
-    return {kind.__name__: kind for kind in Message.__args__}
+    return {kind.__name__: kind for kind in protocol.Message.__args__}
 
 
 def encode(message: Record) -> bytes:
@@ -67,7 +54,7 @@ def encode(message: Record) -> bytes:
     return f"[{','.join(parts)}]".encode("ascii")
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> protocol.Message:
     """Read one message.
 
     Raises:

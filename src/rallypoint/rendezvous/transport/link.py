@@ -36,7 +36,7 @@ _DROPPED = 0xFFFFFFFF
 _CHUNK = 64 << 10
 _NAME_BYTES = 8
 _REFUSED = bytes(PROOF)
-_SILENCE_MS = 10_000  # what is under way is lost: end the connection, and make another
+SILENCE_S = 10.0  # without an acknowledgement: end the connection, and make another
 _FRESH_MS = 3000  # a reset after a longer silence may come from one who gave us up, and lives
 # Of struct tcp_info: its size, and where tcpi_unacked and tcpi_last_{data,ack}_recv (in ms) are.
 _INFO_BYTES, _UNACKED_AT, _LAST_DATA_AT, _LAST_ACK_AT = 104, 24, 52, 56
@@ -71,6 +71,7 @@ class Link:
         is_open: whether both sides have proved themselves.
         was_ended: whether the kernel closed it for a process that ended; else it broke on the way,
             or one of both sides ended it, and lives.
+        was_broken: whether it broke on the way, or was reset: our kernel ended it.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Link:
         self.name = ""
         self.is_open = False
         self.was_ended = False
+        self.was_broken = False
         self._sock = sock
         self._selector = selector
         self._listener = listener
@@ -293,6 +295,7 @@ class Link:
     def _broke(self, error: OSError) -> None:
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             self.was_ended = self._silent_ms() < _FRESH_MS
+        self.was_broken = True
         self._fail(f"its connection broke: {error.strerror}")
 
     def _silent_ms(self) -> int:
@@ -323,9 +326,10 @@ class Called(Link):
         selector: selectors.BaseSelector,
         listener: ConnectionListener,
         token: bytes,
+        silence_s: float = SILENCE_S,
     ) -> None:
         super().__init__(sock, selector, listener, token)
-        _tend(sock)
+        _tend(sock, silence_s)
         self.peer = _plain(sock.getpeername()[0])
         self._theirs = b""
         self._watch()
@@ -362,6 +366,7 @@ class Caller(Link):
         selector: selectors.BaseSelector,
         listener: ConnectionListener,
         token: bytes,
+        silence_s: float = SILENCE_S,
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -369,7 +374,7 @@ class Caller(Link):
         self.peer = address[0]
         self._theirs = b""
         try:
-            _tend(sock)
+            _tend(sock, silence_s)
             sock.connect(address)
         except BlockingIOError:
             pass
@@ -411,13 +416,13 @@ class Caller(Link):
 TOKEN_REFUSED = "it has another token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 
 
-def _tend(sock: socket.socket) -> None:
-    """Send small messages at once, and notice within a while when nothing gets through."""
+def _tend(sock: socket.socket, silence_s: float) -> None:
+    """Send small messages at once, and notice within that time that nothing gets through."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence_s))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(silence_s / 2)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(silence_s / 5)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 

@@ -7,9 +7,9 @@ The first frame in each direction is the sender's key. Both sides may call at on
 connections stay, and the newest is used. When it is stalled (its flow was dropped on the way), the
 agent is called where it listens: the new connection's first frame also names the old ones, which
 both sides then drop. An agent counts as gone when its last connection is closed as the kernel does
-for a process that ends, or when another one answers where it listened; not when a connection broke
-on the way, could not be made, or was ended by an agent that lives. It has a selector of its own,
-and is itself selectable.
+for a process that ends, or when another one answers where it listened; not when a connection could
+not be made, or was ended by an agent that lives. Whether one that broke on the way is an end is the
+caller's choice (`lost_s`). It has a selector of its own, and is itself selectable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from abc import ABC, abstractmethod
 from rallypoint.base.errors import HostError
 from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.transport.link import Called, Caller, ConnectionListener, Link
+from rallypoint.rendezvous.transport.link import (
+    SILENCE_S,
+    Called,
+    Caller,
+    ConnectionListener,
+    Link,
+)
 
 HANDSHAKE_S = 5.0
 _MAX_KEY = 64
@@ -69,8 +75,10 @@ class PeerConnections(ConnectionListener):
 
     Args:
         key: this agent's own.
-        listener: where others call it; taken over.
+        listener: where others call it; taken over. None: it only calls.
         stalled_s: replace a connection after so long without an acknowledgement.
+        lost_s: a connection breaks after so long without an acknowledgement, and then the other
+            agent counts as gone; None: after a longer time, and it does not.
 
     Attributes:
         wake_at: when to call `poll` even if nothing happens; None: never.
@@ -80,20 +88,24 @@ class PeerConnections(ConnectionListener):
         self,
         key: str,
         token: bytes,
-        listener: socket.socket,
+        listener: socket.socket | None,
         receiver: Receiver,
         *,
         stalled_s: float = 2.0,
+        lost_s: float | None = None,
     ) -> None:
         self.wake_at: float | None = None
         self._key = key
         self._token = token
         self._receiver = receiver
         self._stalled_s = stalled_s
+        self._is_gone_if_broken = lost_s is not None
+        self._silence_s = SILENCE_S if lost_s is None else lost_s
         self._selector = selectors.DefaultSelector()
         self._listener = listener
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        if listener is not None:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._keys: dict[Link, str] = {}  # of all that are proved; empty before the first frame
         self._links: dict[str, list[Link]] = {}  # by key; the newest is the last
         self._strangers: dict[Link, float] = {}  # who called, and has not told its key; since when
@@ -142,7 +154,8 @@ class PeerConnections(ConnectionListener):
     def close(self, wait_s: float) -> None:
         """Say what is still to be said, and end all connections, telling nobody of their ends."""
         self._is_closing = True
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._names.close()
         deadline = time.monotonic() + wait_s
         for key in list(self._selector.get_map().values()):
@@ -157,6 +170,7 @@ class PeerConnections(ConnectionListener):
     # Making connections.
 
     def _accept(self) -> None:
+        assert self._listener is not None
         for _ in range(_MAX_ACCEPTS):  # thousands may call at once
             if len(self._strangers) >= _MAX_STRANGERS:
                 break
@@ -170,7 +184,7 @@ class PeerConnections(ConnectionListener):
                     break
                 continue  # that one is gone already
             try:
-                link = Called(sock, self._selector, self, self._token)
+                link = Called(sock, self._selector, self, self._token, self._silence_s)
             except OSError:  # gone already
                 sock.close()
                 continue
@@ -180,7 +194,7 @@ class PeerConnections(ConnectionListener):
     def _update_listener(self) -> None:
         """Listen only while there is room: else a crowd of strangers would keep us busy."""
         wants = self._listen_at is None and len(self._strangers) < _MAX_STRANGERS
-        if wants != self._listens:
+        if self._listener is not None and wants != self._listens:
             self._listens = wants
             if wants:
                 self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -212,7 +226,8 @@ class PeerConnections(ConnectionListener):
         try:
             address = self._names.address_of(at.host)
             if address is not None:
-                call.link = Caller((address, at.port), self._selector, self, self._token)
+                place = (address, at.port)
+                call.link = Caller(place, self._selector, self, self._token, self._silence_s)
         except (OSError, HostError) as error:
             self._names.failed(at.host)
             self._give_up(at, call, str(error))
@@ -319,7 +334,8 @@ class PeerConnections(ConnectionListener):
                 self._names.failed(at.host)
                 self._give_up(at, call, why)
         self._update_listener()
-        if key and link.was_ended and not self._links.get(key):
+        is_end = link.was_ended or (self._is_gone_if_broken and link.was_broken)
+        if key and is_end and not self._links.get(key):
             self._receiver.gone(key, why)
 
     def failed(self, link: Link, what: str) -> None:

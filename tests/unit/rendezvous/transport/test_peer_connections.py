@@ -29,11 +29,14 @@ class Agent(Receiver):
     `at_end` is called for an agent that has ended.
     """
 
-    def __init__(self, key: str) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.at = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
+    def __init__(self, key: str, *, listens: bool = True, lost_s: float | None = None) -> None:
+        listener = socket.create_server(("127.0.0.1", 0)) if listens else None
+        port = listener.getsockname()[1] if listener else 0
+        self.at = Endpoint(host="127.0.0.1", port=port)
         self.key = key
-        self.board = PeerConnections(key, b"token", listener, self, stalled_s=STALLED_S)
+        self.board = PeerConnections(
+            key, b"token", listener, self, stalled_s=STALLED_S, lost_s=lost_s
+        )
         self.told: list[tuple[str, str]] = []
         self.at_end: Callable[[], None] = lambda: None
         self._is_closed = False
@@ -89,6 +92,33 @@ def test_an_agent_that_ended_is_told(pair: tuple[Agent, Agent]) -> None:
     one, other = pair
     other.close()
     until(lambda: ("other", "gone") in one.told, one)
+
+
+def test_one_that_does_not_listen_calls_and_is_answered() -> None:
+    one, other = Agent("one", listens=False), Agent("other")
+    one.board.call(other.at, b"beat")
+    until(lambda: ("other", "answer") in one.told, one, other)
+    one.close()
+    until(lambda: ("one", "gone") in other.told, other)
+    other.close()
+
+
+@pytest.mark.parametrize("lost_s", [None, 1.0])
+def test_whether_a_connection_that_broke_is_an_end(lost_s: float | None) -> None:
+    """On both sides, also on the one that has nothing to say."""
+    one, other = Agent("one", lost_s=lost_s), Agent("other", lost_s=lost_s)
+    one.board.call(other.at, b"beat")
+    until(lambda: ("other", "answer") in one.told, one, other)
+    for link_ in (the_link(one, "other"), the_link(other, "one")):
+        link_._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
+        link_._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        link_._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        drop_packets_to(link_)
+    one.board.send("other", None, b"beat")
+    until(lambda: not one.board._keys and not other.board._keys, one, other)
+    assert one.has_told_of_an_end() == other.has_told_of_an_end() == (lost_s is not None)
+    one.close()
+    other.close()
 
 
 def test_nothing_is_begun_while_it_closes(pair: tuple[Agent, Agent]) -> None:
