@@ -15,7 +15,7 @@ from rallypoint.testing.hosts import Host, Hosts
 
 pytestmark = pytest.mark.system
 
-PORT = 29400
+PORT, STORE_PORT = 29400, 29500
 LEASE_S = Timeouts().silence_s
 SIZE = ("--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=0.5")
 
@@ -32,24 +32,31 @@ def agents(hosts: Hosts, tmp_path: Path) -> Iterator[Agents]:
         yield agents
 
 
-def ports_to(host: Host, address: str) -> set[int]:
-    """From which ports the host is connected to the endpoint's at that address: of its agent."""
+def flows_to(host: Host, address: str) -> set[tuple[int, int]]:
+    """Its connections with that address, but for those with a workers' store, by their ports."""
     number = int.from_bytes(bytes(map(int, address.split("."))), "little")
     found = set()
     for line in host.run("cat", "/proc/net/tcp").splitlines()[1:]:
         _, local, remote, state, *_ = line.split()
-        if state == "01" and remote == f"{number:08X}:{PORT:04X}":  # established
-            found.add(int(local.partition(":")[2], 16))
+        to, port = remote.split(":")
+        if state == "01" and to == f"{number:08X}" and int(port, 16) != STORE_PORT:  # established
+            found.add((int(local.partition(":")[2], 16), int(port, 16)))
     return found
 
 
-def drop_flow(hosts: Hosts, port: int) -> None:
-    """What goes between that port and the endpoint's, either way, and nothing else."""
+def flow_with(host: Host, address: str, port: int) -> tuple[int, int]:
+    """The only one with that port there."""
+    (flow,) = [each for each in flows_to(host, address) if each[1] == port]
+    return flow
+
+
+def drop_flow(hosts: Hosts, ports: tuple[int, int]) -> None:
+    """What goes between these ports, either way, and nothing else."""
     rules = [
         "add table bridge faults",
         "add chain bridge faults drops { type filter hook forward priority 0; }",
     ]
-    for source, target in ((port, PORT), (PORT, port)):
+    for source, target in (ports, ports[::-1]):
         rules.append(f"add rule bridge faults drops tcp sport {source} tcp dport {target} drop")
     hosts.switch.run("nft", "\n".join(rules))
 
@@ -61,7 +68,7 @@ def test_a_member_whose_connection_is_forgotten_stays(agents: Agents) -> None:
     expected = {f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)}
     agents.wait_for(expected)
     hosts = agents.hosts
-    (old,) = ports_to(hosts[2], hosts[1].address)
+    old = flow_with(hosts[2], hosts[1].address, PORT)
     drop_flow(hosts, old)
     end = time.monotonic() + 2 * LEASE_S + 1
     while time.monotonic() < end:
@@ -69,10 +76,48 @@ def test_a_member_whose_connection_is_forgotten_stays(agents: Agents) -> None:
         time.sleep(0.05)
     assert "lost" not in agents.story()
     assert "silent" not in agents.story()
-    (new,) = ports_to(hosts[2], hosts[1].address)
-    assert new != old
+    assert flow_with(hosts[2], hosts[1].address, PORT) != old
     # An end is still news: it comes over the new connection.
     agents.send(2, signal.SIGKILL)
     agents.wait_for({"host1.0": "1 0/2 0/2", "host3.0": "1 1/2 1/2"})
     assert "node 1 (host2) was lost: its connection closed" in agents.said(1)
     agents.finish((1, 3))
+
+
+STATIC = ("--nnodes", "2", "--rdzv-backend", "static", "--rdzv-endpoint", "")
+
+
+def start_static(agents: Agents) -> dict[str, str]:
+    for number in (1, 2):
+        rank = ("--master-addr", "host1", "--node-rank", str(number - 1))
+        agents.start(number, "--verbose", *STATIC, *rank)
+    expected = {f"host{i}.0": f"0 {i - 1}/2 {i - 1}/2" for i in (1, 2)}
+    agents.wait_for(expected)
+    return expected
+
+
+def test_a_static_node_whose_connection_is_forgotten_stays(agents: Agents) -> None:
+    """The same where nobody has a lease: only the connection's own end could tell of one."""
+    expected = start_static(agents)
+    hosts = agents.hosts
+    (old,) = flows_to(hosts[2], hosts[1].address)
+    drop_flow(hosts, old)
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        assert agents.up() == expected, agents.story()
+        assert agents.runs(1)
+        assert agents.runs(2)
+        time.sleep(0.05)
+    (new,) = flows_to(hosts[2], hosts[1].address)
+    assert new != old
+    agents.send(2, signal.SIGKILL)
+    assert agents.ended(1) == 1
+    assert "node 1 (host2) was lost: its connection closed" in agents.said(1)
+
+
+def test_a_pulled_cable_ends_a_static_job_on_both_sides(agents: Agents) -> None:
+    start_static(agents)
+    agents.hosts.pull_cable(2)
+    assert agents.ended(1) == agents.ended(2) == 1
+    assert "node 1 (host2) lost, 1 left, 2 needed" in agents.said(1)
+    assert "node 0 at host1:29500 was lost: its launcher ended, or the network" in agents.said(2)

@@ -166,11 +166,12 @@ def test_a_static_job_and_one_left_alone_outlive_a_stopped_launcher(agents: Agen
     for number in (1, 2):
         agents.start(number, *flags, "--rdzv-endpoint", "", "--node-rank", str(number - 1))
     agents.wait_for({"host1": "0 0/2", "host2": "0 1/2", "host3": "0 0/1"})
-    for number in (2, 3):
-        agents.send(number, signal.SIGSTOP)
-    time.sleep(4)
-    for number in (2, 3):
-        agents.send(number, signal.SIGCONT)
+    for stopped in ((2, 3), (1,)):
+        for number in stopped:
+            agents.send(number, signal.SIGSTOP)
+        time.sleep(8)  # longer than a network may be down
+        for number in stopped:
+            agents.send(number, signal.SIGCONT)
     time.sleep(1)
     assert agents.up() == {"host1": "0 0/2", "host2": "0 1/2", "host3": "0 0/1"}
     agents.finish((1, 2, 3))

@@ -1,11 +1,13 @@
 """One simulated agent: its own decisions, performed on a simulated network, with simulated workers.
 
 Workers end late when they are asked to, and just in time when they must. The process may die
-between any two actions of one decision.
+between any two actions of one decision, and it may be stopped: then all that it hears waits.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ from rallypoint.rendezvous.job.reports import (
     Report,
     Start,
     Stop,
+    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Seat
@@ -69,23 +72,46 @@ class SimAgent(Process):
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
+        self.told_ended: set[str] = set()  # other agents
+        self._is_stopped = False
+        self._unheard: deque[Callable[[], object]] = deque()
+
+    # SIGSTOP and SIGCONT.
+
+    def stop(self) -> None:
+        """Its process does nothing until `go_on`; its workers run, and its connections stay."""
+        self._is_stopped = True
+
+    def go_on(self) -> None:
+        """It hears all that has come meanwhile."""
+        self._is_stopped = False
+        while self._unheard and not self._is_stopped:
+            self._unheard.popleft()()
+
+    def _waits(self, what: Callable[[], object]) -> bool:
+        """Whether that has to wait, as the process is stopped."""
+        if self._is_stopped:
+            self._unheard.append(what)
+        return self._is_stopped
 
     # What the network tells.
 
     def hear(self, sender: str, message: Message) -> None:
         """See Process."""
-        self.perform(self.core.received(sender, message, self.clock.now()))
+        if self.is_alive and not self._waits(lambda: self.hear(sender, message)):
+            self.perform(self.core.received(sender, message, self.clock.now()))
 
     def hear_closed(self, key: str) -> None:
         """See Process."""
-        if self.is_alive:
+        if self.is_alive and not self._waits(lambda: self.hear_closed(key)):
+            self.told_ended.add(key)
             if self.keeper is not None:
                 self.keeper.voter.lost(key)
             self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
 
     def hear_unreachable(self, at: Endpoint) -> None:
         """See Process."""
-        if self.is_alive:
+        if self.is_alive and not self._waits(lambda: self.hear_unreachable(at)):
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
 
     def _hear_keeper(self, voter: KeyValueVoter) -> None:
@@ -132,12 +158,12 @@ class SimAgent(Process):
 
     def report(self, report: Report) -> None:
         """Its workers, or a signal, report."""
-        if self.is_alive:
+        if self.is_alive and not self._waits(lambda: self.report(report)):
             self.perform(self.core.reported(report, self.clock.now()))
 
     def _open_store(self, number: int) -> None:
         def opened() -> None:
-            if self.is_alive:
+            if self.is_alive and not self._waits(opened):
                 store = Endpoint(host=self.at.host, port=30000 + number)
                 self.perform(self.core.store_opened(number, store, self.clock.now()))
 
@@ -182,6 +208,12 @@ class SimAgent(Process):
         if self.seat is not None and not self._stopping:
             self._end_later(self.seat, self._cluster.random.uniform(0.01, 0.3))
 
+    def end_job(self) -> None:
+        """Ctrl-C."""
+        if self.is_alive and self.core.part is not Part.DONE:
+            self._cluster.tell(f"{self.name}: SIGINT")
+            self.report(StopAsked(node_rank=-1, text="SIGINT stopped it"))
+
     def _stop(self, stop: Stop) -> None:
         seat = self.seat
         if seat is None or seat.number != stop.round:
@@ -206,7 +238,7 @@ class SimAgent(Process):
 
     def _end_by(self, delay_s: float) -> None:
         def end() -> None:
-            if self.is_alive:
+            if self.is_alive and not self._waits(end):
                 self._cluster.exited(self)
 
         self._cluster.loop.after(delay_s, end)
@@ -225,7 +257,7 @@ class SimAgent(Process):
             self._cluster.loop.at(when, lambda: self._ring(when))
 
     def _ring(self, when: float) -> None:
-        if not self.is_alive or when != self._alarm:
+        if not self.is_alive or when != self._alarm or self._waits(lambda: self._ring(when)):
             return
         self._alarm = float("inf")
         now = self.clock.now()

@@ -47,6 +47,7 @@ class SimCluster:
         wishes: tuple[int | None, ...] = (),
         names: tuple[str, ...] = (),
         keeper: type[SimKeeper] | None = None,
+        is_fixed: bool = False,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
@@ -71,6 +72,7 @@ class SimCluster:
                 max_nodes=max_nodes,
                 join_timeout_s=timeouts.join_timeout_s,
                 last_call_s=timeouts.last_call_s,
+                is_fixed=is_fixed,
             ),
             "endpoints": keeper.places
             if keeper
@@ -82,6 +84,7 @@ class SimCluster:
         }
         self._endpoints = 0 if keeper else endpoints
         self._late_endpoints = 0
+        self._is_fixed = is_fixed
 
     def register(self, setup: Setup) -> Register:
         """One agent's, by the rules of this cluster."""
@@ -112,7 +115,9 @@ class SimCluster:
         # What an endpoint's agent promised dies with it. Documented; with three endpoints it takes
         # two that are started again while none of the first job can be reached.
         too_many = (self._endpoints - 1) // 2
-        self.witness.may_fork = self.keeper is None and self._late_endpoints > too_many
+        self.witness.may_fork = (
+            self.keeper is None and not self._is_fixed and self._late_endpoints > too_many
+        )
         index = self._names.index(name)
         key = name if self.steady_keys else f"{name}.{self._starts[name]}"
         is_endpoint = index < self._endpoints

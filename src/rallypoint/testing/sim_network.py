@@ -2,13 +2,15 @@
 
 What is sent into a cut waits there, as in a TCP socket's buffer, and comes late when the cable is
 mended. The death of a process closes its connections, and the others are told, unless a cut is
-between. Harsher than TCP on purpose: single messages get lost.
+between. Harsher than TCP on purpose: single messages get lost. A cut that lasts breaks connections
+only if `breaks_after_s` says so.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from rallypoint.rendezvous.consensus.messages import Accepted, Message, Prepare, Promise, Propose
@@ -46,6 +48,7 @@ class SimNetwork:
         self.loss = 0.0
         self.min_delay_s = 0.0002
         self.max_delay_s = 0.002
+        self.breaks_after_s: float | None = None  # cut for so long, connections end on both sides
         self._loop = loop
         self._random = random
         self._by_key: dict[str, Process] = {}
@@ -56,6 +59,7 @@ class SimNetwork:
         self._held: list[tuple[Process, Process, Message | None]] = []
         self._ambushes: list[tuple[int, Callable[[], object]]] = []
         self._votes = 0
+        self._mended = 0  # how often
 
     def attach(self, process: Process) -> None:
         """A process listens."""
@@ -101,6 +105,30 @@ class SimNetwork:
     def cut(self, senders: set[str], receivers: set[str]) -> None:
         """From these hosts nothing reaches those."""
         self._cuts.update((a, b) for a in senders for b in receivers if a != b)
+        if self.breaks_after_s is not None:
+            end = partial(self._break, frozenset(senders), frozenset(receivers), self._mended)
+            self._loop.after(self.breaks_after_s, end)
+
+    def _break(self, senders: frozenset[str], receivers: frozenset[str], mended: int) -> None:
+        """Nothing was acknowledged since they were cut: both kernels end these connections."""
+        if mended != self._mended:
+            return
+        ended: dict[tuple[str, str], None] = {}
+        for key, others in self._links.items():
+            for other in others if self._by_key[key].host in senders else ():
+                if self._by_key[other].host in receivers:
+                    ended.update({(key, other): None, (other, key): None})
+        for key, other in ended:
+            self._links[key].pop(other)
+        waits, self._held = self._held, []
+        for sender, target, message in waits:
+            if {sender.host, target.host} & senders and {sender.host, target.host} & receivers:
+                if message is None:  # of one that died meanwhile
+                    ended[sender.key, target.key] = None
+            else:
+                self._held.append((sender, target, message))
+        for key, other in ended:
+            self._by_key[other].hear_closed(key)
 
     def ambush(self, votes: int, what: Callable[[], object]) -> None:
         """Do that just before so many votes, and what asks for them, have been sent."""
@@ -120,6 +148,7 @@ class SimNetwork:
     def mend(self, *, is_lost: bool = False) -> None:
         """All cables are whole again, and what waited comes, unless it is lost."""
         self._cuts.clear()
+        self._mended += 1
         held, self._held = self._held, []
         if is_lost:
             return
