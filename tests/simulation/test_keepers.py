@@ -8,8 +8,11 @@ import pytest
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Promise
 from rallypoint.rendezvous.consensus.rules import KEEPER
+from rallypoint.rendezvous.job.reports import Finish, Outcome
+from rallypoint.rendezvous.keyvalue.keys import JobKeys
+from rallypoint.rendezvous.keyvalue.one_value import OneValue
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter
+from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Transact
 from rallypoint.testing import sim_keeper
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_keeper import SimEtcd, SimKeeper, SimStore
@@ -168,6 +171,23 @@ def test_who_takes_over_before_the_first_round_goes_on_gathering(keeper: type[Si
     cluster.start("n2")
     cluster.run(10.0)
     assert cluster.running().keys() == {"n1", "n2"}
+
+
+def test_closing_the_name_ends_the_job_for_all(keeper: type[SimKeeper]) -> None:
+    cluster = cluster_of(keeper, 3)
+    kept, closed = cluster.keeper, JobKeys.of("job", 0).closed
+    assert kept is not None
+    request = Transact(revisions={closed: 0}, puts={closed: b"somebody closed it"}, lease=0)
+    steps, result = kept.steps_of(OneValue(), request), None
+    while not isinstance(result, int):
+        try:
+            result = kept.apply(steps.send(result))
+        except StopIteration as end:
+            result = end.value
+    cluster.run(3.0)
+    assert cluster.running() == {}
+    ends = {agent.finish for agent in cluster.agents.values()}
+    assert ends == {Finish(outcome=Outcome.STOPPED, because="somebody closed it")}
 
 
 def test_when_all_have_died_a_newcomer_goes_on_with_the_next_round(keeper: type[SimKeeper]) -> None:

@@ -178,10 +178,10 @@ def test_a_spare_node_waits_as_long_as_it_takes(make: Make) -> None:
         spare.result()
 
 
-def test_who_never_comes_back_is_not_waited_for_without_end(make_in: Make) -> None:
-    first, second = make_in(), make_in()
+def test_who_never_comes_back_is_not_waited_for_without_end(make: Make) -> None:
+    first, second = make(), make()
     meet(first, second)
-    late = make_in(join_s=1)
+    late = make(join_s=1)
     with pytest.raises(RendezvousTimeoutError, match="have not come back"):
         late.next_rendezvous()
 

@@ -1,7 +1,7 @@
 """A rendezvous handler whose node is a thread: what the program waits for, and for how long.
 
 The waiting, its deadlines and its errors are here; what a seat gives access to, and how a
-rendezvous is closed, is for each kind to say: store_handler.py, and launch/api/handler.py.
+rendezvous is closed, is for each kind to say: launch/api/{handler,store_handler}.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     the program's threads, in a NodeHandler <--condition--> NodeThread <--> the other nodes
 
-Here is what all such nodes have. How a node reaches the others is for each kind to say:
-store_node.py, and launch/api/program_node.py.
+Here is what the program's side needs of it. How a node reaches the others is not known here: see
+launch/api/program_node.py.
 """
 
 from __future__ import annotations

@@ -228,6 +228,49 @@ def test_a_job_that_was_stopped_makes_way_at_once(etcd: SimEtcd) -> None:
     assert first.propose(1, agreement(1, "A", "B"), 2.0) == Over(finish=finish)
 
 
+def test_a_name_that_was_closed_stays_closed(etcd: SimEtcd) -> None:
+    first, held = begun(etcd, "B"), agreement(0, "A", "B")
+    closed = JobKeys.of("job", 0).closed
+    etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"B closed it"}, lease=0))
+    over = Over(finish=Finish(outcome=Outcome.STOPPED, because="B closed it"))
+    assert first.propose(1, held, 1.0) == over  # its next beat
+    assert Agent("B", etcd).stand(2, 1.0, held) == over
+    assert Agent("C", etcd).stand(1, 100.0) == over
+
+
+def test_who_closes_a_name_also_ends_its_own_job_by_its_own_word(etcd: SimEtcd) -> None:
+    first, closed = begun(etcd, "B"), JobKeys.of("job", 0).closed
+    etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"A closed it"}, lease=0))
+    last = agreement(1, "A", "B", finish=Finish(outcome=Outcome.STOPPED, because="A closed it"))
+    assert isinstance(first.propose(1, last, 1.0), Accepted)
+
+
+def test_nobody_waits_for_who_has_resigned(etcd: SimEtcd) -> None:
+    first, held = begun(etcd, "B"), agreement(0, "A", "B")
+    request = first.voter.resign()
+    assert request is not None
+    assert etcd.apply(request) is not None
+    assert first.voter.resign() is None
+    assert first.propose(1, held, 1.0) == ""  # it has no claim any more
+    newcomer = Agent("C", etcd)
+    unlearned = newcomer.stand(2, 1.0)
+    assert isinstance(unlearned, Refused)
+    assert unlearned.decided == held
+    promise = newcomer.stand(3, 1.0, held)
+    assert isinstance(promise, Promise)
+    assert promise.was_lost  # its members' leases are to be waited for
+
+
+def test_who_was_replaced_resigns_nothing(etcd: SimEtcd) -> None:
+    first, second, held = begun(etcd, "B"), Agent("B", etcd), agreement(0, "A", "B")
+    second.voter.lost("A")
+    assert isinstance(second.stand(2, 0.0, held), Promise)
+    request = first.voter.resign()
+    assert request is not None
+    assert etcd.apply(request) is None
+    assert isinstance(second.propose(2, agreement(1, "B"), 1.0), Accepted)
+
+
 def test_an_etcd_that_forgot_is_told_again(etcd: SimEtcd) -> None:
     first, held = begun(etcd, "B"), agreement(0, "A", "B")
     etcd.forget()
