@@ -178,6 +178,41 @@ def test_a_node_rank_twice(nodes: tuple[Launch, Launch], free_port: int) -> None
         assert launch.process.wait(30) == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--nnodes", "4"), "--nnodes is 4 here and 3 on node 0; give the same"),
+        (
+            ("--nnodes", "3", "--rdzv-id", "other"),
+            "is 'none', not 'other'; give the same --rdzv-id on all nodes, and each job its own"
+            " --master-port",
+        ),
+    ],
+    ids=["size", "name"],
+)
+def test_who_was_started_for_another_job_is_refused(
+    nodes: tuple[Launch, Launch], free_port: int, flags: tuple[str, ...], told: str
+) -> None:
+    script = nodes[0].script("")
+    host = nodes[0].start("--nnodes", "3", "--master-port", str(free_port), script)
+    other = nodes[1].start(*flags, "--node-rank", "1", "--master-port", str(free_port), script)
+    assert other.wait(30) == 1
+    assert told in nodes[1].err
+    host.terminate()
+    assert host.wait(30) == 143
+
+
+def test_a_node_that_waits_for_node_0_can_be_stopped(launch: Launch, free_port: int) -> None:
+    script = launch.script("")
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-port", str(free_port), script]
+    process = launch.start(*words)
+    deadline = time.monotonic() + SOON_S
+    while len(launch.running()) < 2:  # the guardian is there, and so are its handlers of signals
+        assert time.monotonic() < deadline
+    process.terminate()
+    assert process.wait(30) == 143
+
+
 def test_a_latecomer_is_told(nodes: tuple[Launch, Launch], free_port: int) -> None:
     host = start_one(nodes[0], 0, free_port, SLEEP)
     first = start_one(nodes[1], 1, free_port, SLEEP)

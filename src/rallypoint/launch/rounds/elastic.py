@@ -32,7 +32,6 @@ from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_quorum, read_timeouts
 from rallypoint.rendezvous.transport.codec import encode
-from rallypoint.rendezvous.transport.peer_connections import PeerConnections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,13 +129,12 @@ class ElasticRounds(LinkedRounds):
         place: str = ANY,
         speak: Callable[[str], None] = say,
     ) -> None:
-        stalled_s = _STALLED * setup.timeouts.silence_s
         super().__init__(
             setup,
-            lambda receiver: PeerConnections(
-                setup.me.key, token, listener, receiver, stalled_s=stalled_s
-            ),
-            lambda: PeerRegister(setup) if keeper is None else keeper.register,
+            PeerRegister if keeper is None else keeper.register,
+            listener,
+            token,
+            stalled_s=_STALLED * setup.timeouts.silence_s,
             is_verbose=is_verbose,
             speak=speak,
         )

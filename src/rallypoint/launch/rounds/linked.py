@@ -8,6 +8,7 @@ other, and where a round's store is, differs: elastic.py, static.py.
 from __future__ import annotations
 
 import selectors
+import socket
 import time
 from abc import abstractmethod
 from collections import deque
@@ -54,8 +55,9 @@ class LinkedRounds(RoundSource, Receiver):
     """One agent's part in a job of several nodes.
 
     Args:
-        board: gives this agent's connections, to tell it what comes of them.
-        register: gives this agent's end of what the job agrees on.
+        register: makes this agent's end of what the job agrees on.
+        listener: where others call this agent; taken over. None: it only calls.
+        stalled_s, lost_s: see PeerConnections.
         is_verbose: tell the reason of each decision.
         speak: tell the user something.
     """
@@ -63,9 +65,12 @@ class LinkedRounds(RoundSource, Receiver):
     def __init__(
         self,
         setup: Setup,
-        board: Callable[[Receiver], PeerConnections],
-        register: Callable[[], Register],
+        register: Callable[[Setup], Register],
+        listener: socket.socket | None,
+        token: bytes,
         *,
+        stalled_s: float,
+        lost_s: float | None = None,
         is_verbose: bool = False,
         speak: Callable[[str], None] = say,
     ) -> None:
@@ -73,7 +78,9 @@ class LinkedRounds(RoundSource, Receiver):
         self._setup = setup
         self._register = register
         self._core = self._new_core()
-        self._board = board(self)
+        self._board = PeerConnections(
+            setup.me.key, token, listener, self, stalled_s=stalled_s, lost_s=lost_s
+        )
         self._is_verbose = is_verbose
         self._say = speak
         self._news = ""  # what was told last, while there is no round
@@ -123,6 +130,9 @@ class LinkedRounds(RoundSource, Receiver):
         """See RoundSource."""
         self._board.poll()
         self._happened(self._core.tick)
+
+    def settle(self) -> None:
+        """See RoundSource."""
 
     def fenced(self) -> None:
         """See RoundSource."""
@@ -183,7 +193,7 @@ class LinkedRounds(RoundSource, Receiver):
     # The core.
 
     def _new_core(self) -> Participant:
-        return Participant(self._register(), SystemRandom())
+        return Participant(self._register(self._setup), SystemRandom())
 
     def _begin(self) -> None:
         """Look for the others."""

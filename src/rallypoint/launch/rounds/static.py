@@ -20,6 +20,7 @@ from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
+from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRegister
@@ -28,7 +29,6 @@ from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.job.reports import Finish, Outcome, Report
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.rendezvous.transport.peer_connections import PeerConnections
 from rallypoint.store.client import TCPStore
 
 _WHERE = "rallypoint/control"  # in the first store: the port of node 0's agent
@@ -60,13 +60,13 @@ class StaticHost(LinkedRounds):
             )
         listener = listen(self._interface, 0)
         self._port = listener.getsockname()[1]
-        setup = _setup_of(job)
         super().__init__(
-            setup,
-            lambda receiver: PeerConnections(
-                setup.me.key, nodes.token or b"", listener, receiver, lost_s=_LOST_S
-            ),
-            lambda: FixedRegister(setup),
+            _setup_of(job),
+            FixedRegister,
+            listener,
+            nodes.token or b"",
+            stalled_s=_STALLED_S,
+            lost_s=_LOST_S,
             is_verbose=job.talk is Talk.VERBOSE,
         )
 
@@ -79,9 +79,6 @@ class StaticHost(LinkedRounds):
             first.set(_WHERE, str(self._port))
             first.check([_WHERE])  # an answer: it has been set
         super().open(selector)
-
-    def settle(self) -> None:
-        """See RoundSource."""
 
     def close(self) -> None:
         """See RoundSource."""
@@ -107,18 +104,13 @@ class StaticGuest(LinkedRounds):
         self._agent: Endpoint | None = None  # node 0's, once it is found
         self._look_at: float | None = None
         self._began = self._notice_at = 0.0
-        setup = _setup_of(job)
         super().__init__(
-            setup,
-            lambda receiver: PeerConnections(
-                setup.me.key,
-                job.nodes.token or b"",
-                None,
-                receiver,
-                stalled_s=_STALLED_S,
-                lost_s=_LOST_S,
-            ),
-            lambda: FixedRegister(setup),
+            _setup_of(job),
+            FixedRegister,
+            None,
+            job.nodes.token or b"",
+            stalled_s=_STALLED_S,
+            lost_s=_LOST_S,
             is_verbose=job.talk is Talk.VERBOSE,
         )
 
@@ -135,9 +127,6 @@ class StaticGuest(LinkedRounds):
             super().tick()
         elif time.monotonic() >= self._look_at:
             self._look()
-
-    def settle(self) -> None:
-        """See RoundSource."""
 
     # Node 0.
 
@@ -230,10 +219,8 @@ def _endpoint_of(job: Job) -> Endpoint:
 
 def _interface_of(master_addr: str) -> str:
     """Where node 0 listens: at that address, if it is one of this machine's."""
-    if is_loopback(master_addr):
-        return "127.0.0.1"
     is_own = numeric_family(master_addr) is not None and can_bind(master_addr)
-    return master_addr if is_own else ANY
+    return listening_place(master_addr, is_chosen=is_own)
 
 
 def _seconds(seconds: float) -> timedelta:

@@ -49,7 +49,7 @@ class KeyValueLink:
         *,
         is_needed: bool = False,
     ) -> None:
-        self.register = KeyValueRegister(setup, rules)
+        self._rules = rules
         self._voter = KeyValueVoter(setup, rules)
         self._client = client
         self._is_needed = is_needed
@@ -65,6 +65,10 @@ class KeyValueLink:
         self._rope.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="rendezvous keeper", daemon=True)
         self._thread.start()
+
+    def register(self, setup: Setup) -> KeyValueRegister:
+        """The agent's end of what the keeper keeps."""
+        return KeyValueRegister(setup, self._rules)
 
     def fileno(self) -> int:
         """For a selector: readable when there is something to `take`."""

@@ -82,6 +82,16 @@ def test_a_wish_that_is_taken_or_too_large_is_refused() -> None:
     assert found.join(member("c", wish=1), 0.0) == ""
 
 
+def test_nodes_that_are_known_from_the_start_are_not_replaced() -> None:
+    fixed = Gathering(Limits(min_nodes=2, max_nodes=2, is_fixed=True))
+    for wish, name in enumerate(("a", "b")):
+        assert fixed.join(member(name, wish=wish), 0.0) == ""
+    assert ranks(fixed.form(())) == ["a", "b"]
+    assert "node rank 1 is taken by host 'b'" in fixed.join(member("c", wish=1), 0.0)
+    fixed.leave("b")
+    assert "the job has begun already" in fixed.join(member("c", wish=1), 0.0)
+
+
 def ranks(members: tuple[Member, ...]) -> list[str]:
     assert [each.node_rank for each in members] == list(range(len(members)))
     return [each.key for each in members]
