@@ -27,6 +27,10 @@ from rallypoint.rendezvous import (
     RendezvousTimeoutError,
     get_rendezvous_handler,
 )
+from rallypoint.rendezvous.consensus.messages import Ballot
+from rallypoint.rendezvous.job.round import Member
+from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack
+from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.hash import HashStore
@@ -302,6 +306,26 @@ def test_what_cannot_be_read_or_reached_is_said(tmp_path: Path) -> None:
         handler.next_rendezvous()
     assert not handler.shutdown()
     client.close()
+
+
+def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RALLYPOINT_TOKEN", "of another rendezvous")
+    other = _c10d(free_port, least=1)
+    other.next_rendezvous()
+    dead = Member(key="d", host="h", local_world_size=1, address="127.0.0.1", port=free_port)
+    claim = Claim(ballot=Ballot(1, "d"), leader=dead, host="d", lease=0)
+    store, name = HashStore(), JobKeys.of("r", 0).claim
+    client = StoreClient(store, "rallypoint.rendezvous/r/state")
+    client.transact(revisions={}, puts={name: pack(claim)})
+    hasty = _over(store, least=1, most=1, join_s=1)
+    with pytest.raises(RendezvousTimeoutError, match=f":{free_port}. coordinates, but does not"):
+        hasty.next_rendezvous()
+    handler = _over(store, least=1, most=1)
+    assert handler.next_rendezvous().world_size == 1
+    for each in (hasty, handler, other):
+        each.shutdown()
 
 
 def test_c10d_says_why_a_node_is_not_let_in(

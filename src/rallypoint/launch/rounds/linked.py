@@ -184,7 +184,7 @@ class LinkedRounds(RoundSource, Receiver):
 
     def unreachable(self, at: Endpoint, why: str) -> None:
         """See Receiver."""
-        if why == TOKEN_REFUSED and not self._core.job and self._setup.endpoints:
+        if why == TOKEN_REFUSED and not self._core.job:
             because = f"{self._name_of(at)} does not let this node in: {why}"
             self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True))
             return
