@@ -240,6 +240,8 @@ class SimCluster:
         """An agent's process ends by itself."""
         assert agent.finish is not None
         self.tell(f"{agent.name}: agent exits ({agent.finish.outcome.value})")
+        if agent.keeper is not None:
+            agent.keeper.close()
         self._bury(agent)
 
     def _bury(self, agent: SimAgent) -> None:

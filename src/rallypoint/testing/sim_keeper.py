@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -212,6 +213,19 @@ class SimKeyValueLink:
         if not (self._is_busy and is_same(message, self._at_work)):
             self._waiting[type(message)] = message
         self._next()
+
+    def close(self) -> None:
+        """The agent ends by itself, and does not wait for what comes of that."""
+        request = self.voter.resign()
+        if request is None:
+            return
+        steps = self._keeper.steps_of(OneValue(), request)
+
+        def go_on(result: object) -> None:
+            with suppress(StopIteration):
+                self._keeper.carry_out(self._host, steps.send(result), go_on, lambda: None)
+
+        go_on(None)
 
     def _next(self) -> None:
         while self._waiting and not self._is_busy:

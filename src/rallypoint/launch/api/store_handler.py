@@ -29,7 +29,7 @@ from rallypoint.base.errors import (
     StoreError,
 )
 from rallypoint.cluster.interface import any_address, chosen_address, own_addresses
-from rallypoint.cluster.network import can_bind, own_address
+from rallypoint.cluster.network import addresses_of, can_bind, own_address
 from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place
@@ -318,12 +318,16 @@ def _address_towards(store: Store, wish: str | None) -> str:
     Raises:
         HostError: nobody knows that name, or there is no way to the store's host.
     """
+    if wish is not None:
+        found = addresses_of(wish)
+        address = next((each for each in found if can_bind(each)), found[0])
+        if is_loopback(wish) or not is_loopback(address):
+            return address
+        # This machine knows its own name as its loopback, but others do not.
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
-        return own_address(store.host, wish)
-    if wish is not None:
-        return own_address(wish, wish)
+        return own_address(store.host)
     return _LOOPBACK if isinstance(store, HashStore) else any_address()
 
 
