@@ -15,7 +15,7 @@ from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Transact
 from rallypoint.testing import sim_keeper
 from rallypoint.testing.sim_cluster import SimCluster
-from rallypoint.testing.sim_keeper import SimEtcd, SimKeeper, SimStore
+from rallypoint.testing.sim_keeper import SimEtcd, SimKeeper, SimServer, SimStore
 from rallypoint.testing.sim_story import story
 from rallypoint.testing.sim_witness import ViolationError
 
@@ -176,7 +176,7 @@ def test_who_takes_over_before_the_first_round_goes_on_gathering(keeper: type[Si
 def test_closing_the_name_ends_the_job_for_all(keeper: type[SimKeeper]) -> None:
     cluster = cluster_of(keeper, 3)
     kept, closed = cluster.keeper, JobKeys.of("job", 0).closed
-    assert kept is not None
+    assert isinstance(kept, SimServer)
     request = Transact(revisions={closed: 0}, puts={closed: b"somebody closed it"}, lease=0)
     steps, result = kept.steps_of(OneValue(), request), None
     while not isinstance(result, int):

@@ -35,9 +35,9 @@ from rallypoint.rendezvous.job.reports import (
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.voter import KeyValueVoter
+from rallypoint.rendezvous.keyvalue.voter import Answer
 from rallypoint.testing.sim_clock import SimClock
-from rallypoint.testing.sim_keeper import SimKeyValueLink
+from rallypoint.testing.sim_keeper import SimLink
 from rallypoint.testing.sim_network import Process
 
 if TYPE_CHECKING:
@@ -63,12 +63,10 @@ class SimAgent(Process):
         )
         self.dies_after: int | None = None  # so many more actions
         self.job = ""
-        self.keeper: SimKeyValueLink | None = None
+        self.keeper: SimLink | None = None
         if cluster.keeper is not None:
             rules = cluster.rules if issubclass(cluster.rules, KeyValueRules) else KeyValueRules
-            self.keeper = SimKeyValueLink(
-                setup, self.clock, cluster.keeper, self._hear_keeper, rules
-            )
+            self.keeper = cluster.keeper.link(setup, self.clock, self._hear_keeper, rules)
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
@@ -106,7 +104,7 @@ class SimAgent(Process):
         if self.is_alive and not self._waits(lambda: self.hear_closed(key)):
             self.told_ended.add(key)
             if self.keeper is not None:
-                self.keeper.voter.lost(key)
+                self.keeper.lost(key)
             self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
 
     def hear_unreachable(self, at: Endpoint) -> None:
@@ -114,8 +112,8 @@ class SimAgent(Process):
         if self.is_alive and not self._waits(lambda: self.hear_unreachable(at)):
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
 
-    def _hear_keeper(self, voter: KeyValueVoter) -> None:
-        for answer in voter.take():
+    def _hear_keeper(self, answers: list[Answer]) -> None:
+        for answer in answers:
             if self.is_alive and isinstance(answer, str):
                 for at in self.core.setup.endpoints:
                     self.perform(self.core.unreachable(at, answer, self.clock.now()))

@@ -21,6 +21,7 @@ from rallypoint.rendezvous.keyvalue.client import Pair, Snapshot
 from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import (
+    Answer,
     Grant,
     KeepAlive,
     KeyValueVoter,
@@ -34,8 +35,24 @@ from rallypoint.testing.sim_clock import SimClock, SimLoop
 _PATIENCE_S = 2.0  # of the agents' client
 
 
+class SimLink(ABC):
+    """One agent's way to a keeper."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """To the keeper."""
+
+    @abstractmethod
+    def lost(self, key: str) -> None:
+        """An agent has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The agent ends by itself, and does not wait for what comes of that."""
+
+
 class SimKeeper(ABC):
-    """What carries out requests, sooner or later.
+    """What keeps a cluster's agreements.
 
     Attributes:
         places: where agents are told that it is.
@@ -53,12 +70,36 @@ class SimKeeper(ABC):
         self._loop, self._random = loop, random
 
     @abstractmethod
-    def apply(self, request: Any) -> object:  # noqa: ANN401 - each keeper has its own kind
-        """Carry it out now."""
+    def link(
+        self,
+        setup: Setup,
+        clock: SimClock,
+        answered: Callable[[list[Answer]], None],
+        rules: type[KeyValueRules] = KeyValueRules,
+    ) -> SimLink:
+        """An agent's way to it."""
 
     @abstractmethod
     def forget(self) -> None:
         """All its data are lost."""
+
+
+class SimServer(SimKeeper):
+    """What carries out requests, sooner or later."""
+
+    def link(
+        self,
+        setup: Setup,
+        clock: SimClock,
+        answered: Callable[[list[Answer]], None],
+        rules: type[KeyValueRules] = KeyValueRules,
+    ) -> SimLink:
+        """See SimKeeper."""
+        return SimKeyValueLink(setup, clock, self, answered, rules)
+
+    @abstractmethod
+    def apply(self, request: Any) -> object:  # noqa: ANN401 - each keeper has its own kind
+        """Carry it out now."""
 
     @abstractmethod
     def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
@@ -96,7 +137,7 @@ class SimKeeper(ABC):
         self._loop.after(random.uniform(self.min_delay_s, self.max_delay_s), arrive)
 
 
-class SimEtcd(SimKeeper):
+class SimEtcd(SimServer):
     """The cluster."""
 
     places = (Endpoint(host="etcd", port=2379),)
@@ -156,7 +197,7 @@ class SimEtcd(SimKeeper):
                 del self.pairs[key]
 
 
-class SimStore(SimKeeper):
+class SimStore(SimServer):
     """A store, of which one key is used."""
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
@@ -188,18 +229,18 @@ class SimStore(SimKeeper):
         return self.held
 
 
-class SimKeyValueLink:
+class SimKeyValueLink(SimLink):
     """One agent's way to the keeper: one message at a time, of each kind only the newest."""
 
     def __init__(
         self,
         setup: Setup,
         clock: SimClock,
-        keeper: SimKeeper,
-        answered: Callable[[KeyValueVoter], None],
-        rules: type[KeyValueRules] = KeyValueRules,
+        keeper: SimServer,
+        answered: Callable[[list[Answer]], None],
+        rules: type[KeyValueRules],
     ) -> None:
-        self.voter = KeyValueVoter(setup, rules)
+        self._voter = KeyValueVoter(setup, rules)
         self._host = setup.me.host
         self._clock, self._keeper, self._answered = clock, keeper, answered
         self._value = OneValue()
@@ -209,14 +250,18 @@ class SimKeyValueLink:
         self._at_work: Message | None = None
 
     def send(self, message: Message) -> None:
-        """To the keeper."""
+        """See SimLink."""
         if not (self._is_busy and is_same(message, self._at_work)):
             self._waiting[type(message)] = message
         self._next()
 
+    def lost(self, key: str) -> None:
+        """See SimLink."""
+        self._voter.lost(key)
+
     def close(self) -> None:
-        """The agent ends by itself, and does not wait for what comes of that."""
-        request = self.voter.resign()
+        """See SimLink."""
+        request = self._voter.resign()
         if request is None:
             return
         steps = self._keeper.steps_of(OneValue(), request)
@@ -230,7 +275,7 @@ class SimKeyValueLink:
     def _next(self) -> None:
         while self._waiting and not self._is_busy:
             self._at_work = self._waiting.pop(next(iter(self._waiting)))
-            self._work(self.voter.ask(self._at_work, self._clock.now()))
+            self._work(self._voter.ask(self._at_work, self._clock.now()))
 
     def _work(self, request: Request | None) -> None:
         self._is_busy = request is not None
@@ -238,7 +283,7 @@ class SimKeyValueLink:
             self._steps = self._keeper.steps_of(self._value, request)
             self._go_on(None)
             return
-        self._answered(self.voter)
+        self._answered(self._voter.take())
         self._next()
 
     def _go_on(self, result: object) -> None:
@@ -246,10 +291,10 @@ class SimKeyValueLink:
         try:
             asked = self._steps.send(result)
         except StopIteration as end:
-            self._work(self.voter.go_on(end.value, self._clock.now()))
+            self._work(self._voter.go_on(end.value, self._clock.now()))
         else:
             self._keeper.carry_out(self._host, asked, self._go_on, self._lost)
 
     def _lost(self) -> None:
-        self.voter.failed("nobody answered")
+        self._voter.failed("nobody answered")
         self._work(None)
