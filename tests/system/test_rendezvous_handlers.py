@@ -308,6 +308,19 @@ def test_what_cannot_be_read_or_reached_is_said(tmp_path: Path) -> None:
     client.close()
 
 
+def test_others_go_on_with_the_next_round_when_all_have_left(make_in: Make) -> None:
+    handlers: list[Any] = [make_in(), make_in()]
+    before = meet(*handlers)
+    before[0].store.set("k", "v")
+    for handler in handlers:  # as when nobody holds the handler any more
+        handler._node.end()
+        assert handler._node.join(SOON_S)
+    after = meet(make_in(), make_in())
+    assert {place.world_size for place in after} == {2}
+    assert after[0].store.prefix != before[0].store.prefix
+    assert not after[0].store.check(["k"])
+
+
 def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
