@@ -121,8 +121,8 @@ class Leader:
         wrong = why_not(self._setup, join)
         if wrong:
             return self._peers.tell(key, Refuse(key, wrong))
-        if self._rounds.job is None:
-            return None  # it asks again
+        if self._rounds.job is None or self._rounds.job.is_over:
+            return None  # it asks again, until all that is decided
         if join.running >= 0 and join.job != self.agreement.host:
             return self._peers.tell(key, self.led(now))  # its old workers first
         peer = self._peers.by_key.get(key)
@@ -130,7 +130,7 @@ class Leader:
             self._gone.discard(key)
             self._peers.by_key[key] = peer = Peer(member, now)
             peer.has_beaten = True
-            self._rounds.perform(self._rounds.job.joined(member, now, join.last_round), now)
+            self._let_in(peer, now, join.last_round)
         if key in self._peers.by_key:
             self._peers.tell(key, self.led(now))
         return self._advance(now)
@@ -146,13 +146,25 @@ class Leader:
         peer.round, peer.sent_at = beat.round, beat.sent_at
         if self._rounds.job is not None and self._over_at is None:
             if beat.key not in self._rounds.job.here and beat.key not in self._gone:
-                self._rounds.perform(self._rounds.job.joined(peer.member, now), now)
+                self._let_in(peer, now)
             self._rounds.take_reports(peer, beat, now)
             self._rounds.correct(peer, beat, now)
         elif self._over_at is not None:
             self._peers.tell(beat.key, Over(finish=self._finish_of(self.agreement)))
         self._acknowledge(peer, beat.sent_at, now)
         return self._advance(now)
+
+    def _let_in(self, peer: Peer, now: float, last_round: int = -1) -> None:
+        """Unless it wants a node rank whose holder was not heard since: that may be its own
+        predecessor, not known to be dead yet. One of its next beats will tell.
+        """
+        job = self._rounds.job
+        assert job is not None
+        holder = self._peers.by_key.get(job.holder_of(peer.member.wish))
+        if job.is_over:
+            return
+        if holder is None or holder.heard_at >= peer.since:
+            self._rounds.perform(job.joined(peer.member, now, last_round), now)
 
     def accepted(self, message: Accepted, now: float) -> None:
         """A voter accepts what we proposed."""

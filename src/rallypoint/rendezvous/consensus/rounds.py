@@ -20,7 +20,7 @@ from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.reports import Ended, Finish, Notice, Outcome, Refuse, Stop
+from rallypoint.rendezvous.job.reports import Ended, Finish, Leave, Notice, Outcome, Refuse, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
@@ -170,8 +170,9 @@ class Rounds:
             if number < peer.seen:
                 continue
             peer.seen = number + 1
+            is_new = beat.key not in self.job.here and beat.key not in self._gone
             self.perform(self.job.reported(beat.key, report, now), now)
-            if beat.key not in self.job.here:  # it left
+            if beat.key not in self.job.here and not (is_new and not isinstance(report, Leave)):
                 self._gone.add(beat.key)
                 if all(member.key != beat.key for member in self._agreements.newest.members):
                     self._peers.tell(beat.key, Over(finish=LEFT))

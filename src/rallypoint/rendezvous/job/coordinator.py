@@ -225,6 +225,10 @@ class Coordinator:
         """Who is here now, by key, in the round or not."""
         return self._gathering.here
 
+    def holder_of(self, rank: int | None) -> str:
+        """The key of the node that came with that rank; empty: none did."""
+        return "" if rank is None else self._gathering.holder_of(rank)
+
     def revoked(self, now: float) -> Decision:
         """The newest round began nowhere: no rank comes from it, and no report of its end."""
         self._ranks = self._ranks_before
@@ -239,6 +243,11 @@ class Coordinator:
     def is_busy(self) -> bool:
         """Whether members have, or may have, something running, or the job is over."""
         return self.stage is not Stage.GATHERING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been decided how the job ends."""
+        return self.stage is Stage.DONE
 
     @property
     def is_stopping(self) -> bool:

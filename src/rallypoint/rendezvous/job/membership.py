@@ -89,6 +89,10 @@ class Gathering:
         self._set_alarm()
         return member
 
+    def holder_of(self, rank: int) -> str:
+        """The key of the node that came with that rank; empty: none did."""
+        return self._wishes[rank].key if rank in self._wishes else ""
+
     def is_complete(self, now: float) -> bool:
         """Whether a round can be formed."""
         if len(self.here) >= self.limits.max_nodes:
