@@ -29,6 +29,19 @@ for _ in range(17):
     dist.all_reduce(array)
 """
 
+# The others are stopped where they are: they would go on, or end, while the launcher looks.
+HERE = "os.symlink(str(os.getpid()), f'pid.{rank}')\n"
+DIE = """
+    import glob
+    while len(glob.glob("pid.*")) < dist.get_world_size():
+        time.sleep(0.01)
+    time.sleep(1)
+    for path in glob.glob("pid.*"):
+        if path != f"pid.{rank}":
+            os.kill(int(os.readlink(path)), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def told(launch: Launch) -> str:
     """What the report says of operations, times left out."""
@@ -96,19 +109,18 @@ def test_different_operations_groups_and_messages(launch: Launch) -> None:
     script = launch.script(
         f"{BEGIN}"
         "pair = dist.new_group([1, 3], group_desc='pair')\n"
+        f"{HERE}"
         "if rank == 0: dist.all_reduce(array)\n"
         "if rank == 1: dist.barrier(group=pair)\n"
         "if rank == 2: dist.recv(np.ones(3), src=3, tag=5)\n"
-        "if rank == 3:\n"
-        "    time.sleep(1)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"if rank == 3:{DIE}"
     )
     assert launch.run("--nproc-per-node", "4", script) == 1
     assert told(launch) == (
-        "default group: rank 0 in all_reduce #17 (1000 x float32, SUM) for T, at worker.py:10; "
-        "rank 2 in recv from rank 3 (3 x float64, tag 5) for T, at worker.py:12; "
+        "default group: rank 0 in all_reduce #17 (1000 x float32, SUM) for T, at worker.py:11; "
+        "rank 2 in recv from rank 3 (3 x float64, tag 5) for T, at worker.py:13; "
         "ranks 1-3 never entered #17: last done all_reduce #16, T ago\n"
-        "group pair: rank 1 in barrier #0 for T, at worker.py:11; "
+        "group pair: rank 1 in barrier #0 for T, at worker.py:12; "
         "rank 3 never entered #0: had called nothing yet"
     )
 
@@ -117,15 +129,14 @@ def test_background_work_and_a_failure_outside_operations(launch: Launch) -> Non
     script = launch.script(
         f"{BEGIN}"
         "many = [dist.all_reduce(np.ones(9), async_op=True) for _ in range(40)] if rank else []\n"
-        "if rank == 0:\n"
-        "    time.sleep(1)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"{HERE}"
+        f"if rank == 0:{DIE}"
         "many[-1].wait()\n"
     )
     assert launch.run("--nproc-per-node", "2", script) == 1
     assert told(launch) == (
         "default group: rank 1 in all_reduce #17 (9 x float64, SUM; 39 more queued) for T, at "
-        "worker.py:13; rank 0 never entered #17: last done all_reduce #16, T ago"
+        "worker.py:20; rank 0 never entered #17: last done all_reduce #16, T ago"
     )
     script = launch.script(f"{BEGIN}dist.destroy_process_group()\nraise SystemExit(rank)\n")
     assert launch.run("--nproc-per-node", "2", script) == 1
