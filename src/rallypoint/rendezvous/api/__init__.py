@@ -1,1 +1,1 @@
-"""Rendezvous for Python programs: torch's handlers and registry, and those kept in any store."""
+"""Torch's rendezvous interface and registry, for Python programs (more handlers: launch/api)."""

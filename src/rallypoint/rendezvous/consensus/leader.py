@@ -1,4 +1,4 @@
-"""The coordinator's side of a job that others can take over: its ballot, its peers, its orders.
+"""The coordinator's side: whom it hears, when it counts them as lost, what it has agreed.
 
 It asks `Coordinator` what the job needs, has the voters agree to each new list of members, and only
 then tells it to all. Its own agent is a peer like any other, whose messages take no network.

@@ -1,4 +1,4 @@
-"""What agents without a fixed coordinator say to each other, and what they ask of their drivers.
+"""What the agents of a job say to each other, and what they ask of their drivers.
 
     member -> coordinator    Join, Beat            Ack, Go, Halt, Over, Unknown    <- coordinator
     candidate -> voters      Prepare, Propose      Promise, Accepted, Refused      <- voters

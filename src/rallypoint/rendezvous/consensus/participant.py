@@ -1,4 +1,4 @@
-"""One agent's part in a job that no single agent can lose: facts and `now` in, actions out.
+"""One agent's part in a job of several nodes: facts and `now` in, actions out.
 
     SEEKING ---an endpoint answers---------> FOLLOWING ---its coordinator is lost--> CAMPAIGNING
        |  ^                                      ^   (only voters; others: SEEKING)     |   |

@@ -1,4 +1,4 @@
-"""One voter: what it promised, what it accepted, what it knows to be decided.
+"""One agent as a voter: what it promised, what it accepted, what it knows to be decided.
 
 A vote belongs to one agent process: one that is started again has another key, and no vote. At an
 endpoint, an agent that knows of no job votes with its endpoint's key on the first agreement.
