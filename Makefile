@@ -16,9 +16,10 @@ help:
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
 	@echo "             half (needs clang)"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
-	@echo "                 collectives, 2,000 interrupts, 50 runs of what needs bad luck, half an hour"
-	@echo "                 under load, sanitizers, DeepSpeed and Ray Train, PyTorch's own tests at"
-	@echo "                 three world sizes (more than two hours; needs torch, scikit-learn)"
+	@echo "                 collectives, 2,000 interrupts, 50 runs of what needs bad luck, 20,000"
+	@echo "                 simulated clusters for each way to agree, half an hour under load,"
+	@echo "                 sanitizers, DeepSpeed and Ray Train, PyTorch's own tests at three world"
+	@echo "                 sizes (more than three hours; needs torch, scikit-learn)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -56,6 +57,8 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_COLLECTIVE_KILLS=200 $(VENV)/bin/python -m pytest -s tests/system/test_random_kills.py
 	@RALLYPOINT_TEST_INTERRUPTS=2000 $(VENV)/bin/python -m pytest -s tests/system/test_interrupts.py
 	@RALLYPOINT_TEST_TIMES=50 $(VENV)/bin/python -m pytest -m repeated tests/system
+	@for kind in peers etcd store ideal; do \
+	  $(VENV)/bin/python -m rallypoint.testing.sim_story 0 20000 1 $$kind || exit 1; done
 	@RALLYPOINT_TEST_LOAD_S=1800 $(VENV)/bin/python -m pytest -s tests/system/test_load.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py

@@ -6,6 +6,8 @@ One seed is one story, whatever rules the agents follow up to the first differen
 
     python -m rallypoint.testing.sim_story 47              tell that one, if something goes wrong
     python -m rallypoint.testing.sim_story 0 1000 2        play every second one up to 1000
+    python -m rallypoint.testing.sim_story 0 1000 1 etcd   with that register, of at most 12 nodes:
+                                                           peers, etcd, store, ideal
 """
 
 from __future__ import annotations
@@ -283,7 +285,27 @@ def first_violation(
     return ""
 
 
+def _play(seeds: Iterable[int], register: str) -> str:
+    from rallypoint.testing.sim_keeper import SimEtcd, SimStore
+    from rallypoint.testing.sim_register import IdealRules, SimRegister
+
+    kinds: dict[str, tuple[type[Rules], type[SimKeeper] | None]] = {
+        "peers": (Rules, None),
+        "etcd": (Rules, SimEtcd),
+        "store": (Rules, SimStore),
+        "ideal": (IdealRules, SimRegister),
+    }
+    rules, keeper = kinds[register]
+    for seed in seeds:
+        try:
+            story(seed, max_size=_SMALL, rules=rules, keeper=keeper)
+        except ViolationError as error:
+            return str(error)
+    return ""
+
+
 if __name__ == "__main__":
-    _given = [int(each) for each in sys.argv[1:]]
+    _given = [int(each) for each in sys.argv[1:4]]
     _seeds = range(*_given) if len(_given) > 1 else _given
-    sys.exit(first_violation(_seeds) or None)
+    _told = _play(_seeds, sys.argv[4]) if len(sys.argv) > 4 else first_violation(_seeds)
+    sys.exit(_told or None)

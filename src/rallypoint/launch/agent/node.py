@@ -1,4 +1,4 @@
-"""What one node's agent does when a worker ends, fails or is to be stopped.
+"""What one node's agent does and reports when a worker ends, fails or is to be stopped.
 
 What happened and `now` go in, actions and their reason come out: no clock, process or descriptor
 here. Whether the job is tried again is not decided here but by the coordinator, for all nodes.

@@ -1,4 +1,4 @@
-"""How an agent gets its rounds: it reports to the job's coordinator and takes its orders.
+"""What gives an agent its rounds (`RoundSource`), and that of a single node, which asks nobody.
 
 `RoundSource` is all that the agent needs: its orders hand out rounds (members, ranks, the store).
 `LocalRounds` is for a job of one node, whose agent asks the coordinator directly; the others have

@@ -1,4 +1,4 @@
-"""Nodes that are known from the start, by their ranks: node 0 serves the store at the endpoint.
+"""For Python programs: nodes known by their ranks, where node 0 serves the store at the endpoint.
 
 The n-th round begins when every rank has come for the n-th time, also one whose process was started
 again in between. Its store is a part of the one at the endpoint that no other round uses.

@@ -1,4 +1,4 @@
-"""Agents that have ended, by key; only the newest are kept, so that a job may lose any number.
+"""Agents that are known to be dead or gone, by key; only the newest are kept.
 
 To forget one is safe: it would only be waited for longer, and no newer list of members names it.
 """

@@ -1,4 +1,4 @@
-"""A member's side: what it tells its coordinator, what that one orders, and its lease.
+"""A member's side: its reports, its coordinator's orders, and its lease, whose end stops workers.
 
 Everything that counts is in each beat until it is confirmed, so nothing is lost with a message or
 with a coordinator. Workers run only within a lease, and are ended when it runs out (`tick`). Each

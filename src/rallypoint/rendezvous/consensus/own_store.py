@@ -1,4 +1,4 @@
-"""The workers' store of the coming round, if this agent's node has rank 0 in it.
+"""Whether this agent must open the coming round's workers' store, as its rank 0, and where it is.
 
 A proposal asks for it; it is opened before the round is agreed, and told with the acceptance.
 """

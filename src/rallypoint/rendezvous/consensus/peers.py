@@ -1,4 +1,4 @@
-"""Whom a coordinator hears, how long ago, and what they were told: one record for each agent.
+"""Whom a coordinator hears, who is silent, and whose lease has surely run out: a record for each.
 
     heard --no fresh answer for fence_s--> silent --dead_s after its last lease--> lost
       ^                                      |

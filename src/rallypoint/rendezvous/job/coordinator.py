@@ -1,4 +1,4 @@
-"""Decides for the whole job: when a round begins, when it must stop, and what comes after it.
+"""Decides for the whole job when a round begins and must stop; what follows: restart_policy.py.
 
     GATHERING --all nodes are here--> RUNNING --a failure, a stop, all ended--> STOPPING
         ^                                                      --all nodes ended--> DONE

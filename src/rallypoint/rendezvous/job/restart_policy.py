@@ -1,4 +1,4 @@
-"""What comes after a round: the restart policy, one function from facts to what is next, and why.
+"""Whether a failed round is tried again, or the job ends or gives up: one function, from facts.
 
 Failures are charged, once for the job; who comes and goes is free. Pure.
 """
