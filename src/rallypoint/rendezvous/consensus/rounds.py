@@ -170,9 +170,10 @@ class Rounds:
             if number < peer.seen:
                 continue
             peer.seen = number + 1
-            is_new = beat.key not in self.job.here and beat.key not in self._gone
+            # Who only waits for its node rank has no place yet that it could lose.
+            has_place = beat.key in self.job.here or beat.key in self._gone
             self.perform(self.job.reported(beat.key, report, now), now)
-            if beat.key not in self.job.here and not (is_new and not isinstance(report, Leave)):
+            if beat.key not in self.job.here and (has_place or isinstance(report, Leave)):
                 self._gone.add(beat.key)
                 if all(member.key != beat.key for member in self._agreements.newest.members):
                     self._peers.tell(beat.key, Over(finish=LEFT))
