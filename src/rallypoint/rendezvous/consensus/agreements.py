@@ -2,8 +2,8 @@
 
     wanted --append--> pending --a quorum of the old list and one of the new--> newest
 
-They are numbered, and one is proposed at a time. Which list is wanted, and what follows once it is
-decided, is leader.py's; who decides, rules.py's.
+They are numbered, and one is proposed at a time. Which list is wanted is rounds.py's, what follows
+once it is decided leader.py's, and who decides rules.py's.
 """
 
 from __future__ import annotations
