@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rallypoint.testing.hosts import Hosts
+from rallypoint.testing.hosts import Host, Hosts
 
 # Each worker says who it is, in a file, and works until there is a file "go".
 WORKER = """
@@ -158,7 +159,7 @@ class Agents:
             process.send_signal(signal.SIGCONT)
             process.wait()
         deadline = time.monotonic() + 20
-        while left := [pid for pid in children(self.hosts[number].pid) if not is_zombie(pid)]:
+        while left := alive_on(self.hosts[number]):
             if time.monotonic() > deadline:
                 return left
             time.sleep(0.02)
@@ -168,6 +169,18 @@ class Agents:
         """All that agents and workers wrote."""
         outputs = sorted(self.directory.glob("output.*"))
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in outputs)
+
+
+def alive_on(host: Host) -> list[int]:
+    """All processes of a host but its first."""
+    its = Path(f"/proc/{host.pid}/ns/pid").stat().st_ino
+    found = []
+    for path in Path("/proc").glob("[0-9]*/ns/pid"):
+        pid = int(path.parts[2])
+        with contextlib.suppress(OSError):  # it is gone
+            if path.stat().st_ino == its and pid != host.pid and not is_zombie(pid):
+                found.append(pid)
+    return found
 
 
 def is_zombie(pid: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.nodes import children, is_zombie
+from tests.system.nodes import alive_on
 from tests.system.test_bench_operations import rows_of
 
 from rallypoint.cli.benchmark.environments import default_cache
@@ -68,8 +68,7 @@ class Bench:
         """What is left, on the hosts and in the directory for temporary files."""
         deadline = time.monotonic() + within_s
         while True:
-            pids = [pid for host in self.hosts.hosts for pid in children(host.pid)]
-            left: list[object] = [pid for pid in pids if not is_zombie(pid)]
+            left: list[object] = [pid for host in self.hosts.hosts for pid in alive_on(host)]
             left += self.directory.glob("rallypoint-bench-*")
             if not left or time.monotonic() > deadline:
                 return left

@@ -36,9 +36,9 @@ def note(kind):
         file.write(f"{time.monotonic()} {os.getpid()}")
     os.rename(f"part.{kind}.{name}", f"{kind}.{name}")
 note("began")
-with open(f"part.up.{os.uname().nodename}", "w") as file:
+with open(f"part.up.{name}", "w") as file:
     file.write(size)
-os.rename(f"part.up.{os.uname().nodename}", f"up.{os.uname().nodename}")
+os.rename(f"part.up.{name}", f"up.{os.uname().nodename}")
 while not os.path.exists("go"):
     note("lived")
     time.sleep(0.003)

@@ -162,6 +162,7 @@ def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not keep us from tidying up
     raise SystemExit(128 + number)
 
 

@@ -9,6 +9,7 @@ has one answer. When the input ends, whyever it does, all that was started here 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -29,6 +30,7 @@ from rallypoint.cli.benchmark.environments import Environments, default_cache
 from rallypoint.cli.benchmark.here import cores, cpu, end_all
 
 GREETING = "rallypoint bench"  # what is written before it is a login shell's
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class Host:
@@ -93,7 +95,7 @@ class Host:
 
 def main() -> None:
     """Obey until there is nothing more to read."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in _ENDS:
         signal.signal(number, _ended)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
@@ -102,8 +104,6 @@ def main() -> None:
         try:
             _obey(host, lines)
         finally:
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)  # we are going
             end_all(list(host.crews.values()))
 
 
@@ -123,13 +123,20 @@ def _obey(host: Host, lines: queue.SimpleQueue[str]) -> NoReturn:
 
 
 def _read(lines: queue.SimpleQueue[str]) -> None:
-    for line in sys.stdin:
-        lines.put(line)
+    with contextlib.suppress(OSError):  # it ends so if an answer was not read
+        for line in sys.stdin:
+            lines.put(line)
     os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be waiting for anything
 
 
 def _ended(number: int, _: FrameType | None) -> NoReturn:
+    for other in _ENDS:  # a second one must not keep us from tidying up
+        signal.signal(other, _is_ending)
     raise SystemExit(0 if number == signal.SIGTERM else 128 + number)
+
+
+def _is_ending(number: int, _: FrameType | None) -> None:
+    pass
 
 
 if __name__ == "__main__":
