@@ -128,8 +128,8 @@ class Clients(ConnectionListener):
             link.send(encode(accepted))
             return
         match decode(payload):
-            case Led(ballot=ballot, stamp=stamp):
-                node.ballot, node.stamp = ballot, stamp
+            case Led(ballot=ballot, stamp=stamp, number=number):
+                node.ballot, node.stamp, node.agreed = ballot, stamp, number
                 self._beat(link, node)
             case Ack(stamp=stamp, number=number):
                 node.stamp, node.agreed = stamp, number

@@ -20,6 +20,7 @@ from rallypoint.base.errors import ControlMessageError
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.rendezvous.consensus.messages import (
+    Ack,
     Beat,
     Call,
     Message,
@@ -247,7 +248,9 @@ class LinkedRounds(RoundSource, Receiver):
         self._happened(lambda now: self._core.store_opened(number, endpoint, now))
 
     def _bytes_of(self, message: Message) -> bytes:
-        """Much is said to many in the same words."""
+        """Much is said to many in the same words; answers are not."""
+        if isinstance(message, Ack):
+            return encode(message)
         if message is not self._encoded[0]:
             self._encoded = (message, encode(message))
         return self._encoded[1]

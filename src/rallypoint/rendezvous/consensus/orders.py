@@ -25,7 +25,8 @@ class Orders:
         self.old_round = -1
         self._ballot = ballot
         self._orders: dict[str, Go] = {}
-        self._sent_at = 0.0
+        self._sent_at = 0.0  # to all
+        self._halt: Halt | None = None
         self._unsent: set[str] = set()  # members whose order waits for their first beat
 
     def begin(
@@ -58,12 +59,19 @@ class Orders:
         return self._orders[key].__replace__(sent_at=sent_at, lease_s=lease_s)
 
     def must_repeat(self, key: str, now: float, beat_s: float) -> bool:
-        """Whether a member that does not run the round should be told again."""
+        """Whether a member whose beat does not show that it obeyed should be told again."""
         return key in self._unsent or now - self._sent_at > beat_s
 
+    def halt_all(self, stop: Stop, now: float) -> Halt:
+        """The order to all members to end the newest round."""
+        self._sent_at = now
+        return self.halt(stop)
+
     def halt(self, stop: Stop) -> Halt:
-        """The order to all members to end a round."""
-        return Halt(ballot=self._ballot, stop=stop)
+        """The order to one member to end a round; in the same words it is the same one."""
+        if self._halt is None or self._halt.stop != stop:
+            self._halt = Halt(ballot=self._ballot, stop=stop)
+        return self._halt
 
     def may_run(self, round_number: int) -> bool:
         """Whether anyone was ever told to start it."""

@@ -156,7 +156,7 @@ class Rounds:
         assert self.job is not None
         if not self._orders.may_run(stop.round):
             return self.job.revoked(now)
-        self._peers.tell_all(self._orders.halt(stop))
+        self._peers.tell_all(self._orders.halt_all(stop, now))
         return NOTHING
 
     def _halt_again(self, key: str, job: Coordinator) -> None:
@@ -187,17 +187,17 @@ class Rounds:
             self._peers.tell(key, orders.halt(Stop(round=beat.round, because="that round is over")))
         if beat.number < self._agreements.newest.number and key in self._agreements.voters:
             self._peers.tell(key, self._agreements.remind(now))
-        if not job.expects(key) or beat.round == job.round:
-            if beat.round == job.round and job.is_stopping:
+        runs = beat.round == job.round
+        is_due = orders.must_repeat(key, now, self._setup.timeouts.beat_s)
+        if runs or not job.expects(key):
+            if runs and job.is_stopping and is_due:
                 self._halt_again(key, job)
-            return
-        if job.round == orders.old_round:
+        elif job.round == orders.old_round:
             # It is not running what our predecessor began, and has no end of it to report.
             end = Ended(node_rank=-1, round=job.round, succeeded=False, was_cut_off=True)
             self.perform(job.reported(key, end, now), now)
-        elif job.round == orders.round and job.is_stopping:
-            self._halt_again(key, job)
-        elif job.round == orders.round and orders.must_repeat(
-            key, now, self._setup.timeouts.beat_s
-        ):
-            self._send_go(key, now)
+        elif job.round == orders.round and is_due:
+            if job.is_stopping:
+                self._halt_again(key, job)
+            else:
+                self._send_go(key, now)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Record)
 
-VERSION = 5
+VERSION = 6
 
 
 @cache

@@ -15,7 +15,7 @@ from struct import Struct
 from rallypoint.rendezvous.consensus.messages import Ack, Ballot, Beat
 
 _BEAT = Struct("!cQddqqQ")  # term, sent_at, stamp (NaN: none), number, round, first
-_ACK = Struct("!cQdddQqQ")  # term, sent_at, stamp, lease_s, seen, number, waiting
+_ACK = Struct("!cQdddQqQ?")  # term, sent_at, stamp, lease_s, seen, number, waiting, is_stopping
 BEAT, ACK = b"B", b"A"
 
 
@@ -26,10 +26,10 @@ def encode_pulse(message: object) -> bytes:
         numbers = (message.number, message.round, message.first)
         head = _BEAT.pack(BEAT, message.ballot.term, message.sent_at, stamp, *numbers)
         return head + f"{message.key}\0{message.ballot.candidate}".encode("ascii")
-    if type(message) is Ack and not message.done and not message.is_stopping:
+    if type(message) is Ack and not message.done:
         times = (message.sent_at, message.stamp, message.lease_s)
         numbers = (message.seen, message.number, message.waiting)
-        head = _ACK.pack(ACK, message.ballot.term, *times, *numbers)
+        head = _ACK.pack(ACK, message.ballot.term, *times, *numbers, message.is_stopping)
         return head + message.ballot.candidate.encode("ascii")
     return b""
 
@@ -55,7 +55,7 @@ def decode_pulse(data: bytes) -> Beat | Ack:
             first=first,
             reports=(),
         )
-    _, term, sent_at, stamp, lease_s, seen, number, waiting = _ACK.unpack_from(data)
+    _, term, sent_at, stamp, lease_s, seen, number, waiting, stops = _ACK.unpack_from(data)
     if not isfinite(sent_at + stamp + lease_s):
         raise ValueError(data)
     return Ack(
@@ -66,4 +66,5 @@ def decode_pulse(data: bytes) -> Beat | Ack:
         seen=seen,
         number=number,
         waiting=waiting,
+        is_stopping=stops,
     )

@@ -94,6 +94,7 @@ class Link:
         self._nonce = os.urandom(NONCE)
         self._unread = bytearray()
         self._unsent = bytearray()
+        self._watched = 0  # what the selector tells `_happened` of
         self._is_closed = False
         self._is_dropped = False  # to be closed as soon as all is sent
         self._has_told_full = False
@@ -194,11 +195,11 @@ class Link:
     def _watch(self) -> None:
         """Keep the selector's idea of what we wait for."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        key = self._selector.get_map().get(self._sock.fileno())
-        if key is None:
-            self._selector.register(self._sock, events, self._happened)
-        elif key.events != events:
-            self._selector.modify(self._sock, events, self._happened)
+        if events == self._watched:
+            return
+        watch = self._selector.modify if self._watched else self._selector.register
+        watch(self._sock, events, self._happened)
+        self._watched = events
 
     def _happened(self) -> None:
         if self._is_closed:
@@ -386,16 +387,11 @@ class Caller(Link):
     def _connected(self) -> None:
         if self._is_closed:
             return None
+        self._selector.unregister(self._sock)
         error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             return self._fail(f"it does not answer: {os.strerror(error)}")
         return self._write(GREETING + self._nonce)
-
-    def _watch(self) -> None:
-        key = self._selector.get_map().get(self._sock.fileno())
-        if key is not None and key.data == self._connected:
-            self._selector.unregister(self._sock)
-        super()._watch()
 
     def _needed(self) -> int:
         return PROOF if self._theirs else NONCE

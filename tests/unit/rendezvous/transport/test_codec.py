@@ -87,6 +87,7 @@ MESSAGES: list[Message] = [
     Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=None, number=-2, round=-1, first=9, reports=()),
     ACK,
     ACK.__replace__(done=("a", "b")),
+    ACK.__replace__(is_stopping=True),
     Go(
         ballot=BALLOT,
         sent_at=1.0,
