@@ -34,6 +34,7 @@ class Cluster:
         self._worker = worker
         self._out = (directory / "output").open("ab")
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.began = True  # the job, in slot 0, whose agent is therefore the first member
 
     def start(self, slot: int) -> None:
         is_host = f"last_call_timeout=0.2,is_host={slot == 0}"
@@ -82,7 +83,6 @@ def disturb(cluster: Cluster, chance: random.Random) -> str:
     """Do something to an agent; what."""
     slot = chance.randrange(SLOTS)
     if len(cluster.agents) < 3:
-        # Without the other, node 0 goes on, whereas the other has no majority and waits for it.
         slot = chance.randrange(1, SLOTS)
         if slot in cluster.agents:
             # At most one checkpoint is of the round before, which may have had more members.
@@ -94,8 +94,11 @@ def disturb(cluster: Cluster, chance: random.Random) -> str:
     if slot == 0:  # the others look for it for a while
         cluster.end(0, signal.SIGKILL)
         cluster.start(0)
+        cluster.began = False
         return "kill 0, start 0"
     how = chance.choice((signal.SIGKILL, signal.SIGTERM))
+    if len(cluster.agents) < 3 and not cluster.began:
+        how = signal.SIGTERM  # of two, only the first goes on without the other's farewell
     cluster.end(slot, how)
     return f"{how.name} {slot}"
 

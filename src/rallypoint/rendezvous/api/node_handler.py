@@ -101,10 +101,12 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
         return node
 
     def _await_seat(self, node: NodeT, deadline: float) -> SeatT:
+        was_spare = False  # until it is closed, which stops the round that had no room
         with node.changed:
             while True:
+                was_spare = was_spare or node.is_spare
                 if node.closed:
-                    kind = RendezvousGracefulExitError if node.is_spare else RendezvousClosedError
+                    kind = RendezvousGracefulExitError if was_spare else RendezvousClosedError
                     raise kind(f"the rendezvous {self._run_id!r} is closed: {node.closed}")
                 self._raise_if_lost(node)
                 seat: SeatT | None = node.take_seat()
