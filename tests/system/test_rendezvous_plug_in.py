@@ -172,6 +172,7 @@ def test_agents_meet_by_a_plug_in(agents: Agents) -> None:
 
 def test_who_finishes_early_waits_for_the_others(agents: Agents) -> None:
     agents.start("a")
+    agents.wait_for(a="0/1")
     agents.start("b")
     agents.wait_for(a="0/2", b="1/2")
     os.kill(int(agents.up("b.0")[2]), signal.SIGSTOP)
@@ -184,6 +185,7 @@ def test_who_finishes_early_waits_for_the_others(agents: Agents) -> None:
 
 def test_a_failure_calls_all_back_until_restarts_are_used_up(agents: Agents) -> None:
     agents.start("a", "--max-restarts", "1")
+    agents.wait_for(a="0/1")
     agents.start("b", "--max-restarts", "1")
     agents.wait_for(a="0/2", b="1/2")
     before = int(agents.up("a.0")[0])
