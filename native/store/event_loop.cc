@@ -142,13 +142,18 @@ void EventLoop::run() {
         }
       }
     }
+    publish_counters();  // before the answers: who has one may look at the counters
     // Only now, for all requests of the batch: who is answered at once would preempt this thread.
     flush_touched();
     sweep();
     forget_closed();
-    keys_ = machine_.keys();
-    requests_ = machine_.requests();
+    publish_counters();
   }
+}
+
+void EventLoop::publish_counters() {
+  keys_ = machine_.keys();
+  requests_ = machine_.requests();
 }
 
 // Telling watchers what vanished with a connection may break others in turn.

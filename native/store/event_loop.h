@@ -62,6 +62,7 @@ class EventLoop {
   void drop(ConnectionId id, const char* reason);
   void forget_closed();
   void sweep();
+  void publish_counters();
   void log_once(const HostAddress& host, const char* reason);
 
   Descriptors descriptors_;

@@ -173,8 +173,11 @@ class Agents:
 
 def alive_on(host: Host) -> list[int]:
     """All processes of a host but its first."""
-    its = Path(f"/proc/{host.pid}/ns/pid").stat().st_ino
-    found = []
+    found: list[int] = []
+    try:
+        its = Path(f"/proc/{host.pid}/ns/pid").stat().st_ino
+    except FileNotFoundError:  # the host was killed
+        return found
     for path in Path("/proc").glob("[0-9]*/ns/pid"):
         pid = int(path.parts[2])
         with contextlib.suppress(OSError):  # it is gone

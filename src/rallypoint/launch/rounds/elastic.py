@@ -62,7 +62,8 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     if listener is None:
         listener = listen(listening_place(address, is_chosen=place.is_chosen), 0)
     me = Member(
-        key=os.urandom(8).hex(),
+        # Agents of one host get their ranks in the order in which they were started.
+        key=f"{os.getpid():08x}{os.urandom(8).hex()}",
         host=job.host,
         local_world_size=job.local_world_size,
         role=job.role,

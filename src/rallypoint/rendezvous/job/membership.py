@@ -156,7 +156,7 @@ class Gathering:
 
 def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member, ...]:
     """Give ranks 0, 1, ...: wished ones first, then those of the round before, then the free ones
-    in the natural order of host names, and of their coming if those are the same.
+    in the natural order of host names, and of keys if those are the same.
 
     A rank that is too large for so few members counts as no wish.
     """
@@ -175,7 +175,7 @@ def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member
         else:
             new.append(member)
     # Who stays goes before who is new, in the order of their old ranks.
-    new.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host)))
+    new.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
     free = [rank for rank in range(len(members)) if rank not in ranks]
     ranks.update(zip(free, new, strict=True))
     return tuple(ranks[rank].__replace__(node_rank=rank) for rank in range(len(members)))

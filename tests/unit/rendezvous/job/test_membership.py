@@ -47,9 +47,9 @@ def test_a_last_call_ends_when_there_are_too_few_again() -> None:
     assert found.is_complete(23.0)
 
 
-def test_who_came_first_is_first_where_names_are_the_same() -> None:
+def test_keys_count_where_names_are_the_same() -> None:
     members = [member(key).__replace__(host="box") for key in ("z", "a", "m")]
-    assert [each.key for each in assign(members, {})] == ["z", "a", "m"]
+    assert [each.key for each in assign(members, {})] == ["a", "m", "z"]
 
 
 def test_no_last_call_for_those_who_stay() -> None:
