@@ -17,6 +17,7 @@ _COMMANDS = {
     "run": "start a script in several processes that work together",
     "simulate": "predict the time of collective algorithms on many ranks",
     "store": "serve a key-value store that outlives the nodes of a job",
+    "where": "tell what is recognised here, such as a Slurm step, by which variables",
 }
 
 _HELP = """\

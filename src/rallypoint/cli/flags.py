@@ -67,6 +67,9 @@ GROUPS = (
     )),
     Group("Several machines", (
         Flag("--standalone", "one machine, nothing to agree on with others"),
+        Flag("--on", "take what is not said here from that place only: slurm, flux, open-mpi,\n"
+             "...; 'here' for none; `rallypoint where` shows it (default: what is\n"
+             "recognised)", "PLACE"),
         Flag("--node-rank", "which of the machines this is, from 0 (default 0)", "N"),
         Flag("--master-addr", "machine 0's address (default 127.0.0.1)", "ADDRESS"),
         Flag("--master-port", "machine 0's port for the workers' store (default 29500; on one\n"

@@ -37,7 +37,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
     Raises:
         UsageError: they are ill-formed, or contradict each other.
     """
-    fewest, most = _read_nnodes(values.get("--nnodes", "1"))
+    fewest, most = read_nnodes(values.get("--nnodes", "1"))
     backend = values.get("--rdzv-backend", STATIC)
     if backend not in BACKENDS:
         _check_plug_in(backend)
@@ -113,7 +113,8 @@ def _static(
     return Place(nodes, None, values.get("--rdzv-id", default))
 
 
-def _read_nnodes(text: str) -> tuple[int, int]:
+def read_nnodes(text: str) -> tuple[int, int]:
+    """The fewest and the most of ``"2"`` or ``"2:4"``."""
     fewest, colon, most = text.partition(":")
     most = most if colon else fewest
     if not (is_whole(fewest) and is_whole(most) and 0 < int(fewest) <= int(most)):

@@ -15,6 +15,7 @@ from rallypoint.cli.logs import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.numbers import seconds, whole
 from rallypoint.cli.options import Group, UsageError, describe_groups, inherited_note, parse
+from rallypoint.cli.surroundings import fill_in
 from rallypoint.cli.token import VARIABLE, read_token
 from rallypoint.cli.workers import bind_workers, count_workers, worker_program
 from rallypoint.launch.job import STOP_SIGNALS, Job, Talk
@@ -82,6 +83,7 @@ def read_job(
         environ = {**environ, PORT_RANGE: values["--port-range"]}
     if "--as-gloo" in values:
         environ = _as_gloo(environ)
+    values, surroundings = fill_in(values, environ)
     place = read_place(values, token)
     workers = count_workers(values, environ)
     restarts = whole(values, "--max-restarts", 0)
@@ -106,7 +108,12 @@ def read_job(
         events_file=values.get("--json-events", ""),
         prints_events=_prints_events(values),
     )
-    notes = [*place.notes, *notes_of(logs), *([binding_note] if binding_note else [])]
+    notes = [
+        *surroundings,
+        *place.notes,
+        *notes_of(logs),
+        *([binding_note] if binding_note else []),
+    ]
     meaningless = _meaningless(values)
     return job, [*notes, *meaningless] if job.talk is Talk.VERBOSE else notes
 

@@ -1,0 +1,87 @@
+"""Where this program was started: in a Slurm step, in a pod, by mpirun, ..., as variables say.
+
+    environment --> recognize --> Reading: which node this is, of how many, and where they meet
+
+Pure: what is not a variable (this host's name, /etc/hosts) is an argument. One file for each kind
+of place reads its variables; here is only who counts when several have left theirs. What a launch
+does with a reading, and which flags come before it, is cli/surroundings.py's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cluster.places.reading import Host, Reading
+
+HERE = ("here", "none")
+# Innermost first: what starts programs in an allocation is nearer to them than what gave it, and
+# that is nearer than the pod and the cloud that it runs in. By kind: the variables that all must be
+# there. The file that reads them has its name.
+_LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
+    {
+        "open_mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        "mvapich2": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        "pals": ("PALS_RANKID", "PMI_SIZE"),
+        "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    },
+    {"slurm": ("SLURM_JOB_ID",), "flux": ("FLUX_JOB_ID", "FLUX_TASK_RANK")},
+    {
+        "leader_worker_set": ("LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"),
+        "volcano": ("VC_TASK_INDEX",),
+        "indexed_job": ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"),
+    },
+    {
+        "aws_batch": ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+        "sagemaker": ("SM_HOSTS", "SM_CURRENT_HOST"),
+        "skypilot": ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"),
+        "dstack": ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
+    },
+)
+_MPI = ("open_mpi", "hydra", "mvapich2", "pals", "jsrun")
+KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
+# Of a worker, which has inherited what its launcher was told: that is not about it.
+_WORKER = "TORCHELASTIC_RUN_ID"
+
+
+def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading | None:
+    """What the variables say; None: nothing that is known here.
+
+    Args:
+        on: only this one of `KINDS`, or none for one of `HERE`; empty: whichever there is.
+
+    Raises:
+        InvalidArgumentError: a variable says something impossible, two places are equally near, or
+            what `on` names is not here.
+    """
+    if on in HERE or (not on and environ.get(_WORKER)):
+        return None
+    if on and on not in KINDS:
+        raise InvalidArgumentError(f"{on!r} is no place; it can be {', '.join((*HERE, *KINDS))}.")
+    for level in _LEVELS:
+        kinds = [
+            kind
+            for kind, names in level.items()
+            if all(environ.get(name) for name in names) and on in ("", kind.replace("_", "-"))
+        ]
+        if len(kinds) > 1:
+            first, second = (f"{kind.replace('_', '-')} ({level[kind][0]})" for kind in kinds[:2])
+            raise InvalidArgumentError(
+                f"this could be {first} or {second}; say which by --on, or --on here for neither."
+            )
+        if kinds:
+            return _read(kinds[0], environ, host)
+    if on:
+        kind = on.replace("-", "_")
+        names = next(level[kind] for level in _LEVELS if kind in level)
+        missing = [name for name in names if not environ.get(name)]
+        raise InvalidArgumentError(f"this is not {on}: {' and '.join(missing)} not set.")
+    return None
+
+
+def _read(kind: str, environ: Mapping[str, str], host: Host) -> Reading:
+    name = "mpi" if kind in _MPI else kind
+    reading: Reading = importlib.import_module(f"{__name__}.{name}").read(environ, host)
+    return reading

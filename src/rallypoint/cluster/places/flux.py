@@ -1,0 +1,40 @@
+"""A task of a Flux job, which does not say where the others are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.cluster.places.reading import Host, Reading, whole
+
+
+def read(environ: Mapping[str, str], host: Host) -> Reading:
+    """See `recognize`."""
+    del host
+    job = environ["FLUX_JOB_ID"]
+    rank, size = whole(environ, "FLUX_TASK_RANK"), whole(environ, "FLUX_JOB_SIZE", least=1)
+    nodes = whole(environ, "FLUX_JOB_NNODES", least=1)
+    wrong = ""
+    if size > nodes:
+        wrong = (
+            f"Flux starts {size} tasks on {nodes} nodes (FLUX_JOB_SIZE, FLUX_JOB_NNODES);"
+            " `rallypoint run` is to be started once for each node, as in flux run"
+            f" -N {nodes} -n {nodes} rallypoint run ..., or with --on here if each is to be a job"
+            " of its own."
+        )
+    elif nodes > 1:
+        wrong = (
+            f"Flux started this as {rank} of {nodes} (FLUX_TASK_RANK), and does not say where the"
+            " others are; add --nnodes, --rdzv-backend c10d and --rdzv-endpoint with a host of the"
+            " job, or --on here if each is to be a job of its own."
+        )
+    return Reading(
+        place=f"Flux job {job}",
+        by="FLUX_TASK_RANK",
+        node_rank=rank,
+        nodes=nodes,
+        run_id=f"flux-{job}",
+        sources={
+            "node rank": "FLUX_TASK_RANK", "nodes": "FLUX_JOB_NNODES", "job's name": "FLUX_JOB_ID",
+        },
+        wrong=wrong,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Processes that an MPI launcher started: Open MPI, those with Hydra (MPICH, Intel MPI), MVAPICH2,
+Cray's PALS, and jsrun. They say which process this is, and not where the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.base.record import Record
+from rallypoint.cluster.places.reading import Host, Reading, whole
+
+
+class _Launcher(Record):
+    """Its name, how it starts one process for each node, and its variables."""
+
+    name: str
+    once_per_node: str
+    rank: str
+    size: str
+    local_size: str
+
+
+_LAUNCHERS = (
+    _Launcher(
+        "Open MPI",
+        "mpirun --map-by ppr:1:node",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher(
+        "MVAPICH2",
+        "mpirun -ppn 1",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher("PALS", "mpiexec --ppn 1", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_SIZE"),
+    _Launcher("jsrun", "jsrun -r 1", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ""),
+    _Launcher("Hydra's mpiexec", "mpiexec -ppn 1", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+
+
+def read(environ: Mapping[str, str], host: Host) -> Reading:
+    """See `recognize`."""
+    del host
+    launcher = next(each for each in _LAUNCHERS if environ.get(each.rank))
+    rank = whole(environ, launcher.rank)
+    size = whole(environ, launcher.size, least=1)
+    local_size = 1
+    if environ.get(launcher.local_size):
+        local_size = whole(environ, launcher.local_size, least=1)
+    wrong = ""
+    if local_size > 1:
+        wrong = (
+            f"{launcher.name} started {local_size} of this on one machine"
+            f" ({launcher.local_size}); `rallypoint run` is to be started once for each, as in"
+            f" {launcher.once_per_node} rallypoint run --nproc-per-node {local_size} ..., or with"
+            " --on here if each is to be a job of its own."
+        )
+    elif size > 1:
+        wrong = (
+            f"{launcher.name} started this as {rank} of {size} ({launcher.rank}), and does not say"
+            " where the others are; add --nnodes, --rdzv-backend c10d and --rdzv-endpoint with a"
+            " host of the job, or --on here if each is to be a job of its own."
+        )
+    return Reading(
+        place=launcher.name,
+        by=launcher.rank,
+        node_rank=rank,
+        nodes=size,
+        sources={"node rank": launcher.rank, "nodes": launcher.size},
+        wrong=wrong,
+    )

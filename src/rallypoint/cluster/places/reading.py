@@ -1,0 +1,106 @@
+"""What a place says of this node, each value with the variable that said it; and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
+
+PORT = 29400  # where nodes meet, if the place names none
+_FIRST_PORT, _PORTS = 20000, 12768  # below those that the kernel gives to connections
+MOST_ENDPOINTS = 3  # enough that the job begins, and goes on, without one of them
+
+
+class Host(Record):
+    """This machine, as far as it is no variable's: its name, and the text of its /etc/hosts."""
+
+    name: str
+    table: str = ""
+
+
+class Reading(Record, kw_only=True):
+    """What is known of this node.
+
+    Attributes:
+        place: its name, as in "Slurm step 12.0".
+        by: the variable by which it was recognised.
+        node_rank, nodes: which node this is, of how many; None: that is not said.
+        endpoints: where the nodes meet, as HOST:PORT; the first ones are tried first.
+        run_id: what the job is called there.
+        sources: by "node rank", "nodes", "meeting at", "job's name": the variable.
+        wrong: why no job of several nodes can begin, and what to do; empty: it can.
+        note: what a user should know who runs on this node alone.
+    """
+
+    place: str
+    by: str
+    node_rank: int = 0
+    nodes: int | None = 1
+    endpoints: tuple[str, ...] = ()
+    run_id: str = ""
+    sources: Mapping[str, str] = MappingProxyType({})
+    wrong: str = ""
+    note: str = ""
+
+
+def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
+    """A variable's number.
+
+    Raises:
+        InvalidArgumentError: it is none, or too small.
+    """
+    text = environ.get(name, "")
+    if not text:
+        raise InvalidArgumentError(f"{name} is not set, unlike its likes; --on here needs none.")
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise InvalidArgumentError(
+            f"{name} is {text!r} in the environment; it must be a whole number from {least} on."
+            " --on here ignores it."
+        )
+    return int(text)
+
+
+def numbered(
+    place: str,
+    environ: Mapping[str, str],
+    *,
+    rank: str,
+    hosts: Sequence[str],
+    hosts_by: str,
+    run_id: str = "",
+    run_id_by: str = "",
+    port: int = PORT,
+) -> Reading:
+    """A node of a list of hosts, by its number there, which the variable `rank` says.
+
+    Raises:
+        InvalidArgumentError: there are not so many.
+    """
+    node_rank = whole(environ, rank)
+    if node_rank >= len(hosts):
+        raise InvalidArgumentError(
+            f"{rank} is {node_rank}, and {hosts_by} has {len(hosts)} hosts; --on here ignores both."
+        )
+    sources = {"node rank": rank, "nodes": hosts_by, "meeting at": hosts_by}
+    return Reading(
+        place=place,
+        by=rank,
+        node_rank=node_rank,
+        nodes=len(hosts),
+        endpoints=tuple(f"{_bracketed(host)}:{port}" for host in hosts[:MOST_ENDPOINTS]),
+        run_id=run_id,
+        sources={**sources, "job's name": run_id_by} if run_id else sources,
+    )
+
+
+def derived_port(job: str, step: int) -> int:
+    """A port for a step of a job on machines that others use, too: no two steps have the same."""
+    from zlib import crc32
+
+    return _FIRST_PORT + (crc32(job.encode()) + step) % _PORTS
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

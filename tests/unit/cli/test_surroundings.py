@@ -1,0 +1,134 @@
+"""What a launch takes from its surroundings, and what its flags say first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cli.nodes import read_place
+from rallypoint.cli.options import UsageError
+from rallypoint.cli.surroundings import fill_in, recognized
+from rallypoint.cli.where import text
+from rallypoint.rendezvous.job.round import Endpoint
+
+STEP = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-4]",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    "SLURM_NODEID": "2",
+}
+MEETING = tuple(Endpoint(host=f"n{number}", port=25539) for number in (1, 2, 3))
+INDEXED = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
+
+
+def filled(
+    environ: Mapping[str, str] = STEP, /, **flags: str
+) -> tuple[Mapping[str, str], list[str]]:
+    return fill_in({f"--{name.replace('_', '-')}": value for name, value in flags.items()}, environ)
+
+
+def test_a_step_is_a_job_of_all_its_nodes() -> None:
+    values, notes = filled()
+    found = read_place(values).rendezvous
+    assert found is not None
+    assert (found.min_nodes, found.max_nodes, found.node_rank) == (4, 4, 2)
+    assert (found.backend, found.endpoints, found.run_id) == ("c10d", MEETING, "slurm-1234.0")
+    assert notes == [
+        "Slurm step 1234.0 (SLURM_STEP_NODELIST): node 2 of 4, meeting at n1:25539, n2:25539,"
+        " n3:25539; --on here ignores this"
+    ]
+
+
+def test_flags_say_the_rest() -> None:
+    values, _ = filled(nnodes="2:4", rdzv_id="mine", rdzv_conf="timeout=7", node_rank="2")
+    found = read_place(values).rendezvous
+    assert found is not None
+    assert (found.min_nodes, found.max_nodes, found.run_id) == (2, 4, "mine")
+    assert (found.endpoints, dict(found.configuration)) == (MEETING, {"timeout": "7"})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"on": "here"},
+        {"standalone": "1"},
+        {"nnodes": "1"},
+        {"nnodes": "2", "master_addr": "a"},
+        {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "a:1"},
+    ],
+    ids=str,
+)
+def test_who_says_where_nodes_meet_is_taken_at_that_word(flags: dict[str, str]) -> None:
+    values, notes = filled(**flags)
+    assert (len(values), notes) == (len(flags), [])
+
+
+def test_a_variable_switches_it_off() -> None:
+    assert filled({**STEP, "RALLYPOINT_CLUSTER": "none"}) == ({}, [])
+    with pytest.raises(InvalidArgumentError, match="RALLYPOINT_CLUSTER dstack: this is not dstack"):
+        filled({**STEP, "RALLYPOINT_CLUSTER": "dstack"})
+    assert filled({**STEP, "RALLYPOINT_CLUSTER": "none"}, on="slurm") == filled(on="slurm")
+    assert filled(on="auto")[1] == filled()[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"nnodes": "3"}, r"--nnodes is 3, and Slurm step 1234.0 says 4 \(SLURM_STEP_NODELIST\)"),
+        ({"nnodes": "5:8"}, "--nnodes is 5:8, and Slurm step"),
+        ({"node_rank": "1"}, r"--node-rank is 1, and Slurm step 1234.0 says 2 \(SLURM_NODEID\)"),
+    ],
+)
+def test_a_contradiction_is_refused_with_both_sources(flags: dict[str, str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        filled(**flags)
+
+
+def test_tasks_that_are_workers_are_refused() -> None:
+    with pytest.raises(UsageError, match="srun --ntasks-per-node=1 rallypoint run --nproc-per-no"):
+        filled({**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)"})
+
+
+def test_an_allocation_without_a_step_is_one_machine_and_says_so() -> None:
+    batch = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0"}
+    values, notes = filled(batch, nproc_per_node="8")
+    assert values == {"--nproc-per-node": "8"}
+    assert len(notes) == 1
+    assert notes[0].startswith("this runs on one machine only, of the 2 nodes of Slurm job 1234")
+    with pytest.raises(UsageError, match="--nnodes is 2, and Slurm job 1234, outside of its steps"):
+        filled(batch, nnodes="2")
+
+
+def test_one_node_is_nothing_to_tell() -> None:
+    one = {**STEP, "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    assert filled({**one, "SLURM_STEP_TASKS_PER_NODE": "1"}) == ({}, [])
+
+
+def test_how_many_pods_there_are_is_to_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, notes = filled(INDEXED)
+    assert values == {}
+    assert len(notes) == 1
+    assert "Indexed Job (JOB_COMPLETION_INDEX): this pod runs a job of its own" in notes[0]
+    with pytest.raises(UsageError, match="headless Service"):
+        filled(INDEXED, nnodes="2")
+
+
+def test_where_shows_each_value_with_its_variable() -> None:
+    found = recognized("", STEP)
+    assert found is not None
+    assert (
+        text(found)
+        == """\
+recognised  Slurm step 1234.0             SLURM_STEP_NODELIST
+node        2 of 4                        SLURM_NODEID, SLURM_STEP_NODELIST
+meeting at  n1:25539, n2:25539, n3:25539  SLURM_STEP_NODELIST
+job's name  slurm-1234.0                  SLURM_JOB_ID, SLURM_STEP_ID
+
+The same by flags: rallypoint run --nnodes 4 --node-rank 2 --rdzv-backend c10d \
+--rdzv-endpoint n1:25539,n2:25539,n3:25539 --rdzv-id slurm-1234.0
+To ignore it: --on here, or RALLYPOINT_CLUSTER=none"""
+    )
