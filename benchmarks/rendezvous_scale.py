@@ -69,14 +69,15 @@ class Clients(ConnectionListener):
         self._selector = selectors.DefaultSelector()
         self._of: dict[Link, Node] = {}
         self._seats: dict[int, tuple[int, str, int]] = {}
-        self._beat_at = time.monotonic() + BEAT_S
+        self._links: list[Link] = []
+        self._beaten_at, self._next = time.monotonic(), 0
         self._under_way = 0
         self._stopped: set[int] = set()
         self._is_over = False
 
     def run(self) -> None:
         """Join; say so; then wait for the word to die, and for the news of a death."""
-        links = []
+        links = self._links
         begin = time.time()
         while len(self._seats) < self._count:
             while len(links) < self._count and self._under_way < FEW_CALLS:
@@ -164,13 +165,19 @@ class Clients(ConnectionListener):
         link.send(encode(beat))
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(0.1):
+        for key, _ in self._selector.select(0.02):
             key.data()
-        if time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + BEAT_S
-            for link, node in self._of.items():
-                if node.ballot is not None:
-                    self._beat(link, node)
+        now = time.monotonic()
+        due = int(min(1.0, (now - self._beaten_at) / BEAT_S) * len(self._links))
+        if not due:
+            return
+        self._beaten_at = now
+        for _ in range(due):  # in turn: agents of their own would not all beat at one time
+            self._next = (self._next + 1) % len(self._links)
+            link = self._links[self._next]
+            node = self._of.get(link)
+            if node is not None and node.ballot is not None:
+                self._beat(link, node)
 
     def _tell(self, what: dict[str, object]) -> None:
         print(json.dumps(what), flush=True)

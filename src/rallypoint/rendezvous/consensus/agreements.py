@@ -23,17 +23,20 @@ from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
 from rallypoint.rendezvous.job.round import Endpoint
 
+_READ_IN_A_BEAT = 3000  # members, by a voter that shares its machine: 10,000 are megabytes
+
 
 class Proposal:
     """An agreement that voters are asked to accept.
 
     Attributes:
+        asked_at: when they were asked last.
         store: where its round's workers meet, once that is open.
     """
 
     def __init__(self, agreement: Agreement, now: float) -> None:
         self.agreement = agreement
-        self.since = now
+        self.since = self.asked_at = now
         self.notice_at_s = NOTICE_EVERY_S
         self.accepted_by: set[str] = set()
         self.store: Endpoint | None = None
@@ -66,8 +69,14 @@ class Agreements:
         return self._ask(self.pending, now, is_first=True)
 
     def repeat(self, now: float) -> list[Action]:
-        """Ask again those who have not accepted."""
-        return [] if self.pending is None else self._ask(self.pending, now, is_first=False)
+        """Ask again those who have not accepted; a long list must have had the time to be read."""
+        pending = self.pending
+        if pending is None:
+            return []
+        beats = len(pending.agreement.members) // _READ_IN_A_BEAT
+        if now < pending.asked_at + beats * self._setup.timeouts.beat_s:
+            return []
+        return self._ask(pending, now, is_first=False)
 
     def renew(self, now: float) -> list[Action]:
         """Say that this coordinator lives; agents confirm it with their beats, unasked."""
@@ -118,6 +127,7 @@ class Agreements:
 
     def _ask(self, pending: Proposal, now: float, *, is_first: bool) -> list[Action]:
         new = pending.agreement
+        pending.asked_at = now
         asked = {voter.key: voter for voter in self._rules.voters(self.newest)}
         if self.newest.number == BEFORE_ALL:
             asked = {}
