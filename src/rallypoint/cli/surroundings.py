@@ -39,8 +39,8 @@ def fill_in(
     fewest, most = read_nnodes(values.get("--nnodes", "1"))
     if found.nodes is None and most == 1:
         return values, [
-            f"{found.place} ({found.by}): this pod runs a job of its own; for one with the others,"
-            " say how many by --nnodes"
+            f"{found.place} ({found.by}): this pod runs a job of its own; for one job across"
+            " all pods, give their number with --nnodes"
         ]
     if found.wrong:
         raise UsageError(f"{PROGRAM}: {found.wrong}")
@@ -94,7 +94,7 @@ def _check(name: str, values: Mapping[str, str], added: Mapping[str, str], found
         theirs, source = added[name], found.sources.get("node rank", found.by)
     if not agrees:
         raise UsageError(
-            f"{PROGRAM}: {name} is {values[name]}, and {found.place} says {theirs} ({source});"
+            f"{PROGRAM}: {name} is {values[name]}, but {found.place} says {theirs} ({source});"
             " leave the flag out, or add --on here to ignore what the surroundings say."
         )
 

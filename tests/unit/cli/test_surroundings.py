@@ -78,9 +78,9 @@ def test_a_variable_switches_it_off() -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"nnodes": "3"}, r"--nnodes is 3, and Slurm step 1234.0 says 4 \(SLURM_STEP_NODELIST\)"),
-        ({"nnodes": "5:8"}, "--nnodes is 5:8, and Slurm step"),
-        ({"node_rank": "1"}, r"--node-rank is 1, and Slurm step 1234.0 says 2 \(SLURM_NODEID\)"),
+        ({"nnodes": "3"}, r"--nnodes is 3, but Slurm step 1234.0 says 4 \(SLURM_STEP_NODELIST\)"),
+        ({"nnodes": "5:8"}, "--nnodes is 5:8, but Slurm step"),
+        ({"node_rank": "1"}, r"--node-rank is 1, but Slurm step 1234.0 says 2 \(SLURM_NODEID\)"),
     ],
 )
 def test_a_contradiction_is_refused_with_both_sources(flags: dict[str, str], expected: str) -> None:
@@ -98,8 +98,8 @@ def test_an_allocation_without_a_step_is_one_machine_and_says_so() -> None:
     values, notes = filled(batch, nproc_per_node="8")
     assert values == {"--nproc-per-node": "8"}
     assert len(notes) == 1
-    assert notes[0].startswith("this runs on one machine only, of the 2 nodes of Slurm job 1234")
-    with pytest.raises(UsageError, match="--nnodes is 2, and Slurm job 1234, outside of its steps"):
+    assert notes[0].startswith("this uses one of the 2 nodes of Slurm job 1234")
+    with pytest.raises(UsageError, match="--nnodes is 2, but Slurm job 1234, outside of its steps"):
         filled(batch, nnodes="2")
 
 

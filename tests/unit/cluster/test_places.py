@@ -222,9 +222,14 @@ def test_only_what_was_asked_for() -> None:
     found = recognize(both, HOST, "leader-worker-set")
     assert found is not None
     assert found.place == "LeaderWorkerSet"
+    found = recognize({**SKYPILOT, **DSTACK}, HOST, "dstack")
+    assert found is not None
+    assert found.place == "dstack"
     with pytest.raises(InvalidArgumentError, match="not dstack: DSTACK_NODE_RANK and DSTACK_NODES"):
         recognize(both, HOST, "dstack")
-    with pytest.raises(InvalidArgumentError, match="'slrum' is no place; it can be here, none, op"):
+    with pytest.raises(
+        InvalidArgumentError, match="'slrum' is not a known place; choose one of here"
+    ):
         recognize(both, HOST, "slrum")
 
 
@@ -235,7 +240,7 @@ def test_a_batch_script_without_srun_is_one_machine() -> None:
     found = recognize(BATCH, HOST)
     assert found is not None
     assert (found.nodes, found.endpoints, found.wrong) == (1, (), "")
-    assert "one machine only, of the 2 nodes of Slurm job 1234" in found.note
+    assert "this uses one of the 2 nodes of Slurm job 1234" in found.note
     assert "srun --ntasks-per-node=1 rallypoint run" in found.note
 
 
@@ -250,6 +255,12 @@ def test_mpirun_inside_an_allocation_is_nearer() -> None:
         found = recognize({**BATCH, **near}, HOST)
         assert found is not None
         assert found.place == name
+
+
+def test_mvapich2_is_started_by_a_hydra() -> None:
+    found = recognize({**INCOMPLETE["mvapich2"][0], **HYDRA}, HOST)
+    assert found is not None
+    assert found.place == "MVAPICH2"
 
 
 def test_sruns_own_pmi_is_no_mpirun() -> None:
@@ -319,11 +330,11 @@ def test_the_main_node_of_aws_batch_is_where_it_is() -> None:
         ({**SKYPILOT, **DSTACK}, r"could be skypilot \(SKYPILOT_NODE_RANK\) or dstack \(DSTACK_N"),
         ({**STEP, "SLURM_NODEID": ""}, "SLURM_NODEID is not set"),
         ({**STEP, "SLURM_NODEID": "x"}, "SLURM_NODEID is 'x'"),
-        ({**STEP, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4, and SLURM_STEP_NODELIST has 4 hosts"),
-        ({**STEP, "SLURM_STEP_NODELIST": "n[1-"}, "SLURM_STEP_NODELIST is 'n\\[1-', which is no"),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "3"}, "NUM_NODES is 3, and SLURM_STEP_NODELIST has 4"),
-        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": ""}, "TASKS_PER_NODE is '', which is no list"),
-        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "no list of hosts in JSON"),
+        ({**STEP, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4, but SLURM_STEP_NODELIST has 4 hosts"),
+        ({**STEP, "SLURM_STEP_NODELIST": "n[1-"}, "SLURM_STEP_NODELIST is 'n\\[1-', which is not"),
+        ({**STEP, "SLURM_STEP_NUM_NODES": "3"}, "NUM_NODES is 3, but SLURM_STEP_NODELIST has 4"),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": ""}, "TASKS_PER_NODE is '', which is not a list"),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "not a JSON list of hosts"),
         ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, r"SM_CURRENT_HOST \(b\) in it"),
         ({"VC_TASK_INDEX": "0", "VC_A_HOSTS": "a", "VC_B_HOSTS": "b"}, "VC_A_HOSTS, VC_B_HOSTS"),
         ({**LWS, "LWS_GROUP_SIZE": "0"}, "LWS_GROUP_SIZE is '0'"),

@@ -18,15 +18,15 @@ from rallypoint.cluster.places.reading import Host, Reading
 HERE = ("here", "none")
 # Innermost first: what starts programs in an allocation is nearer to them than what gave it, and
 # that is nearer than the pod and the cloud that it runs in. By kind: the variables that all must be
-# there. The file that reads them has its name.
+# there. The file that reads them has its name, or else the one in `_FILES`.
 _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     {
         "open_mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
         "mvapich2": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
         "pals": ("PALS_RANKID", "PMI_SIZE"),
         "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     },
+    {"hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")},  # MVAPICH2's mpiexec is one, too
     {"slurm": ("SLURM_JOB_ID",), "flux": ("FLUX_JOB_ID", "FLUX_TASK_RANK")},
     {
         "leader_worker_set": ("LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"),
@@ -40,7 +40,10 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "dstack": ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
     },
 )
-_MPI = ("open_mpi", "hydra", "mvapich2", "pals", "jsrun")
+_FILES = {
+    **dict.fromkeys(("open_mpi", "hydra", "mvapich2", "pals", "jsrun"), "mpi"),
+    **dict.fromkeys(("skypilot", "dstack"), "addresses"),
+}
 KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
 # Of a worker, which has inherited what its launcher was told: that is not about it.
 _WORKER = "TORCHELASTIC_RUN_ID"
@@ -59,7 +62,9 @@ def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading |
     if on in HERE or (not on and environ.get(_WORKER)):
         return None
     if on and on not in KINDS:
-        raise InvalidArgumentError(f"{on!r} is no place; it can be {', '.join((*HERE, *KINDS))}.")
+        raise InvalidArgumentError(
+            f"{on!r} is not a known place; choose one of {', '.join((*HERE, *KINDS))}."
+        )
     for level in _LEVELS:
         kinds = [
             kind
@@ -69,7 +74,7 @@ def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading |
         if len(kinds) > 1:
             first, second = (f"{kind.replace('_', '-')} ({level[kind][0]})" for kind in kinds[:2])
             raise InvalidArgumentError(
-                f"this could be {first} or {second}; say which by --on, or --on here for neither."
+                f"this could be {first} or {second}; choose one with --on, or none with --on here."
             )
         if kinds:
             return _read(kinds[0], environ, host)
@@ -82,6 +87,7 @@ def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading |
 
 
 def _read(kind: str, environ: Mapping[str, str], host: Host) -> Reading:
-    name = "mpi" if kind in _MPI else kind
-    reading: Reading = importlib.import_module(f"{__name__}.{name}").read(environ, host)
+    file = importlib.import_module(f"{__name__}.{_FILES.get(kind, kind)}")
+    which = (kind,) if kind in _FILES else ()
+    reading: Reading = file.read(environ, host, *which)
     return reading

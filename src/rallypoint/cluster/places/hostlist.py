@@ -62,6 +62,6 @@ def _numbers(first: str, last: str) -> Iterator[str]:
 
 def _wrong(text: str, name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{name} is {text[:80]!r}, which is no list of hosts such as node[1-4,7]; --on here"
+        f"{name} is {text[:80]!r}, which is not a list of hosts such as node[1-4,7]; --on here"
         " ignores it."
     )

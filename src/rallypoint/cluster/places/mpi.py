@@ -20,31 +20,33 @@ class _Launcher(Record):
     local_size: str
 
 
-_LAUNCHERS = (
-    _Launcher(
+_LAUNCHERS = {
+    "open_mpi": _Launcher(
         "Open MPI",
         "mpirun --map-by ppr:1:node",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Launcher(
+    "mvapich2": _Launcher(
         "MVAPICH2",
         "mpirun -ppn 1",
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_SIZE",
         "MV2_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Launcher("PALS", "mpiexec --ppn 1", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_SIZE"),
-    _Launcher("jsrun", "jsrun -r 1", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ""),
-    _Launcher("Hydra's mpiexec", "mpiexec -ppn 1", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-)
+    "pals": _Launcher("PALS", "mpiexec --ppn 1", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_SIZE"),
+    "jsrun": _Launcher("jsrun", "jsrun -r 1", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ""),
+    "hydra": _Launcher(
+        "Hydra's mpiexec", "mpiexec -ppn 1", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+    ),
+}
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
     """See `recognize`."""
     del host
-    launcher = next(each for each in _LAUNCHERS if environ.get(each.rank))
+    launcher = _LAUNCHERS[kind]
     rank = whole(environ, launcher.rank)
     size = whole(environ, launcher.size, least=1)
     local_size = 1

@@ -53,7 +53,9 @@ def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
     """
     text = environ.get(name, "")
     if not text:
-        raise InvalidArgumentError(f"{name} is not set, unlike its likes; --on here needs none.")
+        raise InvalidArgumentError(
+            f"{name} is not set, though others of its kind are; --on here ignores them."
+        )
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise InvalidArgumentError(
             f"{name} is {text!r} in the environment; it must be a whole number from {least} on."
@@ -81,7 +83,7 @@ def numbered(
     node_rank = whole(environ, rank)
     if node_rank >= len(hosts):
         raise InvalidArgumentError(
-            f"{rank} is {node_rank}, and {hosts_by} has {len(hosts)} hosts; --on here ignores both."
+            f"{rank} is {node_rank}, but {hosts_by} has {len(hosts)} hosts; --on here ignores both."
         )
     sources = {"node rank": rank, "nodes": hosts_by, "meeting at": hosts_by}
     return Reading(

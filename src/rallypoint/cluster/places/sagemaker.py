@@ -22,7 +22,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     are_names = isinstance(hosts, list) and all(isinstance(each, str) for each in hosts)
     if not are_names or environ[_ME] not in hosts:
         raise InvalidArgumentError(
-            f"{_HOSTS} is {environ[_HOSTS][:80]!r}, which is no list of hosts in JSON with {_ME}"
+            f"{_HOSTS} is {environ[_HOSTS][:80]!r}, which is not a JSON list of hosts with {_ME}"
             f" ({environ[_ME]}) in it; --on here ignores it."
         )
     ranked = {**environ, _ME: str(hosts.index(environ[_ME]))}

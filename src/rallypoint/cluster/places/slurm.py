@@ -26,7 +26,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     nodes = whole(environ, "SLURM_STEP_NUM_NODES", least=1)
     if nodes != len(hosts):
         raise InvalidArgumentError(
-            f"SLURM_STEP_NUM_NODES is {nodes}, and {_LIST} has {len(hosts)} hosts; --on here"
+            f"SLURM_STEP_NUM_NODES is {nodes}, but {_LIST} has {len(hosts)} hosts; --on here"
             " ignores both."
         )
     found = numbered(
@@ -57,7 +57,7 @@ def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
     counts = [item.partition("(x")[0] for item in environ.get(_TASKS, "").split(",")]
     if not all(count.isascii() and count.isdigit() for count in counts):
         raise InvalidArgumentError(
-            f"{_TASKS} is {environ.get(_TASKS, '')!r}, which is no list of numbers such as 1(x4);"
+            f"{_TASKS} is {environ.get(_TASKS, '')!r}, which is not a list such as 1(x4);"
             " --on here ignores it."
         )
     return [int(count) for count in counts]
@@ -69,7 +69,7 @@ def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
     note = ""
     if nodes > 1:
         note = (
-            f"this runs on one machine only, of the {nodes} nodes of Slurm job {job} ({name}); for"
-            " all of them: srun --ntasks-per-node=1 rallypoint run ..."
+            f"this uses one of the {nodes} nodes of Slurm job {job} ({name}); to use all of them:"
+            " srun --ntasks-per-node=1 rallypoint run ..."
         )
     return Reading(place=f"Slurm job {job}, outside of its steps", by="SLURM_JOB_ID", note=note)

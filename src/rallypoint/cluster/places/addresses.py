@@ -1,0 +1,28 @@
+"""A node of a SkyPilot task or a dstack run, which list the addresses of all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.cluster.places.reading import Host, Reading, numbered
+
+# By kind: the name, what the variables begin with, and how those of the addresses and the run end.
+_PLACES = {
+    "skypilot": ("SkyPilot", "SKYPILOT_", "NODE_IPS", "TASK_ID"),
+    "dstack": ("dstack", "DSTACK_", "NODES_IPS", "RUN_ID"),
+}
+
+
+def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
+    """See `recognize`."""
+    del host
+    name, prefix, addresses, run_id = _PLACES[kind]
+    return numbered(
+        name,
+        environ,
+        rank=f"{prefix}NODE_RANK",
+        hosts=environ[prefix + addresses].split(),
+        hosts_by=prefix + addresses,
+        run_id=environ.get(prefix + run_id, ""),
+        run_id_by=prefix + run_id,
+    )
