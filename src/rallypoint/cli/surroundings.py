@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.nodes import read_nnodes
@@ -100,7 +99,9 @@ def _check(name: str, values: Mapping[str, str], added: Mapping[str, str], found
 
 
 def _this_host() -> Host:
-    table = ""
-    with suppress(OSError), open("/etc/hosts", encoding="utf-8", errors="replace") as file:
-        table = file.read()
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
+            table = file.read()
+    except OSError:
+        table = ""
     return Host(os.uname().nodename, table)
