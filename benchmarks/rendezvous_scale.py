@@ -2,6 +2,9 @@
 process; the others are links of a few client processes, over real sockets with a job token. From
 the first call until each has its own seat, and from one's death until all others know.
 
+The others would have processors of their own: here, with a few for all, they read no more of what
+they are told than their answers take.
+
     python benchmarks/rendezvous_scale.py --nodes 10000
 """
 
@@ -12,22 +15,21 @@ import json
 import os
 import re
 import resource
+import select
 import selectors
 import socket
 import subprocess
 import sys
 import time
+from math import nan
 
 from table import print_table, save
 
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
-    Ack,
     Ballot,
-    Beat,
     Go,
-    Halt,
     Led,
     Over,
     Setup,
@@ -36,16 +38,17 @@ from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Join, Start
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.rendezvous.transport.codec import decode, encode
+from rallypoint.rendezvous.transport.codec import VERSION, decode, encode
+from rallypoint.rendezvous.transport.heartbeat import ACK, ACK_NUMBERS, BEAT, BEAT_NUMBERS
 from rallypoint.rendezvous.transport.link import Caller, ConnectionListener, Link
 
 JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5
 TOKEN = b"secret"
 RUN_ID = "scale"
 BEAT_S, PATIENCE_S = 1.0, 60.0
-# Each voter reads the list of all members, on a processor of its own. Here they would all do so
-# on the one that others need: this is as much of it as an answer takes.
+QUIET_S = 3.0  # between the last one's seat and the death: all beat, and nothing else happens
 PROPOSED = re.compile(rb'\[\d+,"Propose",\[(\d+),"(\w+)"\],([^,]+),\[(\d+),')
+HALT = f'[{VERSION},"Halt",'.encode()
 FEW_CALLS = 256  # under way at once in each client process
 
 
@@ -57,7 +60,7 @@ class Node:
         self.key = f"m{number}"
         self.has_key = False  # of the coordinator
         self.ballot: Ballot | None = None
-        self.stamp: float | None = None
+        self.stamp = nan
         self.round = self.agreed = -1
 
 
@@ -88,7 +91,7 @@ class Clients(ConnectionListener):
             self._turn()
         self._tell({"begin": begin, "end": time.time(), "seats": list(self._seats.values())})
         expected, died = self._count, None
-        if sys.stdin.readline().strip() == "die":
+        if self._await_word() == "die":
             died = time.time()
             del self._of[links[0]]
             links[0].close()
@@ -97,6 +100,14 @@ class Clients(ConnectionListener):
             self._turn()
         self._tell({"died": died, "told": time.time(), "stopped": len(self._stopped)})
         sys.stdin.readline()
+
+    def _await_word(self) -> str:
+        """What the coordinator's process says next; nodes beat meanwhile, as ever."""
+        self._selector.register(sys.stdin, selectors.EVENT_READ, lambda: None)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            self._turn()
+        self._selector.unregister(sys.stdin)
+        return sys.stdin.readline().strip()
 
     def opened(self, link: Link) -> None:
         """See ConnectionListener."""
@@ -121,6 +132,12 @@ class Clients(ConnectionListener):
         if not node.has_key:
             node.has_key = True
             return
+        if payload[:1] == ACK:
+            _, _, _, node.stamp, _, _, node.agreed, _, _ = ACK_NUMBERS.unpack_from(payload)
+            return
+        if payload.startswith(HALT):
+            self._stopped.add(node.number)
+            return
         proposed = PROPOSED.match(payload)
         if proposed is not None:
             ballot = Ballot(int(proposed[1]), proposed[2].decode())
@@ -130,15 +147,12 @@ class Clients(ConnectionListener):
             return
         match decode(payload):
             case Led(ballot=ballot, stamp=stamp, number=number):
-                node.ballot, node.stamp, node.agreed = ballot, stamp, number
+                node.ballot, node.agreed = ballot, number
+                node.stamp = nan if stamp is None else stamp
                 self._beat(link, node)
-            case Ack(stamp=stamp, number=number):
-                node.stamp, node.agreed = stamp, number
             case Go(start=Start(seat=seat)):
                 node.round = seat.number
                 self._seats[node.number] = (seat.node_rank, seat.store.host, seat.nodes)
-            case Halt():
-                self._stopped.add(node.number)
             case Over():
                 self._is_over = True
 
@@ -152,17 +166,10 @@ class Clients(ConnectionListener):
 
     def _beat(self, link: Link, node: Node) -> None:
         assert node.ballot is not None
-        beat = Beat(
-            key=node.key,
-            ballot=node.ballot,
-            sent_at=time.monotonic(),
-            stamp=node.stamp,
-            number=node.agreed,
-            round=node.round,
-            first=0,
-            reports=(),
-        )
-        link.send(encode(beat))
+        times = (time.monotonic(), node.stamp)
+        numbers = (node.agreed, node.round, 0)
+        head = BEAT_NUMBERS.pack(BEAT, node.ballot.term, *times, *numbers)
+        link.send(head + f"{node.key}\0{node.ballot.candidate}".encode())
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(0.02):
@@ -219,9 +226,15 @@ def measure(nodes: int, processes: int) -> dict[str, float]:
         cpu = time.process_time() - cpu
         seats = [seat for each in joined for seat in each["seats"]]
         check(seats, nodes)
+        work(host, selector, QUIET_S)
         for i, client in enumerate(clients):
             say(client, "die" if i == 0 else "wait")
         told = answers(host, selector, clients)
+        if max(each["told"] for each in told) <= told[0]["died"]:
+            raise SystemExit(
+                "the round was ended before the death: some nodes were silent, or so"
+                " it seemed to a coordinator that was busy with all of them"
+            )
         if sum(each["stopped"] for each in told) != nodes - 2:
             raise SystemExit("not all nodes were told of the death")
     finally:
@@ -263,14 +276,25 @@ def answers(
     while len(lines) < len(clients):
         if time.monotonic() > deadline:
             raise SystemExit(f"only {len(lines)} of {len(clients)} processes are done")
-        wake_at = host.wake_at
-        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-        for key, _ in selector.select(timeout):
-            key.data()
-        if host.wake_at is not None and time.monotonic() >= host.wake_at:
-            host.tick()
-        host.orders.clear()
+        turn(host, selector, PATIENCE_S)
     return [json.loads(lines[i]) for i in range(len(clients))]
+
+
+def work(host: ElasticRounds, selector: selectors.BaseSelector, for_s: float) -> None:
+    """Let the coordinator work for so long."""
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        turn(host, selector, end - time.monotonic())
+
+
+def turn(host: ElasticRounds, selector: selectors.BaseSelector, most_s: float) -> None:
+    """One turn of the coordinator's loop, as in an agent's."""
+    alarm_s = most_s if host.wake_at is None else host.wake_at - time.monotonic()
+    for key, _ in selector.select(max(0.0, min(alarm_s, most_s))):
+        key.data()
+    if host.wake_at is not None and time.monotonic() >= host.wake_at:
+        host.tick()
+    host.orders.clear()
 
 
 def say(client: subprocess.Popen[str], word: str) -> None:

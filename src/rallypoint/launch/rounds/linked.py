@@ -118,6 +118,21 @@ class LinkedRounds(RoundSource, Receiver):
 
     # RoundSource.
 
+    @property
+    def wake_at(self) -> float | None:
+        """See RoundSource."""
+        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
+        core_wakes_at = self._core.wake_at
+        if core_wakes_at is not None:
+            alarms.append(core_wakes_at - lease_time() + time.monotonic())
+        return min(alarms, default=None)
+
+    @property
+    def fence_at(self) -> float | None:
+        """See RoundSource."""
+        fence_at = self._core.fence_at
+        return None if fence_at is None else fence_at + _GUARD_S
+
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
         self._watch(selector)
@@ -160,20 +175,26 @@ class LinkedRounds(RoundSource, Receiver):
         except ControlMessageError as error:
             self._say(str(error))
             return
-        claimed = message.member.key if isinstance(message, Join) else getattr(message, "key", key)
-        if isinstance(message, Join | Beat) and claimed != key:
+        claimed = key
+        if isinstance(message, Beat):
+            claimed = message.key
+        elif isinstance(message, Join):
+            claimed = message.member.key
+        if claimed != key:
             self._say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
-            return
-        if isinstance(message, Join) and message.member.port:
-            address = message.member.address
-            if numeric_family(address) is None:
-                wrong = f"its address {address!r} is no number; look at --local-addr"
-                self._board.send(key, None, encode(Refuse(key, wrong)))
-                return
-        if isinstance(message, Join) and self._finish is not None:
-            self._came_too_late(key, message)
-            return
-        self._happened(lambda now: self._core.received(key, message, now))
+        elif not isinstance(message, Join) or self._may_join(key, message):
+            self._happened(lambda now: self._core.received(key, message, now))
+
+    def _may_join(self, key: str, join: Join) -> bool:
+        """Else it is told why not."""
+        address = join.member.address
+        if join.member.port and numeric_family(address) is None:
+            wrong = f"its address {address!r} is no number; look at --local-addr"
+            self._board.send(key, None, encode(Refuse(key, wrong)))
+            return False
+        if self._finish is not None:
+            self._came_too_late(key, join)
+        return self._finish is None
 
     def gone(self, key: str, why: str) -> None:
         """See Receiver."""
@@ -211,15 +232,6 @@ class LinkedRounds(RoundSource, Receiver):
                 self._perform(self._events.popleft()(lease_time()))
         finally:
             self._is_busy = False
-        self._set_alarm()
-        fence_at = self._core.fence_at
-        self.fence_at = None if fence_at is None else fence_at + _GUARD_S
-
-    def _set_alarm(self) -> None:
-        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
-        if self._core.wake_at is not None:
-            alarms.append(self._core.wake_at - lease_time() + time.monotonic())
-        self.wake_at = min(alarms, default=None)
 
     def _perform(self, decision: Decision) -> None:
         self._tell(decision.reason)

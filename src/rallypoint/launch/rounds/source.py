@@ -26,17 +26,25 @@ class RoundSource(ABC):
     Attributes:
         key: which member of a round this agent is.
         may_leave: whether the others go on when a signal stops this agent.
-        fence_at: until when (lease_time) this node's workers may run if nothing more is heard, as
-            the others may then start anew without it; None: for ever.
     """
 
     may_leave = False
-    fence_at: float | None = None
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.orders: list[Order] = []  # what the agent is to do next; it takes them away
-        self.wake_at: float | None = None  # when to call `tick` at the latest
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick` at the latest; None: only events matter."""
+        return None
+
+    @property
+    def fence_at(self) -> float | None:
+        """Until when (lease_time) this node's workers may run if nothing more is heard, as the
+        others may then start anew without it; None: for ever.
+        """
+        return None
 
     @abstractmethod
     def open(self, selector: selectors.BaseSelector) -> None:
@@ -75,6 +83,11 @@ class LocalRounds(RoundSource):
         self._coordinator = Coordinator(job.limits, job.max_restarts)
         self._store: StoreHost | None = None
         self._old_store: StoreHost | None = None
+
+    @property
+    def wake_at(self) -> float | None:
+        """See RoundSource."""
+        return self._coordinator.wake_at
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
@@ -116,7 +129,6 @@ class LocalRounds(RoundSource):
                     self.orders.append(Start(seat=seat, because=action.because))
                 case Stop() | Finish():
                     self.orders.append(action)
-        self.wake_at = self._coordinator.wake_at
 
     def _open_store(self) -> Endpoint:
         port = self._job.nodes.master_port

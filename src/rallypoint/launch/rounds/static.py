@@ -116,6 +116,11 @@ class StaticGuest(LinkedRounds):
 
     # RoundSource.
 
+    @property
+    def wake_at(self) -> float | None:
+        """See RoundSource."""
+        return super().wake_at if self._look_at is None else self._look_at
+
     def tell(self, report: Report) -> None:
         """See RoundSource."""
         if self._agent is not None:  # else nobody is there to be told
@@ -169,12 +174,6 @@ class StaticGuest(LinkedRounds):
             say(f"waiting for {missing}, for {waited_s:.0f} s so far: {why}")
             self._notice_at += NOTICE_EVERY_S
         self._look_at = now + _RETRY_S
-        self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        super()._set_alarm()
-        if self._look_at is not None:
-            self.wake_at = self._look_at
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
         """Where we have found it: that is a way which works."""

@@ -45,7 +45,6 @@ class Leader:
     Attributes:
         deposed: why this agent coordinates no more.
         finish: how the job ended, once everyone has been told.
-        wake_at: when to call `tick` at the latest.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Leader:
         setup, rules, ballot = register.setup, register.rules, campaign.ballot
         self.deposed = ""
         self.finish: Finish | None = None
-        self.wake_at = now
         self._setup, self._rules, self._ballot, self._out = setup, rules, ballot, out
         self._gone = EndedAgents(gone)
         self._agreements = agreements = register.agreements(campaign)
@@ -96,6 +94,13 @@ class Leader:
         """The newest round of workers."""
         job = self._rounds.job
         return self.agreement.round if job is None else job.round
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `tick` at the latest."""
+        job = self._rounds.job
+        alarm = None if job is None or self._over_at is not None else job.wake_at
+        return self._scan_at if alarm is None else min(self._scan_at, alarm)
 
     @property
     def peers(self) -> Collection[str]:
@@ -286,8 +291,6 @@ class Leader:
             if wanted is None:
                 break
             self._out.add(self._agreements.append(wanted, now))
-        alarm = None if rounds.job is None or self._over_at is not None else rounds.job.wake_at
-        self.wake_at = self._scan_at if alarm is None else min(self._scan_at, alarm)
 
     def _settle(self, pending: Proposal, now: float) -> bool:
         """Whether the proposal needs no more; do what follows from it."""

@@ -79,12 +79,10 @@ class Participant:
 
     Attributes:
         part: what it does now.
-        wake_at: when to call `tick` at the latest; None: only events matter.
     """
 
     def __init__(self, register: Register, random: Random) -> None:
         self.part = Part.SEEKING
-        self.wake_at: float | None = None
         self.setup = register.setup
         self._key = self.setup.me.key
         self._register = register
@@ -124,6 +122,22 @@ class Participant:
     def fence_at(self) -> float | None:
         """Until when workers may run here if nothing is heard; None: nothing has to end."""
         return self._follower.fence_at
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick` at the latest; None: only events matter."""
+        if self.part is Part.DONE:
+            return None
+        alarms = [self._follower.beat_at if self._has_leader() else self._search.wake_at]
+        if self._follower.fence_at is not None:
+            alarms.append(self._follower.fence_at)
+        if self.part is Part.FOLLOWING:
+            alarms.append(self._follower.heard_at + self.setup.fence_s)
+            if self._looks_at is not None:
+                alarms.append(self._looks_at)
+        if self._leader is not None:
+            alarms.append(self._leader.wake_at)
+        return min(alarms)
 
     @property
     def is_leaving(self) -> bool:
@@ -217,7 +231,6 @@ class Participant:
         while self._out.own and self.part is not Part.DONE:
             self._take(self._key, self._out.own.popleft(), now)
             self._run(now)
-        self._set_alarm()
         return self._out.take()
 
     def _run(self, now: float) -> None:
@@ -244,23 +257,6 @@ class Participant:
         if not has_leader:
             self._be_alone(now)
         return None
-
-    def _set_alarm(self) -> None:
-        alarms: list[float] = []
-        if self.part is not Part.DONE:
-            if self._follower.fence_at is not None:
-                alarms.append(self._follower.fence_at)
-            if self.part in (Part.FOLLOWING, Part.LEADING):
-                alarms.append(self._follower.beat_at)
-            else:
-                alarms.append(self._search.wake_at)
-            if self.part is Part.FOLLOWING:
-                alarms.append(self._follower.heard_at + self.setup.fence_s)
-                if self._looks_at is not None:
-                    alarms.append(self._looks_at)
-            if self._leader is not None:
-                alarms.append(self._leader.wake_at)
-        self.wake_at = min(alarms, default=None)
 
     @property
     def _looks_at(self) -> float | None:

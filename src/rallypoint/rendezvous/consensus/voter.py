@@ -148,6 +148,8 @@ class Voter:
 
     def learn(self, agreement: Agreement) -> None:
         """That is decided."""
+        if agreement is self.decided and self.accepted is None:
+            return  # as nearly always
         if self._is_other_job(agreement):
             return
         if agreement.number > self.number:

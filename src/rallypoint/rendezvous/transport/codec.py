@@ -37,11 +37,11 @@ def _kinds() -> dict[str, type[Record]]:
 
 def encode(message: Record) -> bytes:
     """One message; any other record can be kept somewhere in the same way."""
-    import json
-
     pulse = encode_pulse(message)
     if pulse:
         return pulse
+    import json
+
     kind = type(message)
     parts = [str(VERSION), f'"{kind.__name__}"']
     for part in _record_codec(kind)[0](message):
@@ -73,11 +73,11 @@ def decode_record(kind: type[R], data: bytes) -> R:
 
 
 def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
-    import json
-
     try:
         if data[:1] in (BEAT, ACK):
             return decode_pulse(data)
+        import json
+
         version, name, *fields = json.loads(data)
         if version != VERSION:
             raise ControlMessageError(

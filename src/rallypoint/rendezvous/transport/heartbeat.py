@@ -9,13 +9,15 @@ their first byte tells them.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isfinite, isnan, nan
 from struct import Struct
 
 from rallypoint.rendezvous.consensus.messages import Ack, Ballot, Beat
 
-_BEAT = Struct("!cQddqqQ")  # term, sent_at, stamp (NaN: none), number, round, first
-_ACK = Struct("!cQdddQqQ?")  # term, sent_at, stamp, lease_s, seen, number, waiting, is_stopping
+BEAT_NUMBERS = Struct("!cQddqqQ")  # term, sent_at, stamp (NaN: none), number, round, first
+# term, sent_at, stamp, lease_s, seen, number, waiting, is_stopping
+ACK_NUMBERS = Struct("!cQdddQqQ?")
 BEAT, ACK = b"B", b"A"
 
 
@@ -24,12 +26,12 @@ def encode_pulse(message: object) -> bytes:
     if type(message) is Beat and not message.reports:
         stamp = nan if message.stamp is None else message.stamp
         numbers = (message.number, message.round, message.first)
-        head = _BEAT.pack(BEAT, message.ballot.term, message.sent_at, stamp, *numbers)
+        head = BEAT_NUMBERS.pack(BEAT, message.ballot.term, message.sent_at, stamp, *numbers)
         return head + f"{message.key}\0{message.ballot.candidate}".encode("ascii")
     if type(message) is Ack and not message.done:
         times = (message.sent_at, message.stamp, message.lease_s)
         numbers = (message.seen, message.number, message.waiting)
-        head = _ACK.pack(ACK, message.ballot.term, *times, *numbers, message.is_stopping)
+        head = ACK_NUMBERS.pack(ACK, message.ballot.term, *times, *numbers, message.is_stopping)
         return head + message.ballot.candidate.encode("ascii")
     return b""
 
@@ -41,13 +43,13 @@ def decode_pulse(data: bytes) -> Beat | Ack:
         ValueError, struct.error: it is none.
     """
     if data[:1] == BEAT:
-        _, term, sent_at, stamp, number, round_number, first = _BEAT.unpack_from(data)
-        key, candidate = data[_BEAT.size :].decode("ascii").split("\0")
+        _, term, sent_at, stamp, number, round_number, first = BEAT_NUMBERS.unpack_from(data)
+        key, candidate = data[BEAT_NUMBERS.size :].decode("ascii").split("\0")
         if not isfinite(sent_at) or (not isfinite(stamp) and not isnan(stamp)):
             raise ValueError(data)
         return Beat(
             key=key,
-            ballot=Ballot(term, candidate),
+            ballot=_ballot(term, candidate),
             sent_at=sent_at,
             stamp=None if isnan(stamp) else stamp,
             number=number,
@@ -55,11 +57,11 @@ def decode_pulse(data: bytes) -> Beat | Ack:
             first=first,
             reports=(),
         )
-    _, term, sent_at, stamp, lease_s, seen, number, waiting, stops = _ACK.unpack_from(data)
+    _, term, sent_at, stamp, lease_s, seen, number, waiting, stops = ACK_NUMBERS.unpack_from(data)
     if not isfinite(sent_at + stamp + lease_s):
         raise ValueError(data)
     return Ack(
-        ballot=Ballot(term, data[_ACK.size :].decode("ascii")),
+        ballot=_ballot(term, data[ACK_NUMBERS.size :].decode("ascii")),
         sent_at=sent_at,
         stamp=stamp,
         lease_s=lease_s,
@@ -68,3 +70,9 @@ def decode_pulse(data: bytes) -> Beat | Ack:
         waiting=waiting,
         is_stopping=stops,
     )
+
+
+@lru_cache(maxsize=16)
+def _ballot(term: int, candidate: str) -> Ballot:
+    """Thousands follow the same one."""
+    return Ballot(term, candidate)
