@@ -7,6 +7,7 @@ in several terminals; start and kill agents at will. After each change all worke
 another number of them, from the last checkpoint, which must be where all nodes see it. The global
 batch is split evenly, or nearly so, among however many workers there are, and each step's images
 depend on the step alone: so the result is the same as without any interruption, but for rounding.
+Workers that are asked to end (by SIGTERM, a node that joins or leaves) save first: no step is lost.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ class Checkpoint:
         part.replace(self.path)
 
 
+def are_asked_to_end() -> bool:
+    """Whether any worker is. All leave after the same step; else some would wait for the others."""
+    asked = np.array([dist.preempted()], np.uint8)
+    dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+    return bool(asked[0])
+
+
 def train(options: argparse.Namespace) -> None:
     images, labels, test_images, test_labels = load_digits()
     rank, workers = dist.get_rank(), dist.get_world_size()
@@ -84,8 +92,13 @@ def train(options: argparse.Namespace) -> None:
         dist.all_reduce(network.gradient)
         velocity = options.momentum * velocity - options.learning_rate * network.gradient
         network.parameters += velocity
-        if rank == 0 and (step + 1) % options.checkpoint_every == 0:
+        is_end = are_asked_to_end()
+        if rank == 0 and (is_end or (step + 1) % options.checkpoint_every == 0):
             checkpoint.save(network, velocity, step + 1)
+        if is_end:
+            if rank == 0:
+                print(f"asked to end: saved after step {step + 1}", flush=True)
+            return
         time.sleep(options.pause)
     if rank == 0:
         checkpoint.save(network, velocity, options.epochs * steps_per_epoch)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         StoreTimeoutError,
         WorkersFailedError,
     )
+    from rallypoint.base.preemption import preempted, time_left
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.api.spawn import spawn
     from rallypoint.process_group.all_to_all import all_to_all, all_to_all_single
@@ -170,6 +171,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "preempted",
     "premul_sum",
     "record",
     "recv",
@@ -184,11 +186,13 @@ __all__ = [
     "send_object_list",
     "spawn",
     "split_group",
+    "time_left",
 ]
 
 # room -> names; all others are errors
 _ROOMS = {
     "base.error_file": "record",
+    "base.preemption": "preempted time_left",
     "engine.communicator": "ReduceOp",
     "launch.api.spawn": "spawn",
     "process_group.all_to_all": "all_to_all all_to_all_single",

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
+SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # which ask a launcher to end the job
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # in seconds, as --shutdown-timeout
+SHUTDOWN_TIMEOUT_S = 30.0
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
 
 

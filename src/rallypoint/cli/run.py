@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
-from rallypoint.base.worker_env import AS_GLOO
+from rallypoint.base.worker_env import AS_GLOO, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.logs import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
@@ -148,10 +148,7 @@ def _stop_signals(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _shutdown_timeout_s(values: Mapping[str, str], environ: Mapping[str, str]) -> float:
-    inherited = {
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
-    }
-    default = seconds(inherited, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30.0)
+    default = seconds(environ, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S)
     return seconds(values, "--shutdown-timeout", default)
 
 

@@ -104,6 +104,14 @@ def any_address() -> str:
     return "127.0.0.1"
 
 
+def interface_of(address: str) -> str:
+    """The name of the interface that has this address; empty: none has."""
+    for _, name in socket.if_nameindex():
+        if address in (_address(name), _ipv6_address(name)):
+            return name
+    return ""
+
+
 def own_addresses() -> tuple[str, ...]:
     """Of all interfaces but the loopback, one IPv4 and one IPv6 address each; the first few."""
     found: list[str] = []

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.base.worker_env import WorkerEnv
+from rallypoint.base.worker_env import SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S, SIGNALS, WorkerEnv
 from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
 from rallypoint.launch.log_spec import LogSpec
 from rallypoint.rendezvous.job.membership import Limits
@@ -167,7 +167,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     nodes: Nodes = Nodes()
     rendezvous: Rendezvous | None = None
     logs: LogSpec = LogSpec()
-    shutdown_timeout_s: float = 30.0
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     stop_signals: tuple[str, ...] = STOP_SIGNALS
     has_virtual_local_rank: bool = False
     cpus: tuple[frozenset[int], ...] = ()
@@ -249,7 +249,9 @@ def worker_environ(
     if job.local_world_size > 1:
         # As torchrun: several workers that each use all cores slow each other down.
         environ.setdefault("OMP_NUM_THREADS", "1")
-    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(job.stop_signals)
+    environ[SIGNALS] = ",".join(job.stop_signals)
+    if SHUTDOWN_TIMEOUT in environ or job.shutdown_timeout_s != SHUTDOWN_TIMEOUT_S:
+        environ[SHUTDOWN_TIMEOUT] = f"{job.shutdown_timeout_s:g}"  # to be asked by `time_left`
     environ.update(contract.to_environ())
     if job.has_virtual_local_rank:
         environ["LOCAL_RANK"] = "0"

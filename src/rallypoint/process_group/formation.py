@@ -35,11 +35,13 @@ from rallypoint.process_group.planning import (
     Algorithms,
     ranks_per_host,
 )
+from rallypoint.process_group.roster import tell_roster
 from rallypoint.process_group.waiting import SPINS_WITH_CORES, YIELDS, have_cores, own_cores
 from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
+DEFAULT_GROUP = "default group"
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
 _LOST_S = 1.0  # after an error, until the store shows whose death it was
@@ -77,7 +79,7 @@ def form_communicator(
     timeout: timedelta,
     options: AlgorithmOptions,
     backend: str = "rallypoint",
-    name: str = "default group",
+    name: str = DEFAULT_GROUP,
     way: str = "",
     done: str = "",
 ) -> tuple[Communicator, Algorithms]:
@@ -119,6 +121,8 @@ def form_communicator(
     except (PeerLostError, HostError) as error:
         # Its connection may have ended because its rank, too, has learned of another one's death.
         raise presence.find_lost(_LOST_S) or error from None
+    if name == DEFAULT_GROUP:
+        tell_roster(store, prefix, rank=rank, size=len(members), address=address, backend=backend)
     _say_formed(store, prefix, table.hosts, way, done)
     return communicator, algorithms
 

@@ -11,7 +11,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.process_group.formation import form_communicator
+from rallypoint.process_group.formation import DEFAULT_GROUP, form_communicator
 from rallypoint.process_group.groups import ProcessGroup, World
 from rallypoint.process_group.init import leave_at_exit
 from rallypoint.process_group.planning import AlgorithmOptions
@@ -45,6 +45,7 @@ def form(
         members=members,
         timeout=timeout,
         options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
+        name=f"group {name}" if global_ranks else DEFAULT_GROUP,
     )
     world = World(shared, prefix, algorithms.options, _nothing)
     group = ProcessGroup(

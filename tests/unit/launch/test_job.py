@@ -68,6 +68,15 @@ def test_what_the_user_set_stays() -> None:
     assert chosen.items() <= environ_of(make_job(environ=chosen)).items()
 
 
+def test_workers_know_how_long_they_have() -> None:
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in environ_of(make_job())
+    for inherited in ({}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}):
+        job = make_job(environ=inherited).__replace__(shutdown_timeout_s=45.0)
+        assert environ_of(job)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "45"
+    job = make_job(environ={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"})  # and the flag says 30
+    assert environ_of(job)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "30"
+
+
 def test_one_worker_may_use_all_cores() -> None:
     job = make_job(workers=1)
     assert "OMP_NUM_THREADS" not in environ_of(job, local_rank=0)

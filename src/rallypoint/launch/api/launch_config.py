@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.worker_env import SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.launch.job import Nodes, Rendezvous
 from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, StreamMap, translate_template
 from rallypoint.rendezvous.job.round import Endpoint
@@ -135,7 +136,7 @@ class LaunchConfig:
             self.rdzv_configs["timeout"] = self.rdzv_timeout
         self.rdzv_configs.setdefault("timeout", _JOIN_TIMEOUT_S)
         if self.shutdown_timeout is None:
-            self.shutdown_timeout = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+            self.shutdown_timeout = float(os.environ.get(SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S))
         if self.shutdown_timeout < 0:
             raise InvalidArgumentError(
                 f"shutdown_timeout={self.shutdown_timeout}; it must be 0 or more."
