@@ -288,7 +288,7 @@ def test_a_failure_restarts_all_nodes_once(agents: Agents) -> None:
     agents.wait_for({"host1.0": "0 0/2 0/2", "host2.0": "0 1/2 1/2"})
     agents.kill_worker(2)
     agents.wait_for({"host1.0": "1 0/2 0/2", "host2.0": "1 1/2 1/2"})
-    assert "restart 1 of 1" in agents.said(2)
+    agents.wait_until_said(2, "restart 1 of 1")
     agents.kill_worker(1)
     assert (agents.ended(1), agents.ended(2)) == (1, 1)
     assert "all 1 restarts are used up" in agents.said(1)
