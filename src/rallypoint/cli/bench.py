@@ -141,7 +141,8 @@ def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str
     """Where all run; with `named` environments of MPIs."""
     make = "--get-mpi" in values
     if request.hosts:
-        from rallypoint.cli.benchmark.hosts import SSH, Hosts
+        from rallypoint.cli.benchmark.hosts import Hosts
+        from rallypoint.cluster.remote_shell import SSH
 
         begin = {
             "contenders": request.peers,

@@ -28,6 +28,7 @@ from rallypoint.cli.benchmark.contenders import Setting, check, contender
 from rallypoint.cli.benchmark.crew import Crew
 from rallypoint.cli.benchmark.environments import Environments, default_cache
 from rallypoint.cli.benchmark.here import cores, cpu, end_all
+from rallypoint.cluster.remote_shell import greeting
 
 GREETING = "rallypoint bench"  # what is written before it is a login shell's
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -108,11 +109,8 @@ def main() -> None:
 
 
 def _obey(host: Host, lines: queue.SimpleQueue[str]) -> NoReturn:
-    import importlib.metadata
-
-    found = {"version": importlib.metadata.version("rallypoint"), "cpu": cpu()}
-    found["cores"] = str(len(os.sched_getaffinity(0)))
-    print(GREETING, json.dumps(found), flush=True)
+    found = {"cpu": cpu(), "cores": str(len(os.sched_getaffinity(0)))}
+    print(greeting(GREETING, found), end="", flush=True)
     while True:
         order = json.loads(lines.get())
         try:

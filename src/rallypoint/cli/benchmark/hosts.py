@@ -14,10 +14,8 @@ import json
 import os
 import secrets
 import select
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,17 +25,24 @@ from typing import Any
 from rallypoint.base.errors import HostError
 from rallypoint.cli.benchmark.crew import ANSWER_S, START_S, CrewError, check_ranks, new_address
 from rallypoint.cli.benchmark.host import GREETING
-from rallypoint.cluster.network import is_here
+from rallypoint.cluster.remote_shell import (
+    CONNECT_S,
+    command_on,
+    end,
+    forwarded,
+    last_lines,
+    read_greeting,
+    start,
+    version_trouble,
+)
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
-_CONNECT_S = 30.0
 _GET_S = 600.0  # for installing MPIs
 _LEAVE_S = 20.0
 _GRACE_S = 15.0  # for the others' answers, once one has failed
 # What users set here, and mean for all hosts.
 _FORWARDED = ("RALLYPOINT_", "GLOO_", "NCCL_", "OMP_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "MPICH_",
               "I_MPI_", "FI_")  # fmt: skip
-_COMMAND = (sys.executable, "-m", "rallypoint.cli.benchmark.host")
+_MODULE = "rallypoint.cli.benchmark.host"
 
 
 class FarCrew:
@@ -85,8 +90,7 @@ class Hosts:
         try:
             for number, name in enumerate(names):
                 log = Path(self._directory.name, str(number))
-                at = [] if _is_here(name) else _at(rsh, name)
-                self._links.append(_Link(name, [*at, *_COMMAND], log))
+                self._links.append(_Link(name, command_on(name, rsh, _MODULE), log))
             for link in self._links:
                 link.greet()
             self._check_versions()
@@ -157,16 +161,10 @@ class Hosts:
         return [answers[link] for link in self._links]
 
     def _check_versions(self) -> None:
-        import importlib.metadata
-
-        ours = importlib.metadata.version("rallypoint")
         for link in self._links:
-            theirs = link.found["version"]
-            if theirs != ours:
-                raise HostError(
-                    f"{link.name} has Rallypoint {theirs}, and this machine {ours}; install the"
-                    " same on all"
-                )
+            trouble = version_trouble(link.found)
+            if trouble:
+                raise HostError(f"{link.name}: {trouble}")
 
 
 class _Link:
@@ -174,35 +172,29 @@ class _Link:
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
-        self.found: dict[str, str] = {}
+        self.found: dict[str, Any] = {}
         self._log = log
         self._command = command
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_CONNECT_S)
+        self._socket.settimeout(CONNECT_S)
         self._lines = self._socket.makefile("rb", buffering=0)
         with theirs, log.open("wb") as errors:
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=errors,
-                    process_group=0,
-                )
-            except OSError as error:
+                their = theirs.fileno()
+                self._process = start(name, command, stdin=their, stdout=their, stderr=errors)
+            except HostError:
                 self._socket.close()
-                raise HostError(f"{name}: cannot run {command[0]} ({error.strerror})") from None
+                raise
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def greet(self) -> None:
         """Wait until it has begun."""
-        line = b""
-        greeting = GREETING.encode()
-        while not line.startswith(greeting):
-            line = self._line()
-        self.found = json.loads(line[len(greeting) :])
+        found = None
+        while found is None:
+            found = read_greeting(GREETING, self._line())
+        self.found = found
 
     def tell(self, order: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it is told when the answer is wanted
@@ -219,11 +211,7 @@ class _Link:
 
     def end(self, until: float) -> None:
         """See to it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.1, until - time.monotonic()))
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end(self._process, max(until, time.monotonic() + 0.1))
         self._lines.close()
         self._socket.close()
 
@@ -231,7 +219,7 @@ class _Link:
         try:
             line: bytes = self._lines.readline()
         except TimeoutError:
-            raise HostError(self._account(f"no sign within {_CONNECT_S:g} s")) from None
+            raise HostError(self._account(f"no sign within {CONNECT_S:g} s")) from None
         except OSError:
             line = b""
         if not line.endswith(b"\n"):
@@ -242,24 +230,11 @@ class _Link:
 
     def _account(self, what: str) -> str:
         """What happened, and what was said there."""
-        said = self._log.read_text(errors="replace").strip().splitlines()[-12:]
+        said = last_lines(self._log.read_text(errors="replace"))
         told = "".join(f"\n  | {line}" for line in said)
         return f"{self.name}: {what}: {' '.join(self._command)}{told}"
 
 
-def _is_here(name: str) -> bool:
-    with contextlib.suppress(HostError):  # ssh may know it nevertheless
-        return is_here(name)
-    return False
-
-
-def _at(rsh: Sequence[str], name: str) -> list[str]:
-    if any("{host}" in word for word in rsh):
-        return [word.replace("{host}", name) for word in rsh]
-    return [*rsh, name]
-
-
 def _environ() -> dict[str, str]:
     """What goes with the processes: what users set, and a token, so that no stranger takes part."""
-    forwarded = {name: text for name, text in os.environ.items() if name.startswith(_FORWARDED)}
-    return {"RALLYPOINT_TOKEN": secrets.token_hex(16), **forwarded}
+    return {"RALLYPOINT_TOKEN": secrets.token_hex(16), **forwarded(os.environ, _FORWARDED)}

@@ -1,0 +1,112 @@
+"""Programs of ours on other hosts: started by ssh, or by what --rsh names in its place.
+
+    ssh HOST PYTHON -m MODULE       orders go to its standard input, answers come from its output
+
+So there is no port to open and nobody else to let in; and when that input ends, however whoever
+started it ended, the program knows that nobody wants it any more. The same Python is expected at
+the same path everywhere. This machine needs no ssh to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from rallypoint.base.errors import HostError
+from rallypoint.cluster.network import is_here
+
+# It asks for no password, and notices within 20 s that a host does not answer (any more).
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=5")
+CONNECT_S = 30.0  # until the program on the host gives a sign
+_LINES = 12  # of what a host said at last, in an error
+
+
+def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
+    """The command that runs a module on a host.
+
+    Args:
+        host: its name, maybe with `user@` before it.
+        rsh: starts a command on a host, whose name is added to it, or replaces ``{host}``.
+    """
+    # -P: a directory in which this starts is not one to import from.
+    program = [sys.executable, "-P", "-m", module]
+    if _is_this_machine(host):
+        return program
+    if any("{host}" in word for word in rsh):
+        return [*(word.replace("{host}", host) for word in rsh), *program]
+    return [*rsh, host, *program]
+
+
+def start(
+    host: str, command: Sequence[str], *, stdin: int, stdout: int, stderr: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start that command, away from the terminal: Ctrl-C is for this process, which tells others.
+
+    Raises:
+        HostError: there is no such command here.
+    """
+    try:
+        return subprocess.Popen(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=0, start_new_session=True
+        )
+    except OSError as error:
+        raise HostError(f"{host}: cannot run {command[0]} ({error.strerror})") from None
+
+
+def end(process: subprocess.Popen[bytes], until: float) -> None:
+    """Wait for what `start` started, and kill it if it still runs at `until` (monotonic)."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, until - time.monotonic()))
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def greeting(word: str, found: Mapping[str, object]) -> str:
+    """The line by which a program says that it has begun, and what it found there."""
+    import importlib.metadata
+
+    version = importlib.metadata.version("rallypoint")
+    return f"{word} {json.dumps({'version': version, **found})}\n"
+
+
+def read_greeting(word: str, line: bytes) -> dict[str, Any] | None:
+    """What that line says; None: it is another one, as a login shell writes."""
+    start = word.encode()
+    if not line.startswith(start):
+        return None
+    found: dict[str, Any] = json.loads(line[len(start) :])
+    return found
+
+
+def version_trouble(found: Mapping[str, Any]) -> str:
+    """What is wrong with the version that a greeting names; empty: it is this one."""
+    import importlib.metadata
+
+    ours = importlib.metadata.version("rallypoint")
+    if found["version"] == ours:
+        return ""
+    return f"it has Rallypoint {found['version']}, and this machine {ours}; install the same on all"
+
+
+def last_lines(said: str) -> list[str]:
+    """The end of what was written there."""
+    return [line for line in said.splitlines() if line.strip()][-_LINES:]
+
+
+def forwarded(environ: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    """The variables that begin so: what users set here, and mean for all hosts."""
+    return {name: text for name, text in environ.items() if name.startswith(prefixes)}
+
+
+def _is_this_machine(name: str) -> bool:
+    with contextlib.suppress(HostError):  # ssh may know it nevertheless
+        return is_here(name)
+    return False
