@@ -105,6 +105,7 @@ class NodeState:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._hold_until = 0.0
         self._stop_until = 0.0
+        self._told_until = 0.0  # the order to stop has only just come from another node
 
     # Orders.
 
@@ -126,6 +127,7 @@ class NodeState:
             return NOTHING
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
             self.stopped_because = stop.because
+            self._told_until = now + TELL_AFTER_S
             if not stop.at_once:
                 return self._stop(SIGTERM, stop.because, now)
             self.group.stopping()
@@ -141,6 +143,7 @@ class NodeState:
         if self.phase is Phase.WAITING:
             return self._done(finish.because)
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
+            self._told_until = now + TELL_AFTER_S
             return self._stop(SIGTERM, finish.because, now)
         return NOTHING
 
@@ -176,7 +179,9 @@ class NodeState:
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
         asked = Leave(text=text) if leaves else StopAsked(node_rank=self.node_rank, text=text)
         tell = Tell(asked)
-        if self.phase is Phase.STOPPING and signal == SIGINT:
+        # A Ctrl-C that all nodes get may come here behind the word of one that had it before.
+        is_same = first and now < self._told_until
+        if self.phase is Phase.STOPPING and signal == SIGINT and not is_same:
             end = self._end("interrupted while the workers were stopping", now)
             return Decision((tell, *end.actions), end.reason)
         if not first:

@@ -387,6 +387,25 @@ def test_every_order_of_events_comes_to_an_end(
         assert len(alone.node.group.exits) == 3
 
 
+@pytest.mark.parametrize(
+    ("times", "phase"),
+    [
+        ([0.1], Phase.STOPPING),  # the same Ctrl-C
+        ([0.1, 0.2], Phase.ENDING),
+        ([1.5], Phase.ENDING),  # told by then that it kills
+    ],
+)
+def test_a_ctrl_c_for_all_nodes_is_not_a_second_one_for_some(
+    times: list[float], phase: Phase
+) -> None:
+    node = NodeState(shutdown_timeout_s=10.0)
+    node.started(0, range(2))
+    node.round_stopped(Stop(round=0, because="SIGINT stopped node 1"), 0.0)
+    for now in times:
+        node.stop_requested(2, "SIGINT stopped node 0", now)
+    assert node.phase is phase
+
+
 def test_an_illegal_move_raises() -> None:
     node = NodeState(shutdown_timeout_s=1.0)
     node.finished(Finish(outcome=Outcome.GIVEN_UP, because="x"), 0.0)
