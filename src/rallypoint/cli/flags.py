@@ -9,12 +9,25 @@ from __future__ import annotations
 from rallypoint.cli.options import HELP, Flag, Group
 from rallypoint.cli.token import TOKEN_FLAG
 
+# What a launcher does that starts others; see cli/remote/.
+HOSTS = (
+    Flag("--hosts", "start a launcher on each of these, by ssh; names that they know each other\n"
+         "by, each maybe with its --nproc-per-node, as in a,user@b:4", "A,B:N,..."),
+    Flag("--hostfile", "the same from a file: in a line HOST, HOST:N or HOST slots=N", "FILE"),
+    Flag("--rsh", "starts a command on a host, whose name follows it or replaces {host}\n"
+         "(default: ssh)", "COMMAND"),
+    Flag("--env", "pass on this variable of here, too, to the workers on all hosts; may be\n"
+         "given again (always: RALLYPOINT_*, OMP_*, NCCL_* and others; see the guide)", "NAME",
+         repeats=True),
+)  # fmt: skip
+
 GROUPS = (
     Group("How many", (
         Flag("--nproc-per-node", "workers on this machine: a number; 'cpu' for one per CPU that\n"
              "may be used; 'gpu' or 'xpu' for one per device; 'auto' for one\n"
              "per device, or else per CPU (default 1)", "N"),
-        Flag("--nnodes", "machines, or the fewest and the most of them (default 1)", "N|MIN:MAX"),
+        Flag("--nnodes", "machines, or the fewest and the most of them (default 1; with --hosts\n"
+             "all, and MIN: is enough)", "N|MIN:MAX"),
         Flag("--role", "a name for what the workers do, in ROLE_NAME (default 'default')", "NAME"),
     )),
     Group("What runs", (
@@ -65,7 +78,8 @@ GROUPS = (
         Flag("--event-log-handler", "'console' prints these objects on stderr; 'null' does not\n"
              "(default null)", "NAME"),
     )),
-    Group("Several machines", (
+    Group("Several machines, started from this one", HOSTS),
+    Group("Several machines, each with its own launcher", (
         Flag("--standalone", "one machine, nothing to agree on with others"),
         Flag("--on", "take what is not said here from that place only: slurm, flux, open-mpi,\n"
              "...; 'here' for none; `rallypoint where` shows it (default: what is\n"
@@ -111,6 +125,9 @@ Their output in files, and rank 0's here too; start all again up to three times 
 Two machines, each with its own --node-rank, and the same token on both:
   RALLYPOINT_TOKEN=... rallypoint run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 \\
       --nproc-per-node 8 train.py
+
+Three machines by one command, which reaches them by ssh; whatever ends it ends all of them:
+  rallypoint run --hosts node1,node2,node3:4 --nproc-per-node 8 train.py
 
 Everything after SCRIPT is SCRIPT's, word for word, but for ${local_rank}, which is replaced.
 """

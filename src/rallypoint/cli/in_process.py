@@ -11,7 +11,7 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import FLAGS, HOSTS
 from rallypoint.cli.logs import read_texts
 from rallypoint.cli.options import HELP, Flag
 from rallypoint.cli.run import note_on_threads, read_job
@@ -53,7 +53,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "--start-method": "spawn",
     "--tee": "0",
 }
-_NOT_OF_A_JOB = (HELP.name, "--print-completion")
+_NOT_OF_A_JOB = (HELP.name, "--print-completion", *(flag.name for flag in HOSTS))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -20,7 +20,7 @@ _GROUPS = (*GROUPS, Group("Of torch.distributed.launch", (_USE_ENV,)))
 def launch(words: Sequence[str]) -> int:
     """Perform `python -m rallypoint.launch WORDS`; the exit status."""
     try:
-        return perform(words, _GROUPS, _read_job)
+        return perform(words, _GROUPS, _read_job, launcher=("-m", "rallypoint.launch"))
     except KeyboardInterrupt:  # before the agent was there to handle it
         return 130
 

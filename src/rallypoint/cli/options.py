@@ -24,6 +24,7 @@ class Flag(Record):
     help: str
     value: str = ""  # what the value is called in the help; empty: the flag has none
     short: str = ""
+    repeats: bool = False  # given several times, it has all of the values, with commas between
 
     @property
     def takes_value(self) -> bool:
@@ -82,7 +83,8 @@ def parse(
             position += 1
         elif equals and not flag.takes_value:
             raise UsageError(f"{program}: {flag.name} takes no value; leave out '={value}'.")
-        values[flag.name] = value if flag.takes_value else "1"
+        before = f"{values[flag.name]}," if flag.repeats and flag.name in values else ""
+        values[flag.name] = before + value if flag.takes_value else "1"
     for flag in flags:
         inherited = environ.get(flag.variable)
         if flag.name in values or not inherited or flag.name == HELP.name:

@@ -21,6 +21,7 @@ from rallypoint.cli.workers import bind_workers, count_workers, worker_program
 from rallypoint.launch.job import STOP_SIGNALS, Job, Talk
 
 PROGRAM = "rallypoint run"
+LAUNCHER = ("-m", "rallypoint", "run")
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # PyTorch's
 
 
@@ -33,8 +34,12 @@ def perform(
     words: Sequence[str],
     groups: Sequence[Group],
     read: Callable[[Mapping[str, str], Sequence[str], Mapping[str, str]], tuple[Job, list[str]]],
+    launcher: Sequence[str] = LAUNCHER,
 ) -> int:
-    """Launch the job that `read` makes of the flags; the exit status."""
+    """Launch the job that `read` makes of the flags; the exit status.
+
+    `launcher` is what Python is told to start another one of these.
+    """
     flags = [flag for group in groups for flag in group.flags]
     try:
         values, command = parse(words, flags, program=PROGRAM, environ=os.environ)
@@ -46,6 +51,10 @@ def perform(
 
             print(completion(values["--print-completion"], flags), end="")
             return 0
+        if "--hosts" in values or "--hostfile" in values:
+            from rallypoint.cli.remote.starter import run_on_hosts
+
+            return run_on_hosts(values, command, flags, read=read, launcher=launcher)
         job, notes = read(values, command, os.environ)
         if PORT_RANGE in job.environ:
             os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for what this process listens at
@@ -73,6 +82,9 @@ def read_job(
     Raises:
         UsageError, InvalidArgumentError: the flags cannot be followed.
     """
+    for name in ("--rsh", "--env"):
+        if name in values:
+            raise UsageError(f"{PROGRAM}: {name} is about the hosts of --hosts; name some.")
     token = read_token(values, environ)
     if token is None and "--require-token" in values:
         _refuse_without_token(values)

@@ -61,7 +61,7 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
         HostError: the store or the guardian could not be started; nothing is left running.
         InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
     """
-    _fill_standard_descriptors()
+    fill_standard_descriptors()
     try:
         agent = Agent(job, rounds or rounds_of(job))
     except (OSError, RuntimeError) as error:
@@ -120,7 +120,7 @@ class Agent:
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         self._oom_kills = count_oom_kills()
         if self._job.rendezvous is not None or self._job.nodes.count > 1:
-            _allow_many_connections()  # to this process: the guardian's workers keep their limit
+            allow_many_connections()  # to this process: the guardian's workers keep their limit
         self._rounds.open(self.selector)
 
     def wait(self) -> None:
@@ -480,7 +480,8 @@ class Agent:
             self._perform(self._state.guardian_lost())
 
 
-def _allow_many_connections() -> None:
+def allow_many_connections() -> None:
+    """Raise this process's limit of descriptors as far as it may."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -494,7 +495,7 @@ def _ranks_of(seat: Seat) -> range:
     return range(seat.first_rank, seat.first_rank + seat.local_world_size)
 
 
-def _fill_standard_descriptors() -> None:
+def fill_standard_descriptors() -> None:
     """Were one of 0, 1 and 2 closed, workers would get a descriptor of ours in its place."""
     for fd in (0, 1, 2):
         try:

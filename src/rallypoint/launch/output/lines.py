@@ -19,7 +19,16 @@ from rallypoint.launch.output.terminal import STATUS
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from rallypoint.launch.output.tee import Tee
+
+    class Reader(Protocol):
+        """Who gives an outlet what it reads."""
+
+        def pause(self, paused: bool) -> None:
+            """The outlet is full, or is so no longer."""
+
 
 _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
@@ -34,7 +43,7 @@ class Outlet:
     def __init__(
         self, fd: int, sink: Sink, selector: selectors.BaseSelector, files: FileWork
     ) -> None:
-        self.readers: list[LineReader] = []
+        self.readers: list[Reader] = []
         self._sink = sink
         self._selector = selector
         self._files = files

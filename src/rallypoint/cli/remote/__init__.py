@@ -1,0 +1,9 @@
+"""`rallypoint run --hosts`: launchers on several hosts, started and ended by one command.
+
+    starter.py --ssh--> node.py on host a --> rallypoint run --nnodes 2 --node-rank 0 ...
+               --ssh--> node.py on host b --> rallypoint run --nnodes 2 --node-rank 1 ...
+
+hosts.py reads which hosts, plan.py what their launchers are given, job_on_hosts.py decides, and
+starter.py performs that over links (link.py). The launchers are ordinary ones, and meet as if each
+had been typed on its host.
+"""

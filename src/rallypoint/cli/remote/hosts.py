@@ -1,0 +1,117 @@
+"""Which hosts, as --hosts and --hostfile name them, and how many workers each has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.base.address import is_loopback
+from rallypoint.base.record import Record
+from rallypoint.cli.numbers import is_whole
+from rallypoint.cli.options import UsageError
+
+PROGRAM = "rallypoint run"
+
+
+class RemoteHost(Record):
+    """One of them.
+
+    Attributes:
+        name: what ssh is given, maybe with `user@` before it.
+        workers: as --nproc-per-node; empty: what that flag says for all.
+    """
+
+    name: str
+    workers: str = ""
+
+    @property
+    def address(self) -> str:
+        """What the others know it by."""
+        return self.name.rpartition("@")[2]
+
+
+def read_hosts(values: Mapping[str, str]) -> tuple[RemoteHost, ...]:
+    """The hosts, by node rank.
+
+    Raises:
+        UsageError: there is none, or one that cannot be.
+    """
+    if "--hosts" in values and "--hostfile" in values:
+        raise UsageError(f"{PROGRAM}: --hosts and --hostfile both name the hosts; give one.")
+    if "--hostfile" in values:
+        source = f"--hostfile {values['--hostfile']}"
+        hosts = _read_file(values["--hostfile"])
+    else:
+        source = "--hosts"
+        words = [word.strip() for word in values["--hosts"].split(",")]
+        hosts = [_read_host(word, source) for word in words if word]
+    if not hosts:
+        raise UsageError(f"{PROGRAM}: {source} names no host.")
+    addresses = [host.address for host in hosts]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise UsageError(
+                f"{PROGRAM}: {source} names {address} twice; name it once, with all its workers, as"
+                f" in {address}:8."
+            )
+        if is_loopback(address) and len(hosts) > 1:
+            raise UsageError(
+                f"{PROGRAM}: {source}: other hosts do not know this one as {address}; give the name"
+                " or address by which they do."
+            )
+    return tuple(hosts)
+
+
+def _read_host(text: str, source: str) -> RemoteHost:
+    """``"HOST"``, ``"HOST:N"``, ``"USER@HOST:N"``; an IPv6 address with N stands in brackets."""
+    user, at, rest = text.rpartition("@")
+    if rest.startswith("["):
+        address, _, tail = rest[1:].partition("]")
+        is_whole_word = not tail or tail.startswith(":")
+        colon, workers = tail[:1], tail[1:]
+    elif rest.count(":") > 1:
+        address, colon, workers, is_whole_word = rest, "", "", True
+    else:
+        address, colon, workers = rest.partition(":")
+        is_whole_word = True
+    # A word that begins with a dash would be an option to ssh.
+    is_name = address and not text.startswith("-") and not address.startswith("-")
+    is_count = not colon or (is_whole(workers) and int(workers) > 0)
+    if not is_name or not is_count or not is_whole_word or (at and not user):
+        raise UsageError(
+            f"{PROGRAM}: {source}: {text!r} is no host; write HOST, HOST:N or USER@HOST:N, where N"
+            " is the number of its workers."
+        )
+    return RemoteHost(f"{user}{at}{address}", workers)
+
+
+def _read_file(path: str) -> list[RemoteHost]:
+    """Lines of Open MPI, DeepSpeed (``HOST slots=N``) and MPICH (``HOST:N``)."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise UsageError(
+            f"{PROGRAM}: --hostfile {path} cannot be read ({error.strerror}); check its path."
+        ) from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            hosts.append(_read_line(words, f"--hostfile {path}, line {number}"))
+    return hosts
+
+
+def _read_line(words: list[str], source: str) -> RemoteHost:
+    host = _read_host(words[0], source)
+    for word in words[1:]:
+        name, equals, text = word.partition("=")
+        if name in ("max_slots", "max-slots") and equals:
+            continue  # how far Open MPI may go beyond `slots`
+        is_slots = name == "slots" and is_whole(text) and int(text) > 0
+        if not is_slots or host.workers:
+            raise UsageError(
+                f"{PROGRAM}: {source}: {word!r} is not understood; a line is HOST, HOST:N or HOST"
+                " slots=N."
+            )
+        host = RemoteHost(host.name, text)
+    return host

@@ -1,0 +1,271 @@
+"""What the starter of `rallypoint run --hosts` does when a host answers, ends or is lost.
+
+What happened and `now` go in, actions come out: no process, descriptor or clock here. How the job
+goes on without a host is the launchers' business; here is only whether enough of them are left.
+
+    CONNECTING --greeted--> READY --enough are--> RUNNING --ended--> ENDED
+        |                     |                                        ^
+        +---------------------+------------- failed -------------------+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.record import Record
+
+SIGINT, SIGTERM = 2, 15
+CONNECT_S = 30.0  # for a host to answer
+LAST_CALL_S = 5.0  # for the others, once the fewest have answered
+OTHERS_S = 5.0  # for the others to end by themselves, once one tells that the job has failed
+MARGIN_S = 10.0  # beyond --shutdown-timeout, for launchers to end
+FLUSH_S = 60.0  # the same after success: someone may read their output slowly
+AT_ONCE_S = 5.0  # after a second Ctrl-C
+LEAVE_S = 3.0  # for what is left, once it was let go
+MEETING_POINTS = 3  # of them, two begin a job: it does so, and goes on, without any one
+_SUCCEEDED, _FAILED, _MISUSED, _NOTHING_RAN = 0, 1, 2, 3  # docs/exit-statuses.md
+
+
+class Phase(Enum):
+    """Where a host is."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+_ALIVE = (Phase.CONNECTING, Phase.READY, Phase.RUNNING)
+
+
+class Start(Record):
+    """Start the launcher on this host, by node rank."""
+
+    host: int
+    endpoints: tuple[str, ...]
+
+
+class Send(Record):
+    """Send a signal to the launchers on these hosts."""
+
+    hosts: tuple[int, ...]
+    signal: int
+
+
+class LetGo(Record):
+    """End the input of what runs on these hosts: it then ends within a second or two."""
+
+    hosts: tuple[int, ...]
+
+
+class Drop(Record):
+    """End the connections to these hosts, and say no more of them."""
+
+    hosts: tuple[int, ...]
+
+
+class Say(Record):
+    """Tell the user, unless all is well and nothing is to be said then (--quiet)."""
+
+    text: str
+    is_trouble: bool = True
+
+
+Action = Start | Send | LetGo | Drop | Say
+
+
+class JobOnHosts:
+    """A job on hosts. Each method takes one event and gives what to do.
+
+    Args:
+        addresses: by node rank, what the hosts know each other by.
+        fewest: how many of them the job needs.
+        shutdown_timeout_s: how long launchers give their workers to end.
+        now: when connecting began.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, fewest: int, shutdown_timeout_s: float, now: float
+    ) -> None:
+        self.stop_signal: int | None = None
+        self._addresses = addresses
+        self._fewest = fewest
+        self._shutdown_s = shutdown_timeout_s
+        self._phases = [Phase.CONNECTING] * len(addresses)
+        self._ports = [0] * len(addresses)
+        self._endpoints: tuple[str, ...] = ()  # once the job has begun
+        self._failure: int | None = None  # the first exit status of a launcher that failed
+        self._has_succeeded = False
+        self._is_ending = False
+        # When to do what, if it is not over by then.
+        self._give_up_at: float | None = now + CONNECT_S
+        self._begin_at: float | None = None
+        self._stop_at: float | None = None
+        self._let_go_at: float | None = None
+        self._drop_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left on any host."""
+        return all(phase is Phase.ENDED for phase in self._phases)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick` at the latest; None: only events matter."""
+        alarms = (self._give_up_at, self._begin_at, self._stop_at, self._let_go_at, self._drop_at)
+        return min((at for at in alarms if at is not None), default=None)
+
+    @property
+    def status(self) -> int:
+        """The exit status for all: a launcher's 0 tells that every worker of the job succeeded."""
+        if self.stop_signal is not None:
+            return 128 + self.stop_signal
+        if self._has_succeeded and self._failure is None:
+            return _SUCCEEDED  # hosts that were lost on the way, or left, were not needed
+        return self._failure or _FAILED
+
+    # Events.
+
+    def greeted(self, host: int, port: int, now: float) -> list[Action]:
+        """A host is ready, and a launcher there can listen at that port."""
+        if self._phases[host] is not Phase.CONNECTING:
+            return []
+        self._phases[host] = Phase.READY
+        self._ports[host] = port
+        return [] if self._is_ending else self._begin(now)
+
+    def failed(self, host: int, why: str, now: float) -> list[Action]:
+        """No launcher can be started on a host."""
+        if self._phases[host] is Phase.ENDED:
+            return []
+        self._phases[host] = Phase.ENDED
+        if self._is_ending:
+            return []
+        if self._are_enough() or self._has_succeeded:
+            told = Say(f"going on without {self._addresses[host]}: {why}")
+            return [told, *self._begin(now), *self._drop_waiting()]
+        told = Say(f"cannot start on {self._addresses[host]}: {why}")
+        return [told, *self._stop(now)]
+
+    def ended(self, host: int, status: int | None, now: float) -> list[Action]:
+        """A launcher has ended; None: the connection to it has, before it told so."""
+        if self._phases[host] is Phase.ENDED:
+            return []
+        self._phases[host] = Phase.ENDED
+        actions: list[Action] = []
+        if status in (_SUCCEEDED, _NOTHING_RAN):
+            if not self._has_succeeded:
+                self._has_succeeded = True
+                self._stop_at = None
+                self._let_go_within(self._shutdown_s + FLUSH_S, now)
+        elif not self._is_ending:
+            name = self._addresses[host]
+            if status in (_FAILED, _MISUSED):
+                self._failure = self._failure or status
+            if status is None:
+                actions.append(Say(f"lost the connection to {name}"))
+            elif status != _FAILED:  # of which the launcher has told itself
+                actions.append(Say(f"the launcher on {name} ended with status {status}"))
+            if not self._are_enough() and not self._has_succeeded and self._stop_at is None:
+                self._stop_at = now + (OTHERS_S if status == _FAILED else 0.0)
+        return [*actions, *self._drop_waiting(), *self.tick(now)]
+
+    def signalled(self, number: int, now: float, *, stops: bool) -> list[Action]:
+        """A signal came: for the launchers, too; does it stop the job?"""
+        running = self._those(Phase.RUNNING)
+        if not stops:
+            return [Send(running, number)] if running else []
+        is_second = self.stop_signal is not None
+        self.stop_signal = self.stop_signal or number
+        self._is_ending = True
+        self._stop_at = self._begin_at = self._give_up_at = None
+        at_once = is_second and number == SIGINT
+        self._let_go_within(AT_ONCE_S if at_once else self._shutdown_s + MARGIN_S, now)
+        waiting = self._those(Phase.CONNECTING, Phase.READY)
+        return [*_unless_empty(Drop(waiting)), *_unless_empty(Send(running, number))]
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        actions: list[Action] = []
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
+            late = self._those(Phase.CONNECTING)
+            actions += _unless_empty(Drop(late))
+            for host in late:
+                actions += self.failed(host, f"it did not answer within {CONNECT_S:g} s", now)
+        if self._begin_at is not None and now >= self._begin_at:
+            actions += self._begin(now)
+        if self._stop_at is not None and now >= self._stop_at:
+            actions += self._stop(now)
+        if self._let_go_at is not None and now >= self._let_go_at:
+            self._let_go_at = None
+            self._drop_at = now + LEAVE_S
+            actions += _unless_empty(LetGo(self._those(Phase.RUNNING)))
+        if self._drop_at is not None and now >= self._drop_at:
+            self._drop_at = None
+            actions += _unless_empty(Drop(self._those(*_ALIVE)))
+        return actions
+
+    # Moves.
+
+    def _begin(self, now: float) -> list[Action]:
+        """Start launchers, if there are enough hosts."""
+        ready = self._those(Phase.READY)
+        if self._endpoints:  # these are late
+            return self._start(ready)
+        if len(ready) < self._fewest:
+            return []
+        if self._those(Phase.CONNECTING):
+            if self._begin_at is None:
+                self._begin_at = now + LAST_CALL_S
+            if now < self._begin_at:
+                return []
+        self._begin_at = None
+        points = ready[:MEETING_POINTS]
+        self._endpoints = tuple(
+            endpoint_of(self._addresses[host], self._ports[host]) for host in points
+        )
+        several = f"{len(ready)} hosts, which meet at {', '.join(self._endpoints)}"
+        told = [Say(f"starting on {several}", is_trouble=False)] if len(self._addresses) > 1 else []
+        return [*told, *self._start(ready)]
+
+    def _start(self, hosts: Sequence[int]) -> list[Action]:
+        for host in hosts:
+            self._phases[host] = Phase.RUNNING
+        return [Start(host, self._endpoints) for host in hosts]
+
+    def _stop(self, now: float) -> list[Action]:
+        """Too few hosts are left: end the job on the others."""
+        self._is_ending = True
+        self._stop_at = self._begin_at = self._give_up_at = None
+        self._let_go_within(self._shutdown_s + MARGIN_S, now)
+        waiting = self._those(Phase.CONNECTING, Phase.READY)
+        running = self._those(Phase.RUNNING)
+        told: list[Action] = []
+        if running:
+            left = f"{len(running)} of the {self._fewest} hosts that it needs are left"
+            told = [Say(f"ending the job, as only {left}")]
+        return [*told, *_unless_empty(Drop(waiting)), *_unless_empty(Send(running, SIGTERM))]
+
+    def _drop_waiting(self) -> list[Action]:
+        """Once the job has ended, nobody is waited for."""
+        if not self._endpoints or self._those(Phase.RUNNING):
+            return []
+        self._is_ending = True
+        return _unless_empty(Drop(self._those(Phase.CONNECTING, Phase.READY)))
+
+    def _let_go_within(self, seconds: float, now: float) -> None:
+        before = self._let_go_at
+        self._let_go_at = now + seconds if before is None else min(before, now + seconds)
+
+    def _are_enough(self) -> bool:
+        return self._phases.count(Phase.ENDED) <= len(self._phases) - self._fewest
+
+    def _those(self, *phases: Phase) -> tuple[int, ...]:
+        return tuple(host for host, phase in enumerate(self._phases) if phase in phases)
+
+
+def _unless_empty(action: Send | LetGo | Drop) -> list[Action]:
+    return [action] if action.hosts else []

@@ -1,0 +1,285 @@
+"""The starter's end of the connection to one host: a process of ssh, orders in, output back.
+
+    starter  --orders--> stdin  ssh  ...  node.py --> launcher
+             <--lines--- stdout, stderr   <--------------+
+
+Lines are passed on as they are, and whole; the starter waits for nobody, neither for a host that
+reads no orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.cli.remote.node import GREETING
+from rallypoint.cluster.remote_shell import (
+    end,
+    last_lines,
+    read_greeting,
+    start,
+    version_trouble,
+)
+from rallypoint.launch.output.lines import Outlet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Listener(Protocol):
+        """Who is told what happens to a host, by its number."""
+
+        def greeted(self, host: int, port: int) -> None:
+            """It is ready for a launcher, which may listen at that port."""
+
+        def failed(self, host: int, why: str) -> None:
+            """No launcher can be started there."""
+
+        def ended(self, host: int, status: int | None) -> None:
+            """The launcher has ended; None: nobody knows how."""
+
+
+_READ_BYTES = 64 << 10
+_MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
+_MAX_SAID = 1 << 16
+_NOT_FOUND = (126, 127)  # of a shell: it cannot run the program
+
+
+class Lines:
+    """One stream from a host, on its way to one of the starter's own.
+
+    Args:
+        fd: where it comes from; closed here.
+        outlet: where it goes.
+        look: sees each block of whole lines; what it returns is passed on.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        outlet: Outlet,
+        selector: selectors.BaseSelector,
+        look: Callable[[bytes], bytes],
+    ) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._outlet = outlet
+        self._selector = selector
+        self._look = look
+        self._partial = b""
+        self._is_open = True
+        self._is_listening = False
+        outlet.readers.append(self)
+        self._listen(True)
+
+    def pause(self, paused: bool) -> None:
+        """See Reader."""
+        self._listen(self._is_open and not paused)
+
+    def finish(self) -> None:
+        """Nobody writes any more: take what is left."""
+        while self._is_open:
+            if not self._read():
+                self._close()
+
+    def _read(self) -> bool:
+        """Whether there was something, or the end."""
+        if not self._is_open:  # it was closed by an event of the same moment
+            return True
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close()
+            return True
+        data = self._partial + data
+        # A carriage return ends a line, too, or a progress bar would not show until its end.
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - cut > _MAX_LINE_BYTES:
+            cut = len(data) - _MAX_LINE_BYTES // 2
+        self._partial = data[cut:]
+        self._give(data[:cut])
+        return True
+
+    def _close(self) -> None:
+        self._listen(False)
+        self._is_open = False
+        self._outlet.readers.remove(self)
+        os.close(self._fd)
+        self._give(self._partial)
+
+    def _give(self, lines: bytes) -> None:
+        shown = self._look(lines) if lines else b""
+        if shown:
+            self._outlet.write(shown)
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted and not self._is_listening:
+            self._selector.register(self._fd, selectors.EVENT_READ, self._read)
+        elif self._is_listening and not wanted:
+            self._selector.unregister(self._fd)
+        self._is_listening = wanted
+
+
+class Link:
+    """The connection to one host.
+
+    Args:
+        number: of the host, for the listener.
+        command: runs node.py there.
+        order: its first one.
+        outlets: the starter's stdout and stderr.
+
+    Raises:
+        HostError: the command is none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        command: Sequence[str],
+        order: Mapping[str, object],
+        outlets: tuple[Outlet, Outlet],
+        selector: selectors.BaseSelector,
+        listener: Listener,
+    ) -> None:
+        self._number = number
+        self._command = command
+        self._selector = selector
+        self._listener = listener
+        self._mark = f"\0rallypoint {secrets.token_hex(16)} "
+        self._said = ""  # before the greeting
+        self._is_greeted = False
+        self._is_started = False
+        self._status: int | None = None  # of the launcher
+        self._unsent = b""
+        pipe = subprocess.PIPE
+        self._process = start(name, command, stdin=pipe, stdout=pipe, stderr=pipe)
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        # Plain descriptors from here on: what follows waits for none of them.
+        self._stdin, out, err = (os.dup(stream.fileno()) for stream in streams if stream)
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+        os.set_blocking(self._stdin, False)
+        self._out = Lines(out, outlets[0], selector, self._look_at_stdout)
+        self._err = Lines(err, outlets[1], selector, self._look_at_stderr)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        selector.register(self._pidfd, selectors.EVENT_READ, self._ended)
+        self._tell(order)
+
+    def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start the launcher: Python with these words, and with these variables more."""
+        self._is_started = True
+        self._tell({"words": words, "environ": environ, "mark": self._mark})
+
+    def signal(self, number: int) -> None:
+        """Send the launcher a signal."""
+        self._tell({"signal": number})
+
+    def let_go(self) -> None:
+        """Say no more: what runs there ends."""
+        if self._stdin >= 0:
+            if self._unsent:
+                self._selector.unregister(self._stdin)
+                self._unsent = b""
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def drop(self) -> None:
+        """End the connection at once; what runs there ends as well."""
+        self.let_go()
+        end(self._process, 0.0)
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        self.drop()
+        if self._pidfd >= 0:
+            self._finish()
+
+    def _tell(self, order: Mapping[str, object]) -> None:
+        if self._stdin < 0:
+            return
+        if not self._unsent:
+            self._selector.register(self._stdin, selectors.EVENT_WRITE, self._send)
+        self._unsent += json.dumps(order).encode() + b"\n"
+        self._send()
+
+    def _send(self) -> None:
+        if not self._unsent:
+            return
+        try:
+            self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:  # its end will tell
+            self._unsent = b""
+        if not self._unsent:
+            self._selector.unregister(self._stdin)
+
+    def _look_at_stdout(self, lines: bytes) -> bytes:
+        if self._is_greeted:
+            shown, mark, told = lines.partition(self._mark.encode())
+            if mark and told.strip().isdigit():
+                self._status = int(told)
+            return shown
+        for line in lines.splitlines():
+            found = read_greeting(GREETING, line)
+            if found is None:
+                self._keep(line)
+                continue
+            self._is_greeted = True
+            trouble = found.get("error") or version_trouble(found)
+            if trouble:
+                self._listener.failed(self._number, str(trouble))
+                self.drop()
+            else:
+                self._listener.greeted(self._number, int(found["port"]))
+        return b""
+
+    def _look_at_stderr(self, lines: bytes) -> bytes:
+        if self._is_greeted:
+            return lines
+        self._keep(lines)
+        return b""
+
+    def _keep(self, said: bytes) -> None:
+        self._said = f"{self._said}{said.decode(errors='replace')}\n"[-_MAX_SAID:]
+
+    def _ended(self) -> None:
+        if self._pidfd < 0:
+            return
+        self._finish()
+        if self._is_started:
+            self._listener.ended(self._number, self._status)
+        else:
+            self._listener.failed(self._number, self._why())
+
+    def _finish(self) -> None:
+        self._selector.unregister(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        end(self._process, time.monotonic() + 1.0)  # it has ended, and is reaped
+        self.let_go()
+        self._out.finish()
+        self._err.finish()
+
+    def _why(self) -> str:
+        """Why the program on the host did not start, or not go on."""
+        status = self._process.returncode
+        told = f"status {status}" if status >= 0 else f"signal {-status}"
+        ended = f"{os.path.basename(self._command[0])} ended with {told}"
+        said = last_lines(self._said)[-1:]
+        if status in _NOT_FOUND:
+            ended = f"{sys.executable} must be on all hosts, with Rallypoint"
+        elif "No module named" in self._said:
+            ended = f"Rallypoint must be installed there, too, for {sys.executable}"
+        return "; ".join([line.strip().rstrip(".") for line in said] + [ended])

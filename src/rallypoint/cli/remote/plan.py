@@ -1,0 +1,184 @@
+"""From the flags of `rallypoint run --hosts` to what the launcher on each host is given."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.record import Record
+from rallypoint.cli.flags import FLAGS, HOSTS
+from rallypoint.cli.nodes import new_run_id, read_nnodes
+from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
+from rallypoint.cli.token import TOKEN_FLAG, VARIABLE, read_token
+from rallypoint.cluster.remote_shell import SSH, forwarded
+from rallypoint.launch.job import Job
+
+PROGRAM = "rallypoint run"
+JobReader = Callable[
+    [Mapping[str, str], Sequence[str], Mapping[str, str]], tuple[Job, list[str]]
+]  # as run.py: read_job
+# What users set here, and mean for all hosts.
+FORWARDED = ("RALLYPOINT_", "OMP_", "MKL_", "KMP_", "NCCL_", "GLOO_", "UCX_", "FI_", "CUDA_",
+             "HIP_", "PYTHON", "TORCH")  # fmt: skip
+_MEETING = ("--standalone", "--on", "--node-rank", "--master-addr", "--master-port", "--local-addr",
+            "--rdzv-backend", "--rdzv-endpoint")  # fmt: skip
+# What each launcher is told in another way.
+_OWN = (*(flag.name for flag in HOSTS), "--nnodes", "--nproc-per-node", "--rdzv-id",
+        TOKEN_FLAG.name)  # fmt: skip
+_COUNTED_THERE = ("auto", "cpu", "gpu", "xpu")
+
+
+class Plan(Record, kw_only=True, secret=("environ",)):
+    """What is to be started.
+
+    Attributes:
+        hosts: by node rank.
+        fewest, most: how many of them make up the job.
+        rsh: starts a command on a host.
+        workers: --nproc-per-node where a host says nothing else.
+        flags: those that all launchers get.
+        command: the script and its arguments.
+        run_id: the job's name.
+        environ: variables that all launchers get; the token is among them.
+        port_range: as in --port-range.
+        job: the flags as one launcher here would read them.
+    """
+
+    hosts: tuple[RemoteHost, ...]
+    fewest: int
+    most: int
+    rsh: tuple[str, ...]
+    workers: str
+    flags: tuple[str, ...]
+    command: tuple[str, ...]
+    run_id: str
+    environ: Mapping[str, str]
+    port_range: str
+    job: Job
+
+    def words(self, number: int, endpoints: Sequence[str]) -> list[str]:
+        """The words of the launcher on that host, after `rallypoint run`."""
+        workers = self.hosts[number].workers or self.workers
+        meeting = _meeting(self.fewest, self.most, self.run_id, endpoints)
+        if number < self.most > 1:  # others are spares, without a rank of their own
+            meeting["--node-rank"] = str(number)
+        told = {**meeting, **({"--nproc-per-node": workers} if workers else {})}
+        own = [f"{name}={text}" for name, text in told.items()]
+        return [*own, *self.flags, "--", *self.command]
+
+
+def read_plan(
+    values: Mapping[str, str],
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    flags: Sequence[Flag] = FLAGS,
+    *,
+    read: JobReader,
+) -> Plan:
+    """Read the flags; what would be wrong on every host is refused here.
+
+    Raises:
+        UsageError, InvalidArgumentError: they cannot be followed.
+    """
+    for name in _MEETING:
+        if name in values:
+            raise UsageError(
+                f"{PROGRAM}: --hosts says which machines take part and where they meet; leave out"
+                f" {name}."
+            )
+    if command[:1] == ["-"] and not {"--module", "--no-python"} & values.keys():
+        raise UsageError(
+            f"{PROGRAM}: '-' is standard input, which the hosts do not have; save the script in a"
+            " file."
+        )
+    hosts = read_hosts(values)
+    fewest, most = _read_nnodes(values, len(hosts))
+    run_id = values.get("--rdzv-id") or new_run_id()
+    environ = _with_token(values, environ)
+    kept = {name: text for name, text in values.items() if name not in _OWN}
+    workers = values.get("--nproc-per-node", "")
+    checked = {**kept, **_meeting(fewest, most, run_id, ("localhost:1",))}
+    checked.pop("--numa-binding", None)  # by each machine's CPUs
+    if workers and workers not in _COUNTED_THERE:
+        checked["--nproc-per-node"] = workers
+    job, _ = read(checked, command, environ)
+    return Plan(
+        hosts=hosts,
+        fewest=fewest,
+        most=most,
+        rsh=_read_rsh(values),
+        workers=workers,
+        flags=tuple(_as_word(flag, kept[flag.name]) for flag in flags if flag.name in kept),
+        command=tuple(command),
+        run_id=run_id,
+        environ={**forwarded(environ, FORWARDED), **_named(values, environ)},
+        port_range=values.get("--port-range", environ.get(PORT_RANGE, "")),
+        job=job,
+    )
+
+
+def _meeting(fewest: int, most: int, run_id: str, endpoints: Sequence[str]) -> dict[str, str]:
+    """The flags by which launchers meet; one alone meets nobody."""
+    if most == 1:
+        return {"--nnodes": "1", "--rdzv-id": run_id}
+    return {
+        "--nnodes": f"{fewest}:{most}" if fewest < most else str(most),
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": ",".join(endpoints),
+        "--rdzv-id": run_id,
+    }
+
+
+def _read_nnodes(values: Mapping[str, str], hosts: int) -> tuple[int, int]:
+    """The fewest and the most that make up the job: all hosts; ``"2:"`` leaves the most open."""
+    text = values.get("--nnodes", str(hosts))
+    fewest, most = read_nnodes(f"{text}{hosts}" if text.endswith(":") else text)
+    if most > hosts:
+        raise UsageError(
+            f"{PROGRAM}: --nnodes is {text}, but there are only {hosts} hosts; name more, or ask"
+            " for fewer."
+        )
+    if most == 1 < hosts:
+        raise UsageError(
+            f"{PROGRAM}: --nnodes is {text}, but there are {hosts} hosts; name one, or let more"
+            " take part."
+        )
+    return fewest, most
+
+
+def _with_token(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the user's token, or a new one: on a network, no job goes without."""
+    token = read_token(values, environ)
+    return {**environ, VARIABLE: secrets.token_hex(16) if token is None else os.fsdecode(token)}
+
+
+def _read_rsh(values: Mapping[str, str]) -> tuple[str, ...]:
+    if "--rsh" not in values:
+        return SSH
+    try:
+        words = tuple(shlex.split(values["--rsh"]))
+    except ValueError as error:
+        raise UsageError(f"{PROGRAM}: --rsh {values['--rsh']}: {error}.") from None
+    if not words:
+        raise UsageError(f"{PROGRAM}: --rsh is empty; name a command, or leave it out for ssh.")
+    return words
+
+
+def _named(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that --env names."""
+    names = [name.strip() for name in values.get("--env", "").split(",")]
+    for name in filter(None, names):
+        if name not in environ:
+            raise UsageError(
+                f"{PROGRAM}: --env {name}: this variable is not set here; set it, as in"
+                f" {name.partition('=')[0]}=... {PROGRAM} ..."
+            )
+    return {name: environ[name] for name in names if name}
+
+
+def _as_word(flag: Flag, text: str) -> str:
+    return f"{flag.name}={text}" if flag.takes_value else flag.name

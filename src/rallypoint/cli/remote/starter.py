@@ -1,0 +1,161 @@
+"""The starter of `rallypoint run --hosts`: performs what job_on_hosts.py decides.
+
+One thread waits for all hosts, signals and the time. It holds one connection to each host, and
+when it ends, however it does, everything on all hosts ends.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from rallypoint.cli.options import Flag
+from rallypoint.cli.remote.job_on_hosts import (
+    Action,
+    Drop,
+    JobOnHosts,
+    LetGo,
+    Say,
+    Send,
+    Start,
+)
+from rallypoint.cli.remote.link import Link
+from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
+from rallypoint.cluster.remote_shell import command_on
+from rallypoint.launch.agent.loop import allow_many_connections, fill_standard_descriptors
+from rallypoint.launch.agent.signals import Signals
+from rallypoint.launch.job import Talk
+from rallypoint.launch.output.file_work import FileWork
+from rallypoint.launch.output.lines import open_outlets
+from rallypoint.launch.output.sink import STDERR
+from rallypoint.launch.output.terminal import print_line
+
+PROGRAM = "rallypoint run"
+_MODULE = "rallypoint.cli.remote.node"
+_MANY = 100  # of three descriptors each; most systems give a program 1,024
+_PATIENCE_S = 30.0  # at the end, for a reader of the output who takes nothing
+_PATIENCE_WHEN_STOPPED_S = 1.0
+
+
+def run_on_hosts(
+    values: Mapping[str, str],
+    command: Sequence[str],
+    flags: Sequence[Flag],
+    *,
+    read: JobReader,
+    launcher: Sequence[str],
+) -> int:
+    """Perform `rallypoint run --hosts ...`; the exit status.
+
+    Args:
+        values, command: what the command line says.
+        flags: those that a launcher knows.
+        read: how it reads them.
+        launcher: Python's words that start one.
+
+    Raises:
+        UsageError, InvalidArgumentError: the flags cannot be followed.
+        HostError: there is no such command as --rsh.
+    """
+    plan = read_plan(values, command, os.environ, flags, read=read)
+    fill_standard_descriptors()
+    if len(plan.hosts) > _MANY:
+        allow_many_connections()
+    return Starter(plan, launcher).run()
+
+
+class Starter:
+    """Starts, watches and ends the launchers on all hosts."""
+
+    def __init__(self, plan: Plan, launcher: Sequence[str]) -> None:
+        self._plan = plan
+        self._launcher = launcher
+        self._links: list[Link] = []
+        self._selector = selectors.DefaultSelector()
+        self._files = FileWork(self._selector)
+        self._outlets = open_outlets(self._selector, self._files)
+        self._job = JobOnHosts(
+            [host.address for host in plan.hosts],
+            fewest=plan.fewest,
+            shutdown_timeout_s=plan.job.shutdown_timeout_s,
+            now=time.monotonic(),
+        )
+
+    def run(self) -> int:
+        """Run the job to its end; the exit status."""
+        try:
+            with Signals(self._selector, self._signalled, self._plan.job.stop_signals):
+                try:
+                    self._connect()
+                    self._wait()
+                finally:
+                    for link in self._links:
+                        link.close()
+            is_stopped = self._job.stop_signal is not None
+            wait_s = _PATIENCE_WHEN_STOPPED_S if is_stopped else _PATIENCE_S
+            for outlet in dict.fromkeys(self._outlets):
+                outlet.flush(wait_s)
+        finally:
+            for outlet in dict.fromkeys(self._outlets):
+                outlet.close()
+            self._files.close()
+            STDERR.flush(_PATIENCE_WHEN_STOPPED_S)
+            self._selector.close()
+        return self._job.status
+
+    def _connect(self) -> None:
+        order = {"directory": os.getcwd(), "port_range": self._plan.port_range}
+        for number, host in enumerate(self._plan.hosts):
+            command = command_on(host.name, self._plan.rsh, _MODULE)
+            link = Link(number, host.name, command, order, self._outlets, self._selector, self)
+            self._links.append(link)
+
+    def _wait(self) -> None:
+        while not self._job.is_over:
+            at = self._job.wake_at
+            timeout_s = None if at is None else max(0.0, at - time.monotonic())
+            for key, _ in self._selector.select(timeout_s):
+                key.data()
+            self._perform(self._job.tick(time.monotonic()))
+
+    # Events.
+
+    def greeted(self, host: int, port: int) -> None:
+        """See Listener."""
+        self._perform(self._job.greeted(host, port, time.monotonic()))
+
+    def failed(self, host: int, why: str) -> None:
+        """See Listener."""
+        self._perform(self._job.failed(host, why, time.monotonic()))
+
+    def ended(self, host: int, status: int | None) -> None:
+        """See Listener."""
+        self._perform(self._job.ended(host, status, time.monotonic()))
+
+    def _signalled(self, number: int) -> None:
+        stops = signal.Signals(number).name in self._plan.job.stop_signals
+        self._perform(self._job.signalled(number, time.monotonic(), stops=stops))
+
+    # Actions.
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(host, endpoints):
+                    words = [*self._launcher, *self._plan.words(host, endpoints)]
+                    self._links[host].start(words, self._plan.environ)
+                case Send(hosts, number):
+                    for host in hosts:
+                        self._links[host].signal(number)
+                case LetGo(hosts):
+                    for host in hosts:
+                        self._links[host].let_go()
+                case Drop(hosts):
+                    for host in hosts:
+                        self._links[host].drop()
+                case Say(text, is_trouble):
+                    if is_trouble or self._plan.job.talk is not Talk.QUIET:
+                        print_line(f"{PROGRAM}: {text}")
