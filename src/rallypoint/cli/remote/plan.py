@@ -16,6 +16,7 @@ from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
 from rallypoint.cli.token import TOKEN_FLAG, VARIABLE, read_token
 from rallypoint.cluster.remote_shell import SSH, forwarded
 from rallypoint.launch.job import Job
+from rallypoint.rendezvous.timeouts import read_timeouts
 
 PROGRAM = "rallypoint run"
 JobReader = Callable[
@@ -106,6 +107,8 @@ def read_plan(
     if workers and workers not in _COUNTED_THERE:
         checked["--nproc-per-node"] = workers
     job, _ = read(checked, command, environ)
+    if job.rendezvous is not None:
+        read_timeouts(job.rendezvous.configuration, job.rendezvous.backend)
     return Plan(
         hosts=hosts,
         fewest=fewest,
