@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import SOON_S
 from tests.system.nodes import children
 from tests.system.ssh_hosts import SshHosts, ssh_hosts
-from tests.system.test_run_hosts import STAYS
+from tests.system.test_run_hosts import STAYS, WHO
 
 pytestmark = pytest.mark.system
 
@@ -63,6 +63,14 @@ def test_digits_are_learnt(hosts: SshHosts) -> None:
     assert "4 workers" in out.splitlines()[-1]
     assert float(out.splitlines()[-1].split()[2]) > 0.85
     assert hosts.left_over() == []
+
+
+def test_where_it_is_started_may_be_one_of_the_hosts(hosts: SshHosts) -> None:
+    """For which it needs no ssh: there is no sshd on host4."""
+    (hosts.directory / "who.py").write_text(WHO)
+    status, out, err = ended(start(hosts, "who.py", names="host4:2,host1"))
+    assert status == 0, err
+    assert sorted(out.splitlines()) == ["host1 2/3 1", "host4 0/3 0", "host4 1/3 0"]
 
 
 def test_ctrl_c(hosts: SshHosts) -> None:

@@ -19,7 +19,7 @@ from rallypoint.base.record import Record
 SIGINT, SIGTERM = 2, 15
 CONNECT_S = 30.0  # for a host to answer
 LAST_CALL_S = 5.0  # for the others, once the fewest have answered
-OTHERS_S = 5.0  # for the others to end by themselves, once one tells that the job has failed
+OTHERS_S = 10.0  # for the others to end by themselves, once one tells that the job has failed
 MARGIN_S = 10.0  # beyond --shutdown-timeout, for launchers to end
 FLUSH_S = 60.0  # the same after success: someone may read their output slowly
 AT_ONCE_S = 5.0  # after a second Ctrl-C

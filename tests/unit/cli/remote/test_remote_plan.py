@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rallypoint.cli.remote.plan import Plan, read_plan
 from rallypoint.cli.run import read_job, run
 from rallypoint.cluster.remote_shell import SSH, command_on
 
+GUIDE = Path(__file__).parents[4] / "docs/guides/several-machines.md"
 POINTS = ("a:1", "b:2", "c:3")
 
 
@@ -115,6 +117,17 @@ def test_what_is_about_hosts_needs_hosts(capsys: pytest.CaptureFixture[str]) -> 
     for words in (["--rsh", "srun"], ["--env", "HOME"]):
         assert run([*words, __file__]) == 2
         assert f"{words[0]} is about the hosts of --hosts; name some" in capsys.readouterr().err
+
+
+def test_the_commands_of_the_guide() -> None:
+    lines = [line for line in GUIDE.read_text().splitlines() if line.startswith("rallypoint run")]
+    assert len(lines) == 3
+    for line in lines:
+        *words, script = shlex.split(line)[2:]
+        assert script == "train.py"
+        plan = plan_of(*words)
+        assert len(plan.hosts) in (2, 3)
+        assert (plan.rsh == SSH) is ("--rsh" not in words)
 
 
 def test_commands() -> None:
