@@ -40,6 +40,10 @@ from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
 
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.agent.step_signals import StepSignals
+
 # At the end, how long a reader of the output may take nothing until it is left to itself.
 _PATIENCE_S = 30.0
 _PATIENCE_WHEN_STOPPED_S = 1.0
@@ -109,6 +113,7 @@ class Agent:
         self._progress = ProgressReporter(job, self._started)
         self._fence_at: float | None = None  # what the guardian knows
         self._writes_to_guardian = False
+        self._step_signals: StepSignals | None = None  # in a Slurm step
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
@@ -119,6 +124,7 @@ class Agent:
         self._guardian = Guardian(temporary_directory=directory.to_remove, sessions=sessions)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         self._oom_kills = count_oom_kills()
+        self._step_signals = _step_signals(self._job, self._send_signal)
         if self._job.rendezvous is not None or self._job.nodes.count > 1:
             allow_many_connections()  # to this process: the guardian's workers keep their limit
         self._rounds.open(self.selector)
@@ -131,12 +137,16 @@ class Agent:
                 return
             self._renew_fence()
             self._watch_guardian()
-            sources = (self._state.wake_at, self._rounds.wake_at, self._progress.wake_at)
+            sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
+            if self._step_signals is not None:
+                sources.append(self._step_signals.wake_at)
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
+            if self._step_signals is not None:
+                self._step_signals.tick(time.monotonic())
             if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
                 self._rounds.tick()
             self._progress.tick(time.monotonic(), len(self._state.group.running))
@@ -146,6 +156,8 @@ class Agent:
         if self._guardian is not None:
             # One that was asked to end everything and did not answer gets no second chance.
             self._guardian.close(*([0.0] if self._state.guardian_lost_because else []))
+        if self._step_signals is not None:
+            self._step_signals.close()
         if self._state.guardian_lost_because and self._output is not None:
             self._output.directory.kill_marked()
         self._rounds.close()
@@ -332,6 +344,8 @@ class Agent:
                 self.selector.unregister(worker.control)
             worker.control.close()
         self._workers.clear()
+        if self._step_signals is not None:
+            self._step_signals.forget()
         if self._records is not None:
             self._records.close()
 
@@ -446,12 +460,18 @@ class Agent:
                     self._progress.told(text)
 
     def _signal(self, action: SignalWorkers) -> None:
+        if self._step_signals is None:
+            self._send_signal(action.ranks, action.signal)
+        else:
+            self._step_signals.send(action.ranks, action.signal, time.monotonic())
+
+    def _send_signal(self, ranks: Sequence[int], number: int) -> None:
         if self._seat is None:
             return
         base = self._seat.number % _ROUNDS * MAX_LOCAL_WORKERS - self._seat.first_rank
-        for rank in action.ranks:
+        for rank in ranks:
             self._to_guardian(
-                lambda guardian, rank=rank: guardian.signal(base + rank, action.signal)  # type: ignore[misc]
+                lambda guardian, rank=rank: guardian.signal(base + rank, number)  # type: ignore[misc]
             )
 
     def _renew_fence(self) -> None:
@@ -478,6 +498,18 @@ class Agent:
             request(self._guardian)
         except GuardianLostError:
             self._perform(self._state.guardian_lost())
+
+
+def _step_signals(job: Job, send: Callable[[tuple[int, ...], int], None]) -> StepSignals | None:
+    """What keeps workers from being signalled twice; None: nobody else signals them."""
+    if not job.environ.get("SLURM_JOB_ID"):
+        return None
+    from rallypoint.launch.agent.step_signals import StepSignals
+
+    try:
+        return StepSignals(send)
+    except OSError:  # better twice than never
+        return None
 
 
 def allow_many_connections() -> None:
