@@ -67,9 +67,19 @@ def recognized(on: str, environ: Mapping[str, str]) -> Reading | None:
     source = "--on" if on else VARIABLE
     on = on or environ.get(VARIABLE, "")
     try:
-        return recognize(environ, _this_host(), "" if on == "auto" else on)
+        found = recognize(environ, _this_host(), "" if on == "auto" else on)
+        return found if found is None else _with_known_names(found)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{source} {on}: {error}" if on else str(error)) from None
+
+
+def _with_known_names(found: Reading) -> Reading:
+    """Only Slurm's names may be known to Slurm alone."""
+    if not found.by.startswith("SLURM_") or found.nodes == 1 or found.wrong:
+        return found
+    from rallypoint.cli.slurm_names import with_known_names
+
+    return with_known_names(found)
 
 
 def as_flags(found: Reading, fewest: int = 1, most: int = 1) -> dict[str, str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cli import slurm_names
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.options import UsageError
 from rallypoint.cli.surroundings import fill_in, recognized
 from rallypoint.cli.where import text
+from rallypoint.cluster.network import UnknownHostError
 from rallypoint.rendezvous.job.round import Endpoint
 
 STEP = {
@@ -23,6 +28,30 @@ STEP = {
 }
 MEETING = tuple(Endpoint(host=f"n{number}", port=25539) for number in (1, 2, 3))
 INDEXED = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
+
+
+@pytest.fixture(autouse=True)
+def known_names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What the name service knows, instead of this machine's own."""
+    known = {"n1", "n2", "n3", "n4"}
+
+    def addresses_of(host: str) -> list[str]:
+        if host not in known and numeric_family(host) is None:
+            raise UnknownHostError(f"cannot find the host {host!r}")
+        return [host]
+
+    monkeypatch.setattr(slurm_names, "addresses_of", addresses_of)
+    return known
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in, which prints what is in the file `nodes`."""
+    program = tmp_path / "scontrol"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat {tmp_path}/nodes\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
 
 
 def filled(
@@ -132,3 +161,52 @@ The same by flags: rallypoint run --nnodes 4 --node-rank 2 --rdzv-backend c10d \
 --rdzv-endpoint n1:25539,n2:25539,n3:25539 --rdzv-id slurm-1234.0
 To ignore it: --on here, or RALLYPOINT_CLUSTER=none"""
     )
+
+
+def test_a_name_that_only_slurm_knows_becomes_its_address(
+    known_names: set[str], scontrol: Path
+) -> None:
+    known_names.clear()
+    (scontrol / "nodes").write_text(
+        "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=box1 Comment=a b\n"
+        "NodeName=n2 Arch=x86_64 NodeAddr=n2 NodeHostName=box2\n"
+        "NodeName=n3 Arch=x86_64 NodeAddr=fd00::3 NodeHostName=box3\n"
+    )
+    found = recognized("", STEP)
+    assert found is not None
+    assert found.endpoints == ("10.0.0.1:25539", "n2:25539", "[fd00::3]:25539")
+    assert found.sources["meeting at"] == "SLURM_STEP_NODELIST, scontrol show node"
+    assert (scontrol / "asked").read_text() == "--oneliner show node n1,n2,n3\n"
+
+
+def test_slurm_is_asked_only_for_what_nobody_knows(known_names: set[str], scontrol: Path) -> None:
+    (scontrol / "nodes").write_text("NodeName=n2 NodeAddr=10.0.0.2\n")
+    filled()
+    assert not (scontrol / "asked").exists()
+    known_names.remove("n2")
+    values, _ = filled()
+    assert values["--rdzv-endpoint"] == "n1:25539,10.0.0.2:25539,n3:25539"
+    assert (scontrol / "asked").read_text() == "--oneliner show node n2\n"
+
+
+def test_names_that_nobody_knows_are_refused(
+    known_names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no scontrol
+    known_names.remove("n1")
+    assert filled()[0]["--rdzv-endpoint"].startswith("n1:25539")  # n2 may do
+    known_names.remove("n2")  # this node's own name is no help
+    with pytest.raises(InvalidArgumentError, match=r"nobody here knows the hosts n1, n2 \(SLURM_S"):
+        filled()
+
+
+def test_a_scontrol_that_hangs_is_not_waited_for(
+    known_names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("scontrol", 20)
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    known_names.clear()
+    with pytest.raises(InvalidArgumentError, match="nobody here knows"):
+        filled()

@@ -236,6 +236,15 @@ def test_only_what_was_asked_for() -> None:
 # Traps.
 
 
+def test_a_requeued_step_meets_elsewhere() -> None:
+    ports = set()
+    for attempt in ("", "0", "1", "2"):
+        found = recognize({**STEP, "SLURM_RESTART_COUNT": attempt}, HOST)
+        assert found is not None
+        ports.add(found.endpoints[0])
+    assert len(ports) == 3
+
+
 def test_a_batch_script_without_srun_is_one_machine() -> None:
     found = recognize(BATCH, HOST)
     assert found is not None

@@ -97,11 +97,16 @@ def numbered(
     )
 
 
-def derived_port(job: str, step: int) -> int:
-    """A port for a step of a job on machines that others use, too: no two steps have the same."""
+def derived_port(job: str, step: int, attempt: int = 0) -> int:
+    """A port for a step of a job on machines that others use, too.
+
+    No two steps of an attempt have the same, and a job that is started anew does not meet what may
+    be left of the attempt before.
+    """
     from zlib import crc32
 
-    return _FIRST_PORT + (crc32(job.encode()) + step) % _PORTS
+    text = f"{job} {attempt}" if attempt else job
+    return _FIRST_PORT + (crc32(text.encode()) + step) % _PORTS
 
 
 def _bracketed(host: str) -> str:

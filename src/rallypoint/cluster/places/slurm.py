@@ -13,6 +13,7 @@ from rallypoint.cluster.places.hostlist import expand
 from rallypoint.cluster.places.reading import Host, Reading, derived_port, numbered, whole
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
+_ATTEMPT = "SLURM_RESTART_COUNT"  # not set before the job is requeued
 
 
 def read(environ: Mapping[str, str], host: Host) -> Reading:
@@ -22,6 +23,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     if not environ.get(_LIST):
         return _allocation(job, environ)
     step = whole(environ, _STEP)
+    attempt = whole(environ, _ATTEMPT) if environ.get(_ATTEMPT) else 0
     hosts = expand(environ[_LIST], _LIST)
     nodes = whole(environ, "SLURM_STEP_NUM_NODES", least=1)
     if nodes != len(hosts):
@@ -37,7 +39,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
         hosts_by=_LIST,
         run_id=f"slurm-{job}.{step}",
         run_id_by=f"SLURM_JOB_ID, {_STEP}",
-        port=derived_port(job, step),
+        port=derived_port(job, step, attempt),
     )
     tasks = max(_tasks_per_node(environ))
     if tasks == 1:
