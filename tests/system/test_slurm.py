@@ -279,6 +279,47 @@ def test_the_others_go_on_without_a_lost_node(job: Job) -> None:
     assert "failed" not in job.said("command.err")
 
 
+# Arrays.
+
+
+def test_an_array_goes_on_without_its_first_task_and_takes_it_in_again(job: Job) -> None:
+    job.script(WORKER)
+    command = (
+        "sbatch --array=0-2 --nodes=1 --exclusive --requeue --open-mode=append --wrap"
+        " 'srun rallypoint run --nnodes 2:3 --rdzv-backend c10d"
+        " --rdzv-endpoint file:///shared/run --rdzv-id $SLURM_ARRAY_JOB_ID train.py'"
+    )
+    number = job.submit(command.replace("/shared", str(job.directory)))
+    newest = wait_for_size(job, NODES, after=-1)
+    node = int(job.cluster.ask(f"squeue -h -j {number}_0 -o %N").removeprefix("n"))
+    job.cluster.kill_step(node)
+    others = tuple(each for each in NODES if each != node)
+    newest = wait_for_size(job, others, after=newest)
+    job.run(f"scontrol requeue {number}_0")
+    wait_for_size(job, NODES, after=newest)
+    job.go()
+    job.wait_until(lambda: not job.cluster.state(number), "the array's end")
+    assert "failed" not in "".join(job.said(f"slurm-{number}_{task}.out") for task in range(3))
+
+
+def wait_for_size(job: Job, numbers: tuple[int, ...], *, after: int) -> int:
+    """Until workers on exactly these hosts make up a round newer than `after`; its number."""
+    found: set[str] = set()
+
+    def is_so() -> bool:
+        up = job.up()
+        told = [up.get(f"up.host{number}.0", "-1 -/-").split() for number in numbers]
+        found.clear()
+        found.update(f"{words[0]}/{words[1].rpartition('/')[2]}" for words in told)
+        return len(found) == 1 and min(found).endswith(f"/{len(numbers)}") and newest() > after
+
+    def newest() -> int:
+        return int(min(found).partition("/")[0])
+
+    job.wait_until(is_so, f"round of {numbers}")
+    return newest()
+
+
 # The guide.
 
 

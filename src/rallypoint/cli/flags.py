@@ -92,7 +92,8 @@ GROUPS = (
         Flag("--rdzv-backend", "how machines find each other: static (default), c10d, etcd",
              "NAME"),
         Flag("--rdzv-endpoint", "where; with static, machine 0's address and port; with others\n"
-             "maybe several, in the order in which to try", "HOST:PORT,..."),
+             "maybe several, in the order in which to try; with c10d also a\n"
+             "directory that all machines share: file:///PATH", "HOST:PORT,..."),
         Flag("--rdzv-id", "the job's name, the same on all machines", "ID"),
         Flag("--rdzv-conf", "more for the backend, as in timeout=60", "KEY=VALUE,..."),
         TOKEN_FLAG,

@@ -126,11 +126,31 @@ def read_nnodes(text: str) -> tuple[int, int]:
 
 
 def read_endpoints(text: str, backend: str) -> tuple[Endpoint, ...]:
-    """``"HOST:PORT"``, or several with commas between them; a port may be left out."""
+    """``"HOST:PORT"``, or several with commas between them; a port may be left out.
+
+    Or ``"file:///PATH"``, a directory that all machines share.
+    """
+    if text.startswith("file:"):
+        return (_read_directory(text, backend),)
     try:
         return Endpoint.parse_all(text, DEFAULT_PORTS.get(backend, 29400), name="--rdzv-endpoint")
     except InvalidArgumentError as error:
         raise UsageError(f"{PROGRAM}: {error}") from None
+
+
+def _read_directory(text: str, backend: str) -> Endpoint:
+    path = os.path.normpath(text.removeprefix("file://"))
+    if not text.startswith("file:///") or "," in text:
+        raise UsageError(
+            f"{PROGRAM}: --rdzv-endpoint is {text!r}; a directory that all machines share is one"
+            " path from the root on, as in file:///shared/run."
+        )
+    if backend != "c10d":
+        raise UsageError(
+            f"{PROGRAM}: --rdzv-endpoint {text}: with --rdzv-backend c10d only, machines meet in a"
+            " directory; add that."
+        )
+    return Endpoint(host=path, port=0)
 
 
 def read_configuration(text: str) -> dict[str, str]:

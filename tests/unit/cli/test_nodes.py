@@ -60,6 +60,28 @@ def test_endpoints(text: str, expected: list[tuple[str, int]]) -> None:
     assert [(each.host, each.port) for each in found] == expected
 
 
+def test_a_directory_that_all_machines_share() -> None:
+    (found,) = read_endpoints("file:///shared//run/", "c10d")
+    assert (found, found.is_directory) == (Endpoint(host="/shared/run", port=0), True)
+    assert str(found) == "file:///shared/run"
+    assert not Endpoint(host="a", port=1).is_directory
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "expected"),
+    [
+        ("file://shared/run", "c10d", "one path from the root on, as in file:///shared/run"),
+        ("file:shared", "c10d", "one path from the root on"),
+        ("file:///a,file:///b", "c10d", "one path from the root on"),
+        ("file:///shared/run", "static", "with --rdzv-backend c10d only"),
+        ("file:///shared/run", "etcd", "with --rdzv-backend c10d only"),
+    ],
+)
+def test_ill_formed_directories(text: str, backend: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        read_endpoints(text, backend)
+
+
 @pytest.mark.parametrize("text", [":1", "a:", "a:b", "a:65536", "fd00::1", "fd00::1:2", "[]:1"])
 def test_ill_formed_endpoints(text: str) -> None:
     with pytest.raises(UsageError, match="--rdzv-endpoint"):

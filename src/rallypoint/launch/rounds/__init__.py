@@ -19,6 +19,10 @@ def rounds_of(job: Job) -> RoundSource:
         InvalidArgumentError: a configuration that cannot be.
     """
     if job.rendezvous is not None:
+        if job.rendezvous.endpoints[0].is_directory:
+            from rallypoint.launch.rounds import shared_directory
+
+            return shared_directory.rounds_of(job, job.rendezvous)
         if job.rendezvous.backend in ELASTIC_BACKENDS:
             from rallypoint.launch.rounds import elastic
 

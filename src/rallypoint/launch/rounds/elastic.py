@@ -30,7 +30,13 @@ from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.timeouts import read_attempt, read_is_host, read_quorum, read_timeouts
+from rallypoint.rendezvous.timeouts import (
+    Timeouts,
+    read_attempt,
+    read_is_host,
+    read_quorum,
+    read_timeouts,
+)
 from rallypoint.rendezvous.transport.codec import encode
 
 TYPE_CHECKING = False
@@ -48,19 +54,52 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         HostError: nobody knows the endpoint's name, or there is no way to it.
         InvalidArgumentError: a configuration that cannot be.
     """
-    configuration, endpoints = rendezvous.configuration, rendezvous.endpoints
+    configuration = rendezvous.configuration
     timeouts = read_timeouts(configuration, rendezvous.backend)
-    if rendezvous.token is None and not is_loopback(endpoints[0].host):
+    warn_without_token(rendezvous)
+    is_etcd = rendezvous.backend == "etcd"
+    place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
+    place.find(timeouts.join_timeout_s)
+    place_of_stores = listening_place(place.address, is_chosen=place.is_chosen)
+    listener = place.listener or listen(place_of_stores, 0)
+    setup = setup_of(
+        job,
+        rendezvous,
+        timeouts,
+        at=Endpoint(host=place.address, port=listener.getsockname()[1]),
+        slot=place.slot,
+        attempt=read_attempt(os.environ),
+    )
+    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
+    keeper = None if not is_etcd else _etcd(setup, configuration)
+    return ElasticRounds(
+        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
+    )
+
+
+def warn_without_token(rendezvous: Rendezvous) -> None:
+    """Where others than this machine may come."""
+    if rendezvous.token is None and not is_loopback(rendezvous.endpoints[0].host):
         say(
             "warning: anyone who reaches the endpoint can take part in the job; set the same"
             " RALLYPOINT_TOKEN on all nodes."
         )
-    is_etcd = rendezvous.backend == "etcd"
-    place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
-    place.find(timeouts.join_timeout_s)
-    address, slot, listener = place.address, place.slot, place.listener
-    if listener is None:
-        listener = listen(listening_place(address, is_chosen=place.is_chosen), 0)
+
+
+def setup_of(
+    job: Job,
+    rendezvous: Rendezvous,
+    timeouts: Timeouts,
+    *,
+    at: Endpoint,
+    slot: int | None,
+    attempt: int,
+) -> Setup:
+    """What this agent starts with; it listens `at` that address.
+
+    Raises:
+        InvalidArgumentError: a configuration that cannot be.
+    """
     me = Member(
         # Agents of one host get their ranks in the order in which they were started.
         key=f"{os.getpid():08x}{os.urandom(8).hex()}",
@@ -68,11 +107,11 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         local_world_size=job.local_world_size,
         role=job.role,
         wish=rendezvous.node_rank,
-        address=address,
-        addresses=() if is_loopback(address) else all_addresses(),
-        port=listener.getsockname()[1],
+        address=at.host,
+        addresses=() if is_loopback(at.host) else all_addresses(),
+        port=at.port,
     )
-    setup = Setup(
+    return Setup(
         me=me,
         run_id=rendezvous.run_id,
         limits=Limits(
@@ -81,18 +120,12 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
             join_timeout_s=timeouts.join_timeout_s,
             last_call_s=timeouts.last_call_s,
         ),
-        endpoints=endpoints,
-        attempt=read_attempt(os.environ),
+        endpoints=rendezvous.endpoints,
+        attempt=attempt,
         slot=slot,
         max_restarts=job.max_restarts,
         timeouts=timeouts,
-        quorum=read_quorum(configuration),
-    )
-    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
-    keeper = None if not is_etcd else _etcd(setup, configuration)
-    place_of_stores = listening_place(address, is_chosen=place.is_chosen)
-    return ElasticRounds(
-        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
+        quorum=read_quorum(rendezvous.configuration),
     )
 
 

@@ -230,9 +230,8 @@ class Leader:
             elif not peer.has_beaten:
                 self._peers.tell(key, self.led(now))
         if self.agreement.number > BEFORE_ALL and self._over_at is None:
-            for slot, endpoint in enumerate(self._setup.endpoints):
-                if slot != self._setup.slot:
-                    self._out.add([Call(at=endpoint, message=self.led(None))])
+            for at in self._setup.to_call:
+                self._out.add([Call(at=at, message=self.led(None))])
 
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
         """What a lost coordinator had begun may need voters who are lost as well."""

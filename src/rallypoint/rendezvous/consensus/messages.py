@@ -309,6 +309,13 @@ class Setup(Record, kw_only=True):
     drift: float = 0.01
 
     @property
+    def to_call(self) -> list[Endpoint]:
+        """The endpoints at which others may be: not our own, unless it is a shared directory."""
+        return [
+            at for slot, at in enumerate(self.endpoints) if slot != self.slot or at.is_directory
+        ]
+
+    @property
     def fence_s(self) -> float:
         """Who has not been heard for so long counts as silent, and runs no workers."""
         return self.timeouts.silence_s

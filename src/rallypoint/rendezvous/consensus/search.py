@@ -115,11 +115,7 @@ class Search:
     def ask(self) -> list[Action]:
         """Whoever may know of a coordinator."""
         join = self._follower.join()
-        asked: list[Action] = [
-            Call(at=endpoint, message=join)
-            for slot, endpoint in enumerate(self._setup.endpoints)
-            if slot != self._setup.slot
-        ]
+        asked: list[Action] = [Call(at=at, message=join) for at in self._setup.to_call]
         me, gone = self._setup.me.key, self._gone
         others = [each for each in self._follower.voters if each.key != me and each.key not in gone]
         for voter in self._random.sample(others, min(len(others), _ASK)):

@@ -11,7 +11,11 @@ from rallypoint.base.record import Record
 
 
 class Endpoint(Record, kw_only=True):
-    """Where a server listens; as text, HOST:PORT, with an IPv6 address in brackets."""
+    """Where a server listens; as text, HOST:PORT, with an IPv6 address in brackets.
+
+    Or a directory that machines share, where servers leave their addresses: `host` is its path, and
+    the port is 0.
+    """
 
     host: str
     port: int
@@ -46,7 +50,14 @@ class Endpoint(Record, kw_only=True):
         items = [item.strip() for item in text.split(",")]
         return tuple(cls.parse(item, default_port, name=name) for item in items if item)
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is such a directory."""
+        return not self.port and self.host.startswith("/")
+
     def __str__(self) -> str:
+        if self.is_directory:
+            return f"file://{self.host}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

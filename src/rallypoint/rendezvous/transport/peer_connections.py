@@ -121,6 +121,10 @@ class PeerConnections(ConnectionListener):
         """For a selector: readable when `poll` has something to do."""
         return self._selector.fileno()
 
+    def is_connected(self, key: str) -> bool:
+        """Whether there is a connection with that agent."""
+        return key in self._links
+
     def send(self, to: str, at: Endpoint | None, payload: bytes) -> None:
         """To that agent; lost if it is not there."""
         links = self._links.get(to)

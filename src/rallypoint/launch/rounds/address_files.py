@@ -1,0 +1,141 @@
+"""Files in a directory that machines share, by which the agents of a job find each other.
+
+    agent.KEY    "HOST:PORT": where the agent of that key listens; removed when it ends well
+    founder.N    "KEY": that agent began the job, or began it anew after founder.N-1; never changed
+
+They are only addresses to call: whoever answers must know the job's token, and have the key that
+the file is called by. So what is left of agents that died does no harm. A file is written whole
+(a rename) or made by one agent only (O_EXCL); who may found when is shared_directory.py's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+
+from rallypoint.base.address import numeric_family
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.record import Record
+from rallypoint.rendezvous.job.round import Endpoint
+
+_AGENT, _FOUNDER, _PART = "agent", "founder", "part"
+_MOST_BYTES = 512
+_MOST_AGENTS = 10_000
+
+
+class Listing(Record, kw_only=True):
+    """What is in the directory.
+
+    Attributes:
+        others: the agents' addresses by their keys, without our own.
+        founder: the key of the newest founder, as far as it can be read.
+        generation: how many founders there were before; -1: there is none.
+    """
+
+    others: Mapping[str, Endpoint]
+    founder: str = ""
+    generation: int = -1
+
+
+class AddressFiles:
+    """One agent's view of the directory. All of it may wait for the file system.
+
+    Args:
+        key: this agent's own.
+    """
+
+    def __init__(self, path: str, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._known: dict[str, Endpoint] = {}  # an agent's file never changes
+        self._founded: list[int] = []
+
+    def leave_address(self, at: Endpoint) -> None:
+        """Say where this agent listens.
+
+        Raises:
+            HostError: the directory cannot be made, or written to.
+        """
+        part = self._file(_PART, self._key)
+        try:
+            os.makedirs(self._path, exist_ok=True)
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(str(at))
+            os.rename(part, self._file(_AGENT, self._key))
+        except OSError as error:
+            raise HostError(
+                f"cannot use the directory {self._path} of --rdzv-endpoint ({error.strerror}); name"
+                " one that all nodes share and may write to."
+            ) from None
+
+    def look(self) -> Listing:
+        """What is there now.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        agents, generations = [], []
+        for name in os.listdir(self._path):
+            kind, _, rest = name.partition(".")
+            if kind == _AGENT and rest.isalnum() and rest != self._key:
+                agents.append(rest)
+            elif kind == _FOUNDER and rest.isascii() and rest.isdigit() and len(rest) < 10:
+                generations.append(int(rest))
+        self._known = {
+            key: at for key in agents[:_MOST_AGENTS] if (at := self._address_of(key)) is not None
+        }
+        newest = max(generations, default=-1)
+        founder = "" if newest < 0 else self._read(_FOUNDER, str(newest))
+        return Listing(others=self._known, founder=founder, generation=newest)
+
+    def found(self, generation: int) -> bool:
+        """Become that founder; whether nobody else has, or will.
+
+        Raises:
+            OSError: the directory cannot be written to.
+        """
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        try:
+            fd = os.open(self._file(_FOUNDER, str(generation)), flags, 0o644)
+        except OSError as error:
+            if error.errno == errno.EEXIST:
+                return False
+            raise
+        try:
+            os.write(fd, self._key.encode())
+        finally:
+            os.close(fd)
+        self._founded.append(generation)
+        return True
+
+    def clear(self, *, is_over: bool) -> None:
+        """Take our own files away; if the job `is_over`, also those that say who began it."""
+        names = [self._file(_AGENT, self._key)]
+        if is_over:
+            names += [self._file(_FOUNDER, str(generation)) for generation in self._founded]
+        for name in names:
+            try:
+                os.unlink(name)
+            except OSError:  # what stays does no harm
+                continue
+
+    def _address_of(self, key: str) -> Endpoint | None:
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        try:
+            at = Endpoint.parse(self._read(_AGENT, key), None, name=key)
+        except InvalidArgumentError:  # it was removed just now, or is somebody else's
+            return None
+        return None if numeric_family(at.host) is None else at
+
+    def _read(self, kind: str, rest: str) -> str:
+        try:
+            with open(self._file(kind, rest), "rb") as file:
+                return file.read(_MOST_BYTES).decode("ascii", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def _file(self, kind: str, rest: str) -> str:
+        return os.path.join(self._path, f"{kind}.{rest}")

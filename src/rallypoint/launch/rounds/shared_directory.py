@@ -1,0 +1,214 @@
+"""Agents that find each other by a directory (--rdzv-backend c10d --rdzv-endpoint file:///PATH).
+
+For jobs whose nodes do not know each other's names, such as the tasks of a Slurm job array. All is
+as in elastic.py, except for how they find each other: each leaves its address in the directory and
+calls those of others (address_files.py), and one of them begins the job: who makes the first
+founder's file. Were it lost before anybody found it, another one begins the job anew, after it has
+called in vain for a while: `may_found`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from _thread import allocate_lock, start_new_thread
+from random import SystemRandom
+
+from rallypoint.cluster.interface import listening_address
+from rallypoint.cluster.network import IFNAME_VARIABLES, can_bind, own_address
+from rallypoint.launch.job import Job, Rendezvous, Talk
+from rallypoint.launch.rounds.address_files import AddressFiles, Listing
+from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
+from rallypoint.launch.rounds.network_place import listening_place
+from rallypoint.launch.rounds.store_host import listen
+from rallypoint.rendezvous.consensus.messages import Message, Setup
+from rallypoint.rendezvous.job.reports import Join, Outcome
+from rallypoint.rendezvous.job.round import Endpoint
+from rallypoint.rendezvous.timeouts import read_timeouts
+
+_CALLED = 3  # at a time, beside the founder: there may be many, and any member will do
+_LOOK_EVERY_S = 5.0  # of who has a job; others look each time that they ask
+_SILENCES = 2  # of a lease: a job whose coordinator was lost has another one by then
+_CLEARING_S = 2.0
+
+
+def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
+    """The rounds that this job's agent takes part in.
+
+    Raises:
+        HostError: the directory cannot be used, or this machine has no such address.
+        InvalidArgumentError: a configuration that cannot be.
+    """
+    timeouts = read_timeouts(rendezvous.configuration)
+    warn_without_token(rendezvous)
+    directory = rendezvous.endpoints[0]
+    wish = rendezvous.local_addr
+    if wish is None:
+        address = listening_address(None, os.environ)
+        is_chosen = any(os.environ.get(name) for name in IFNAME_VARIABLES)
+    else:
+        address, is_chosen = own_address(str(directory), wish), True
+    place = listening_place(address, is_chosen=is_chosen and can_bind(address))
+    listener = listen(place, 0)
+    setup = setup_of(
+        job,
+        rendezvous,
+        timeouts,
+        at=Endpoint(host=address, port=listener.getsockname()[1]),
+        slot=None,
+        attempt=0,  # the tasks of an array are requeued one by one
+    )
+    files = AddressFiles(directory.host, setup.me.key)
+    files.leave_address(Endpoint(host=address, port=setup.me.port))
+    return SharedDirectoryRounds(
+        files,
+        setup,
+        listener,
+        rendezvous.token or b"",
+        is_verbose=job.talk is Talk.VERBOSE,
+        place=place,
+    )
+
+
+def may_found(seen: Listing, *, vain_s: float, patience_s: float) -> bool:
+    """Whether to begin the job, having called all who are there in vain for so long.
+
+    Where nobody has begun it, or all have left, at once. Else whoever began it may run, and only
+    not be reached; then there are two jobs of that name until they meet (031).
+    """
+    return seen.generation < 0 or not seen.others or vain_s >= patience_s
+
+
+class SharedDirectoryRounds(ElasticRounds):
+    """One agent's part in a job whose agents find each other in a directory.
+
+    Args:
+        files: the directory, where this agent's address is.
+        setup, listener, token, is_verbose, place: see ElasticRounds; the endpoint is the directory.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+
+    def __init__(
+        self,
+        files: AddressFiles,
+        setup: Setup,
+        listener: socket.socket,
+        token: bytes,
+        *,
+        is_verbose: bool,
+        place: str,
+    ) -> None:
+        super().__init__(setup, listener, token, is_verbose=is_verbose, place=place)
+        self._files = files
+        self._seen = files.look()
+        self._looked_at = time.monotonic()
+        self._is_looking = False
+        self._vain_since: float | None = None  # no answer to any call
+        self._random = SystemRandom()
+        if may_found(self._seen, vain_s=0.0, patience_s=self._patience_s):
+            self._found()
+
+    def close(self) -> None:
+        """See RoundSource. Waits a moment for the file system, and no longer."""
+        super().close()
+        # Who gave up may be the only one who did.
+        is_over = self._finish is not None and self._finish.outcome is Outcome.SUCCEEDED
+        is_done = allocate_lock()
+        is_done.acquire()
+
+        def clear() -> None:
+            self._files.clear(is_over=is_over)
+            is_done.release()
+
+        start_new_thread(clear, ())
+        is_done.acquire(timeout=_CLEARING_S)
+
+    # How agents find each other.
+
+    def _call(self, at: Endpoint, message: Message) -> None:
+        """Send it to some of those whose addresses are in the directory."""
+        seeks = isinstance(message, Join)
+        now = time.monotonic()
+        if seeks or now >= self._looked_at + _LOOK_EVERY_S:
+            self._look(now)
+        if seeks and not self._core.job:
+            self._vain_since = self._vain_since or now
+            vain_s = now - self._vain_since
+            if may_found(self._seen, vain_s=vain_s, patience_s=self._patience_s):
+                self._vain_since = now
+                others = len(self._seen.others)
+                if self._found():
+                    if others:
+                        self._say(f"begins the job anew: {_in_vain(others)}")
+                    return self._begin()
+            self._tell_in_vain(at)
+        for key, address in self._whom_to_call(self._seen, is_question=seeks):
+            self._board.send(key, address, self._bytes_of(message))
+        return None
+
+    def _whom_to_call(self, seen: Listing, *, is_question: bool) -> list[tuple[str, Endpoint]]:
+        """Whoever began the job, and a few others.
+
+        Who says that there is a job need not say so to those whom it is connected with.
+        """
+        called = [
+            (key, at)
+            for key, at in seen.others.items()
+            if is_question or not self._board.is_connected(key)
+        ]
+        first = [each for each in called if each[0] == seen.founder]
+        rest = [each for each in called if each[0] != seen.founder]
+        return first + self._random.sample(rest, min(len(rest), _CALLED))
+
+    def _tell_in_vain(self, at: Endpoint) -> None:
+        why = _in_vain(len(self._seen.others))
+        self._happened(lambda now: self._core.unreachable(at, why, now))
+
+    def _found(self) -> bool:
+        """Begin the job, unless somebody else does."""
+        generation = self._seen.generation + 1
+        try:
+            is_founder = self._files.found(generation)
+        except OSError:
+            return False
+        if is_founder:
+            self._setup = self._setup.__replace__(slot=0)
+            self._core = self._new_core()
+        else:  # the directory may show it later
+            self._seen = self._seen.__replace__(generation=generation, founder="")
+        return is_founder
+
+    @property
+    def _patience_s(self) -> float:
+        return _SILENCES * self._setup.timeouts.silence_s
+
+    def _look(self, now: float) -> None:
+        """In a thread: a file system may take its time. What is found counts next time."""
+        if self._is_looking:
+            return
+        self._is_looking, self._looked_at = True, now
+
+        def look() -> None:
+            try:
+                seen = self._files.look()
+                if seen.generation >= self._seen.generation:
+                    self._seen = seen
+            except OSError:  # next time, maybe
+                pass
+            finally:
+                self._is_looking = False
+
+        try:
+            start_new_thread(look, ())
+        except RuntimeError:  # there may be no more threads
+            self._is_looking = False
+
+
+def _in_vain(others: int) -> str:
+    return (
+        f"of {others} agents that left their addresses there none answers; if some run, do they"
+        " have the same --rdzv-id and RALLYPOINT_TOKEN?"
+    )

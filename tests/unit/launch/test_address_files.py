@@ -1,0 +1,94 @@
+"""The directory in which agents leave their addresses: what each sees, and who begins the job."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import HostError
+from rallypoint.launch.rounds.address_files import AddressFiles, Listing
+from rallypoint.launch.rounds.shared_directory import may_found
+from rallypoint.rendezvous.job.round import Endpoint
+
+A, B = Endpoint(host="10.0.0.1", port=4001), Endpoint(host="fd00::2", port=4002)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    return tmp_path / "below" / "run"
+
+
+def test_each_sees_the_others(shared: Path) -> None:
+    a, b = (AddressFiles(str(shared), key) for key in ("aa", "bb"))
+    a.leave_address(A)
+    assert a.look() == Listing(others={})
+    b.leave_address(B)
+    assert (a.look().others, b.look().others) == ({"bb": B}, {"aa": A})
+    b.clear(is_over=False)
+    assert a.look() == Listing(others={})
+
+
+def test_what_else_lies_there_does_no_harm(shared: Path) -> None:
+    a = AddressFiles(str(shared), "aa")
+    a.leave_address(A)
+    for name, text in {
+        "agent.b": "10.0.0.2", "agent.c": "10.0.0.3:99999", "agent.d": "", "agent.l": "name:7",
+        "agent.e": "10.0.0.5:7 and more", "agent.f-g": "10.0.0.6:7", "part.h": "10.0.0.7:7",
+        "agent.i": "10.0.0.8:8\n", "founder.x": "i", "founder.": "i", "README": "a" * 10_000,
+    }.items():  # fmt: skip
+        (shared / name).write_text(text)
+    (shared / "agent.j").write_bytes(bytes(range(256)) * 100)
+    (shared / "agent.k").mkdir()
+    found = a.look()
+    assert dict(found.others) == {"i": Endpoint(host="10.0.0.8", port=8)}
+    assert found.generation == -1
+
+
+def test_one_of_many_founds(shared: Path) -> None:
+    everyone = [AddressFiles(str(shared), f"key{i}") for i in range(16)]
+    everyone[0].leave_address(A)
+    start = threading.Barrier(len(everyone))
+    founders: list[int] = []
+
+    def found(number: int) -> None:
+        start.wait()
+        if everyone[number].found(0):
+            founders.append(number)
+
+    threads = [threading.Thread(target=found, args=(number,)) for number in range(len(everyone))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (founder,) = founders
+    seen = everyone[0].look()
+    assert (seen.founder, seen.generation) == (f"key{founder}", 0)
+    assert everyone[1].found(1)
+    assert (everyone[0].look().founder, everyone[0].look().generation) == ("key1", 1)
+    everyone[1].clear(is_over=False)
+    assert everyone[0].look().generation == 1
+    everyone[1].clear(is_over=True)
+    assert everyone[0].look().generation == 0
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match=r"cannot use the directory .*/file/run of --rdzv-endpoint"):
+        AddressFiles(str(tmp_path / "file" / "run"), "aa").leave_address(A)
+
+
+@pytest.mark.parametrize(
+    ("seen", "vain_s", "expected"),
+    [
+        (Listing(others={}), 0, True),
+        (Listing(others={"b": B}), 0, True),  # both may try, and one file is made
+        (Listing(others={}, founder="b", generation=0), 0, True),
+        (Listing(others={"b": B}, founder="b", generation=0), 9.9, False),
+        (Listing(others={"b": B}, founder="gone", generation=0), 9.9, False),
+        (Listing(others={"b": B}, founder="b", generation=3), 10.0, True),
+    ],
+)
+def test_who_may_found(seen: Listing, vain_s: float, expected: bool) -> None:
+    assert may_found(seen, vain_s=vain_s, patience_s=10.0) is expected
