@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -168,13 +168,18 @@ class SlurmCluster:
     def kill_step(self, number: int) -> None:
         """All processes of all steps on that node, as a power failure would."""
         for pid in self.left(number):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one of the others' ends was its own
+                os.kill(pid, signal.SIGKILL)
 
     def clear(self) -> None:
         """End all jobs; what then is left on the nodes fails the test."""
         self.ask("scancel --user=root")
         self._wait(lambda: self.ask("squeue -h") == "", "an empty queue")
-        self._wait(lambda: not any(map(self.left, NODES)), "empty nodes")
+        try:
+            self._wait(lambda: not any(map(self.left, NODES)), "empty nodes")
+        finally:
+            for number in NODES:  # the next test's are empty
+                self.kill_step(number)
 
     def story(self, directory: Path) -> str:
         """What the user's commands, and the daemons lately, wrote."""
