@@ -228,6 +228,20 @@ def test_a_signal_to_one_agent_alone_is_passed_on(job: Job) -> None:
     assert job.said("heard.0") == "SIGTERM "
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--nnodes 2:3 --nproc-per-node 2 --job-name 'my job' --time 1:00:00",
+        "--nproc-per-node cpu --shutdown-timeout 90",
+    ],
+)
+def test_slurm_takes_generated_scripts(job: Job, flags: str) -> None:
+    status, _, err = job.run(
+        f"rallypoint script slurm {flags} train.py 'two words' | sbatch --test-only"
+    )
+    assert status == 0, err
+
+
 REQUEUED = """
 import os, time
 name = "up." + os.environ["RANK"] + "." + os.environ.get("SLURM_RESTART_COUNT", "none")
