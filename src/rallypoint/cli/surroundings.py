@@ -14,11 +14,10 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.nodes import read_nnodes
 from rallypoint.cli.numbers import whole
 from rallypoint.cli.options import UsageError
-from rallypoint.cluster.places import recognize
+from rallypoint.cluster.places import VARIABLE, recognize
 from rallypoint.cluster.places.reading import Host, Reading
 
 PROGRAM = "rallypoint run"
-VARIABLE = "RALLYPOINT_CLUSTER"
 _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr")
 
 

@@ -1,15 +1,18 @@
-"""`rallypoint where`: what `rallypoint run` takes from its surroundings, and by which variables."""
+"""`rallypoint where`: what `rallypoint run`, and a program by itself, takes from its surroundings,
+and by which variables.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.cli.surroundings import VARIABLE, as_flags, recognized
-from rallypoint.cluster.places import KINDS
+from rallypoint.cli.surroundings import as_flags, recognized
+from rallypoint.cluster.places import KINDS, VARIABLE
+from rallypoint.cluster.places.process import ENV, Process, recognize_process
 from rallypoint.cluster.places.reading import Reading
 
 PROGRAM = "rallypoint where"
@@ -19,7 +22,9 @@ _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
 Print what `rallypoint run` would take from the surroundings, a Slurm step or a pod, say: each value
-with the variable that says so, and the flags that would say the same. Starts nothing.
+with the variable that says so, and the flags that would say the same. Under mpirun, srun or flux
+run also what a program takes that they start themselves (mpirun -np 4 python train.py). Starts
+nothing.
 """
 
 
@@ -32,12 +37,28 @@ def where(words: Sequence[str]) -> int:
             return 0
         if rest:
             raise UsageError(f"{PROGRAM}: {rest[0]!r} is no flag; it takes no other words.")
-        found = recognized(values.get("--on", ""), os.environ)
+        on = values.get("--on", "")
+        found = recognized(on, os.environ)
     except (UsageError, InvalidArgumentError) as error:
         print(f"{PROGRAM}: {str(error).removeprefix(f'{PROGRAM}: ')}", file=sys.stderr)
         return 2
     print(_NOTHING if found is None else text(found))
+    if without := without_us(on, os.environ):
+        print("", without, sep="\n")
     return 0
+
+
+def without_us(on: str, environ: Mapping[str, str]) -> str:
+    """What a program finds that is not started by `rallypoint run`; empty: nothing."""
+    try:
+        process = recognize_process(environ, on)
+    except InvalidArgumentError as error:
+        return f"{_FAILS}{error}"
+    if process is None:
+        return ""
+    if all(environ.get(name) for name in ENV):
+        return f"init_process_group() takes {', '.join(ENV)}, which are set."
+    return f"{_FAILS}{process.wrong}" if process.wrong else process_text(process)
 
 
 def text(found: Reading) -> str:
@@ -49,9 +70,33 @@ def text(found: Reading) -> str:
         rows.append(("meeting at", ", ".join(found.endpoints), found.sources["meeting at"]))
     if found.run_id:
         rows.append(("job's name", found.run_id, found.sources["job's name"]))
+    return "\n".join([*_table(rows), "", *_conclusion(found)])
+
+
+def process_text(process: Process) -> str:
+    """What init_process_group() finds, as a table."""
+    sources = process.sources
+    rows = [("rank", f"{process.rank} of {process.size}", sources["rank"])]
+    if process.local_rank is not None:
+        size = "" if process.local_size is None else f" of {process.local_size}"
+        rows.append(("local rank", f"{process.local_rank}{size}", sources["local rank"]))
+    if process.endpoints:
+        rows.append(("meeting at", ", ".join(process.endpoints[:2]) + ", ...", sources["meeting"]))
+    elif process.size > 1:
+        way = "a port that rank 0 tells" if process.passes_on else "nothing; import mpi4py.MPI"
+        rows.append(("meeting by", way, sources["meeting"]))
+    return "\n".join(
+        [
+            f"A program that {process.place} starts itself: init_process_group() takes",
+            *_table(rows),
+            f"To ignore it: {VARIABLE}=none",
+        ]
+    )
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     wide = max(len(row[1]) for row in rows)
-    lines = [f"{name:<12}{value:<{wide}}  {source}".rstrip() for name, value, source in rows]
-    return "\n".join([*lines, "", *_conclusion(found)])
+    return [f"{name:<12}{value:<{wide}}  {source}".rstrip() for name, value, source in rows]
 
 
 def _conclusion(found: Reading) -> list[str]:
@@ -73,6 +118,7 @@ def _conclusion(found: Reading) -> list[str]:
     ]
 
 
+_FAILS = "Without `rallypoint run`, init_process_group() fails here: "
 _NOTHING = f"""\
 Nothing is recognised here: `rallypoint run` starts its workers on this machine alone.
 Known are {", ".join(KINDS)}."""

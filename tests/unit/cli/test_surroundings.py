@@ -14,7 +14,7 @@ from rallypoint.cli import slurm_names
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.options import UsageError
 from rallypoint.cli.surroundings import fill_in, recognized
-from rallypoint.cli.where import text
+from rallypoint.cli.where import text, without_us
 from rallypoint.cluster.network import UnknownHostError
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -210,3 +210,33 @@ def test_a_scontrol_that_hangs_is_not_waited_for(
     known_names.clear()
     with pytest.raises(InvalidArgumentError, match="nobody here knows"):
         filled()
+
+
+def test_where_shows_what_a_program_takes_by_itself() -> None:
+    hydra = {
+        "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9", "MPI_LOCALRANKID": "1",
+        "MPI_LOCALNRANKS": "2",
+    }  # fmt: skip
+    assert (
+        without_us("", hydra)
+        == """\
+A program that Hydra's mpiexec starts itself: init_process_group() takes
+rank        1 of 4                    PMI_RANK, PMI_SIZE
+local rank  1 of 2                    MPI_LOCALRANKID, MPI_LOCALNRANKS
+meeting by  a port that rank 0 tells  PMI_FD
+To ignore it: RALLYPOINT_CLUSTER=none"""
+    )
+    assert "meeting by  nothing; import mpi4py.MPI" in without_us("", {**hydra, "PMI_FD": ""})
+    step = {**STEP, "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+    assert "meeting at  n1:25539, n1:27136, ...  SLURM_STEP_NODELIST" in without_us("", step)
+    assert without_us("here", hydra) == without_us("", {}) == ""
+
+
+def test_where_says_why_a_program_fails_by_itself() -> None:
+    fails = "Without `rallypoint run`, init_process_group() fails here: "
+    assert without_us("", {"SLURM_JOB_ID": "7"}).startswith(f"{fails}srun has not started this")
+    assert without_us("", STEP).startswith(f"{fails}SLURM_PROCID is not set")
+    said = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert without_us("", {"SLURM_JOB_ID": "7", **said}) == (
+        "init_process_group() takes RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which are set."
+    )

@@ -4,18 +4,24 @@
 
 Pure: what is not a variable (this host's name, /etc/hosts) is an argument. One file for each kind
 of place reads its variables; here is only who counts when several have left theirs. What a launch
-does with a reading, and which flags come before it, is cli/surroundings.py's.
+does with a reading, and which flags come before it, is cli/surroundings.py's. What a process says
+that no launch of ours started is process.py's.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places.reading import Host, Reading
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
 HERE = ("here", "none")
+VARIABLE = "RALLYPOINT_CLUSTER"  # one of KINDS or of HERE
 # Innermost first: what starts programs in an allocation is nearer to them than what gave it, and
 # that is nearer than the pod and the cloud that it runs in. By kind: the variables that all must be
 # there. The file that reads them has its name, or else the one in `_FILES`.
@@ -27,7 +33,8 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     },
     {"hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")},  # MVAPICH2's mpiexec is one, too
-    {"slurm": ("SLURM_JOB_ID",), "flux": ("FLUX_JOB_ID", "FLUX_TASK_RANK")},
+    {"flux": ("FLUX_JOB_ID", "FLUX_TASK_RANK")},  # often started in an allocation of Slurm's
+    {"slurm": ("SLURM_JOB_ID",)},
     {
         "leader_worker_set": ("LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"),
         "volcano": ("VC_TASK_INDEX",),
@@ -40,6 +47,8 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "dstack": ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
     },
 )
+# Of these, that which a process of a job has from whoever started it (process.py).
+STARTERS = _LEVELS[:4]
 _FILES = {
     **dict.fromkeys(("open_mpi", "hydra", "mvapich2", "pals", "jsrun"), "mpi"),
     **dict.fromkeys(("skypilot", "dstack"), "addresses"),
@@ -59,13 +68,21 @@ def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading |
         InvalidArgumentError: a variable says something impossible, two places are equally near, or
             what `on` names is not here.
     """
+    kind = find_kind(environ, on, _LEVELS)
+    return _read(kind, environ, host) if kind else None
+
+
+def find_kind(
+    environ: Mapping[str, str], on: str, levels: Sequence[Mapping[str, tuple[str, ...]]]
+) -> str:
+    """The innermost kind whose variables are there; empty: none is. See `recognize`."""
     if on in HERE or (not on and environ.get(_WORKER)):
-        return None
+        return ""
     if on and on not in KINDS:
         raise InvalidArgumentError(
             f"{on!r} is not a known place; choose one of {', '.join((*HERE, *KINDS))}."
         )
-    for level in _LEVELS:
+    for level in levels:
         kinds = [
             kind
             for kind, names in level.items()
@@ -77,17 +94,22 @@ def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading |
                 f"this could be {first} or {second}; choose one with --on, or none with --on here."
             )
         if kinds:
-            return _read(kinds[0], environ, host)
-    if on:
-        kind = on.replace("-", "_")
-        names = next(level[kind] for level in _LEVELS if kind in level)
+            return kinds[0]
+    wished = on.replace("-", "_")
+    names = next((level[wished] for level in levels if wished in level), ())
+    if names:
         missing = [name for name in names if not environ.get(name)]
         raise InvalidArgumentError(f"this is not {on}: {' and '.join(missing)} not set.")
-    return None
+    return ""
+
+
+def reader_of(kind: str) -> tuple[ModuleType, tuple[str, ...]]:
+    """The file that reads a kind, and what tells it which of several kinds to read."""
+    file = importlib.import_module(f"{__name__}.{_FILES.get(kind, kind)}")
+    return file, (kind,) if kind in _FILES else ()
 
 
 def _read(kind: str, environ: Mapping[str, str], host: Host) -> Reading:
-    file = importlib.import_module(f"{__name__}.{_FILES.get(kind, kind)}")
-    which = (kind,) if kind in _FILES else ()
+    file, which = reader_of(kind)
     reading: Reading = file.read(environ, host, *which)
     return reading

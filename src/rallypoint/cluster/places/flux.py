@@ -1,10 +1,13 @@
-"""A task of a Flux job, which does not say where the others are."""
+"""A task of a Flux job, which does not say where the others are, but passes on what one says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import Host, Reading, whole
+from rallypoint.cluster.places.process import Process
+from rallypoint.cluster.places.reading import Host, Reading, optional, whole
+
+_LOCAL = "FLUX_TASK_LOCAL_ID"
 
 
 def read(environ: Mapping[str, str], host: Host) -> Reading:
@@ -38,3 +41,24 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
         },
         wrong=wrong,
     )  # fmt: skip
+
+
+def read_process(environ: Mapping[str, str]) -> Process:
+    """See `recognize_process`."""
+    size = whole(environ, "FLUX_JOB_SIZE", least=1)
+    passes_on = "PMI_FD" if environ.get("PMI_FD") else ""
+    return Process(
+        place=f"Flux job {environ['FLUX_JOB_ID']}",
+        by="FLUX_TASK_RANK",
+        rank=whole(environ, "FLUX_TASK_RANK"),
+        size=size,
+        local_rank=optional(environ, _LOCAL),
+        local_size=size if environ.get("FLUX_JOB_NNODES") == "1" else None,
+        passes_on=passes_on,
+        run_id=f"flux-{environ['FLUX_JOB_ID']}",
+        sources={
+            "rank": "FLUX_TASK_RANK, FLUX_JOB_SIZE",
+            "local rank": _LOCAL if environ.get(_LOCAL) else "",
+            "meeting": passes_on,
+        },
+    )

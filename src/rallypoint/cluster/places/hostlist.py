@@ -14,7 +14,7 @@ from itertools import islice, product
 
 from rallypoint.base.errors import InvalidArgumentError
 
-_MOST_HOSTS = 100_000
+MOST_HOSTS = 100_000
 _ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
@@ -34,9 +34,9 @@ def expand(text: str, name: str = "the list of hosts") -> list[str]:
         parts = [_part(inside, plain) for inside, plain in _PART.findall(item)]
         if not all(parts):
             raise _wrong(text, name)
-        hosts += islice(map("".join, product(*parts)), _MOST_HOSTS)
-        if len(hosts) >= _MOST_HOSTS:
-            raise InvalidArgumentError(f"{name} has {_MOST_HOSTS} hosts or more; that is too many.")
+        hosts += islice(map("".join, product(*parts)), MOST_HOSTS)
+        if len(hosts) >= MOST_HOSTS:
+            raise InvalidArgumentError(f"{name} has {MOST_HOSTS} hosts or more; that is too many.")
     return hosts
 
 
@@ -50,7 +50,7 @@ def _part(inside: str, plain: str) -> list[str]:
         if match is None:
             return []
         first, last = match[1], match[2] or match[1]
-        if not 0 <= int(last) - int(first) < _MOST_HOSTS:
+        if not 0 <= int(last) - int(first) < MOST_HOSTS:
             return []
         found += _numbers(first, last)
     return found

@@ -1,5 +1,6 @@
 """Processes that an MPI launcher started: Open MPI, those with Hydra (MPICH, Intel MPI), MVAPICH2,
-Cray's PALS, and jsrun. They say which process this is, and not where the others are.
+Cray's PALS, and jsrun. They say which process this is, and not where the others are; most pass on
+what one process has to say to the others.
 """
 
 from __future__ import annotations
@@ -7,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.record import Record
-from rallypoint.cluster.places.reading import Host, Reading, whole
+from rallypoint.cluster.places.process import Process
+from rallypoint.cluster.places.reading import Host, Reading, optional, whole
 
 
 class _Launcher(Record):
@@ -17,7 +19,9 @@ class _Launcher(Record):
     once_per_node: str
     rank: str
     size: str
+    local_rank: str
     local_size: str
+    passes_on: str
 
 
 _LAUNCHERS = {
@@ -26,19 +30,45 @@ _LAUNCHERS = {
         "mpirun --map-by ppr:1:node",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "PMIX_NAMESPACE",
     ),
     "mvapich2": _Launcher(
         "MVAPICH2",
         "mpirun -ppn 1",
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
         "MV2_COMM_WORLD_LOCAL_SIZE",
+        "PMI_FD",
     ),
-    "pals": _Launcher("PALS", "mpiexec --ppn 1", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_SIZE"),
-    "jsrun": _Launcher("jsrun", "jsrun -r 1", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ""),
+    "pals": _Launcher(
+        "PALS",
+        "mpiexec --ppn 1",
+        "PALS_RANKID",
+        "PMI_SIZE",
+        "PALS_LOCAL_RANKID",
+        "PALS_LOCAL_SIZE",
+        "PMI_FD",
+    ),
+    "jsrun": _Launcher(
+        "jsrun",
+        "jsrun -r 1",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "",
+        "PMIX_NAMESPACE",
+    ),
     "hydra": _Launcher(
-        "Hydra's mpiexec", "mpiexec -ppn 1", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+        "Hydra's mpiexec",
+        "mpiexec -ppn 1",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "PMI_FD",
     ),
 }
 
@@ -49,16 +79,15 @@ def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
     launcher = _LAUNCHERS[kind]
     rank = whole(environ, launcher.rank)
     size = whole(environ, launcher.size, least=1)
-    local_size = 1
-    if environ.get(launcher.local_size):
-        local_size = whole(environ, launcher.local_size, least=1)
+    local_size = optional(environ, launcher.local_size, least=1) or 1
     wrong = ""
     if local_size > 1:
         wrong = (
             f"{launcher.name} started {local_size} of this on one machine"
             f" ({launcher.local_size}); `rallypoint run` is to be started once for each, as in"
             f" {launcher.once_per_node} rallypoint run --nproc-per-node {local_size} ..., or with"
-            " --on here if each is to be a job of its own."
+            " --on here if each is to be a job of its own; or leave it out, and these processes are"
+            " the job's ranks."
         )
     elif size > 1:
         wrong = (
@@ -73,4 +102,22 @@ def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
         nodes=size,
         sources={"node rank": launcher.rank, "nodes": launcher.size},
         wrong=wrong,
+    )
+
+
+def read_process(environ: Mapping[str, str], kind: str) -> Process:
+    """See `recognize_process`."""
+    launcher = _LAUNCHERS[kind]
+    passes_on = launcher.passes_on if environ.get(launcher.passes_on) else ""
+    sources = {"rank": f"{launcher.rank}, {launcher.size}", "meeting": passes_on}
+    local = [name for name in (launcher.local_rank, launcher.local_size) if environ.get(name)]
+    return Process(
+        place=launcher.name,
+        by=launcher.rank,
+        rank=whole(environ, launcher.rank),
+        size=whole(environ, launcher.size, least=1),
+        local_rank=optional(environ, launcher.local_rank),
+        local_size=optional(environ, launcher.local_size, least=1),
+        passes_on=passes_on,
+        sources={**sources, "local rank": ", ".join(local)},
     )

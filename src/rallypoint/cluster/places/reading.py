@@ -10,6 +10,7 @@ from rallypoint.base.record import Record
 
 PORT = 29400  # where nodes meet, if the place names none
 _FIRST_PORT, _PORTS = 20000, 12768  # below those that the kernel gives to connections
+_FAR = 1597
 MOST_ENDPOINTS = 3  # enough that the job begins, and goes on, without one of them
 
 
@@ -64,6 +65,11 @@ def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
     return int(text)
 
 
+def optional(environ: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
+    """As `whole`; None: it is not set."""
+    return whole(environ, name, least=least) if environ.get(name) else None
+
+
 def numbered(
     place: str,
     environ: Mapping[str, str],
@@ -97,16 +103,19 @@ def numbered(
     )
 
 
-def derived_port(job: str, step: int, attempt: int = 0) -> int:
+def derived_port(job: str, step: int, attempt: int = 0, *, choice: int = 0) -> int:
     """A port for a step of a job on machines that others use, too.
 
     No two steps of an attempt have the same, and a job that is started anew does not meet what may
     be left of the attempt before.
+
+    Args:
+        choice: for another one, if that is taken; far from those of the next steps.
     """
     from zlib import crc32
 
     text = f"{job} {attempt}" if attempt else job
-    return _FIRST_PORT + (crc32(text.encode()) + step) % _PORTS
+    return _FIRST_PORT + (crc32(text.encode()) + step + choice * _FAR) % _PORTS
 
 
 def _bracketed(host: str) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.hostlist import expand
+from rallypoint.cluster.places.hostlist import MOST_HOSTS, expand
+from rallypoint.cluster.places.process import ENV, Process
 from rallypoint.cluster.places.reading import Host, Reading, derived_port, numbered, whole
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
 _ATTEMPT = "SLURM_RESTART_COUNT"  # not set before the job is requeued
+_PORTS = 8  # for a step of processes
 
 
 def read(environ: Mapping[str, str], host: Host) -> Reading:
@@ -55,14 +57,18 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
 
 
 def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
-    """Of ``2(x3),1``: 2 and 1."""
-    counts = [item.partition("(x")[0] for item in environ.get(_TASKS, "").split(",")]
-    if not all(count.isascii() and count.isdigit() for count in counts):
-        raise InvalidArgumentError(
-            f"{_TASKS} is {environ.get(_TASKS, '')!r}, which is not a list such as 1(x4);"
-            " --on here ignores it."
-        )
-    return [int(count) for count in counts]
+    """By node, of ``2(x3),1``: 2, 2, 2 and 1."""
+    found: list[int] = []
+    for item in environ.get(_TASKS, "").split(","):
+        count, _, rest = item.partition("(x")
+        times = rest.removesuffix(")") if rest else "1"
+        if not all(each.isascii() and each.isdigit() for each in (count, times)):
+            raise InvalidArgumentError(
+                f"{_TASKS} is {environ.get(_TASKS, '')!r}, which is not a list such as 1(x4);"
+                " --on here ignores it."
+            )
+        found += [int(count)] * min(int(times), MOST_HOSTS)
+    return found
 
 
 def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
@@ -75,3 +81,57 @@ def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
             " srun --ntasks-per-node=1 rallypoint run ..."
         )
     return Reading(place=f"Slurm job {job}, outside of its steps", by="SLURM_JOB_ID", note=note)
+
+
+def read_process(environ: Mapping[str, str]) -> Process:
+    """See `recognize_process`.
+
+    Not every site's srun passes on what its tasks say (PMI), so that is not asked for: rank 0 is on
+    the step's first node, and the ports where it may listen follow from the step.
+    """
+    job = environ["SLURM_JOB_ID"]
+    if not environ.get(_LIST):
+        return Process(
+            place=f"Slurm job {job}, outside of its steps",
+            by="SLURM_JOB_ID",
+            wrong=(
+                f"srun has not started this process of Slurm job {job} ({_LIST} is not set), so it"
+                " has no rank; start it by srun -n N, or by `rallypoint run`, or set"
+                f" {', '.join(ENV)}."
+            ),
+        )
+    step, node = whole(environ, _STEP), whole(environ, "SLURM_NODEID")
+    hosts, tasks = expand(environ[_LIST], _LIST), _tasks_per_node(environ)
+    rank, size = whole(environ, "SLURM_PROCID"), whole(environ, "SLURM_STEP_NUM_TASKS", least=1)
+    if not node < len(hosts) == len(tasks) or sum(tasks) != size:
+        raise InvalidArgumentError(
+            f"SLURM_NODEID ({node}), {_LIST} ({len(hosts)} hosts), {_TASKS} ({environ[_TASKS]}) and"
+            f" SLURM_STEP_NUM_TASKS ({size}) contradict each other; --on here ignores them."
+        )
+    first = hosts[0] if len(hosts) > 1 else "127.0.0.1"
+    restart = environ.get("SLURM_RESTART_COUNT", "0")
+    wrong = ""
+    if rank == 0 and node > 0:
+        wrong = (
+            f"rank 0 of Slurm step {job}.{step} is not on the step's first node (SLURM_NODEID is"
+            f" {node}), where the others look for it; set {', '.join(ENV)}, or leave out srun's"
+            " --distribution."
+        )
+    return Process(
+        place=f"Slurm step {job}.{step}",
+        by=_LIST,
+        rank=rank,
+        size=size,
+        local_rank=whole(environ, "SLURM_LOCALID"),
+        local_size=tasks[node],
+        endpoints=tuple(
+            f"{first}:{derived_port(job, step, choice=choice)}" for choice in range(_PORTS)
+        ),
+        run_id=f"slurm-{job}.{step}.{restart}",
+        sources={
+            "rank": "SLURM_PROCID, SLURM_STEP_NUM_TASKS",
+            "local rank": f"SLURM_LOCALID, {_TASKS}",
+            "meeting": _LIST,
+        },
+        wrong=wrong,
+    )

@@ -1,0 +1,116 @@
+"""Which process of its job this is, where mpirun, srun or their like started it, not we.
+
+    environment --> find_process --> Process: its rank, and by what all of them can meet
+
+Pure. The files that read a place for a launch (mpi.py, slurm.py, flux.py) read it for a process,
+too. How processes meet is cluster/meeting's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
+from rallypoint.cluster.places import STARTERS, VARIABLE, find_kind, reader_of
+
+_OFF = f"{VARIABLE}=none"
+ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # whoever sets them all has said it
+
+
+class Process(Record, kw_only=True):
+    """One of the processes that a launcher started.
+
+    Attributes:
+        place: the launcher's name, as in "Slurm step 12.0".
+        by: the variable by which it was recognised.
+        rank, size: which process this is, of how many.
+        local_rank, local_size: the same on its machine; None: that is not said.
+        passes_on: the variable that shows how the launcher passes on what its processes say (PMI_FD
+            or PMIX_NAMESPACE); empty: it does not.
+        endpoints: where rank 0 may listen, as HOST:PORT, if nothing is passed on.
+        run_id: what the job is called there.
+        sources: by "rank", "local rank", "meeting": the variables.
+        wrong: why this is no process of a job, and what to do; empty: it is one.
+    """
+
+    place: str
+    by: str
+    rank: int = 0
+    size: int = 1
+    local_rank: int | None = None
+    local_size: int | None = None
+    passes_on: str = ""
+    endpoints: tuple[str, ...] = ()
+    run_id: str = ""
+    sources: Mapping[str, str] = MappingProxyType({})
+    wrong: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all processes are known to be on this machine."""
+        return self.size in (1, self.local_size)
+
+    def to_environ(self) -> dict[str, str]:
+        """What torchrun would have set; without that which is not known."""
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_size,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def find_process(
+    environ: Mapping[str, str], *, rank: int = -1, world_size: int = -1
+) -> Process | None:
+    """Who this is, if the variables of ``env://`` leave that open; None: they do not, or nobody
+    known started it.
+
+    Args:
+        rank, world_size: the caller's; -1: not given.
+
+    Raises:
+        InvalidArgumentError: what was given, or RANK and WORLD_SIZE, says otherwise; or as
+            `recognize_process`.
+    """
+    given = {"RANK": str(rank) if rank >= 0 else environ.get("RANK", "")}
+    given["WORLD_SIZE"] = str(world_size) if world_size >= 0 else environ.get("WORLD_SIZE", "")
+    if all({**environ, **given}.get(name) for name in ENV):
+        return None
+    found = recognize_process(environ)
+    if found is None or found.wrong:
+        return found
+    for name, value in found.to_environ().items():
+        if given.get(name) and given[name] != value:
+            raise InvalidArgumentError(
+                f"{name} is {given[name]}, but {found.place} says {value}"
+                f" ({found.sources['rank']}); leave it out, or set all of {', '.join(ENV)}."
+            )
+    return found
+
+
+def recognize_process(environ: Mapping[str, str], on: str = "") -> Process | None:
+    """What the variables of whoever started this process say; None: nobody known did.
+
+    Args:
+        on: as in `recognize`; empty: what RALLYPOINT_CLUSTER says.
+
+    Raises:
+        InvalidArgumentError: a variable says something impossible, two launchers are equally near,
+            or the one that is asked for is not here.
+    """
+    wished = on or environ.get(VARIABLE, "")
+    try:
+        kind = find_kind(environ, "" if wished == "auto" else wished, STARTERS)
+        if not kind:
+            return None
+        file, which = reader_of(kind)
+        found: Process = file.read_process(environ, *which)
+    except InvalidArgumentError as error:
+        source = f"{'--on' if on else VARIABLE} {wished}: " if wished else ""
+        # A process has no flags.
+        raise InvalidArgumentError(f"{source}{error}".replace("--on here", _OFF)) from None
+    return found
