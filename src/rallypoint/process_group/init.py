@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
+from rallypoint.cluster.meeting import open_launched
 from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
 from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import (
@@ -58,7 +59,8 @@ def init_process_group(
         backend: "rallypoint" (the default): shared memory within a machine and TCP between
             machines; "shm": shared memory, one machine; "tcp": TCP between any two ranks.
         init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-            `rallypoint run` and torchrun set them; or ``tcp://host:port``; or ``file:///path``.
+            `rallypoint run` and torchrun set them, or else what mpirun, srun or flux run says
+            (docs/guides/mpi.md); or ``tcp://host:port``; or ``file:///path``.
         timeout: how long an operation may wait for a peer; 30 minutes unless given.
         world_size, rank: instead of the environment's; needed for ``tcp://``, ``file://``, `store`.
         store: an open store that all ranks share, instead of an `init_method`.
@@ -76,7 +78,8 @@ def init_process_group(
         InvalidArgumentError: an impossible argument or environment variable.
         StoreConnectionError: the store cannot be reached.
         StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
-        HostError: ranks on different machines cannot connect; or, for "shm", there are such.
+        HostError: ranks on different machines cannot connect; or, for "shm", there are such; or
+            whatever started this program offers no way to find the others.
     """
     default = GroupMember.WORLD
     if default is not None and not default.is_parents:
@@ -96,6 +99,10 @@ def init_process_group(
     else:
 
         def open_place() -> OpenStore:
+            if init_method in (None, "env://"):
+                found = open_launched(os.environ, rank=rank, world_size=world_size, timeout=wait)
+                if found is not None:
+                    return found
             return open_store(
                 init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
             )

@@ -1,0 +1,335 @@
+"""Where the processes of a job meet that mpirun, srun or their like started: a store of rank 0's.
+
+    rank 0     opens it at a free port, and has the launcher tell all: its addresses, the port and a
+               token (mpi4py, pmi.py, pmix.py)
+    the others try these addresses, until one of them proves that it knows the token
+
+srun passes on nothing. There, rank 0 takes the first free one of a few ports that follow from the
+step, and the others try them all. Processes meet once; every group of theirs forms at that store,
+which lives as long as rank 0. Who a process is: places/process.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnectionError
+from rallypoint.cluster.interface import chosen_address, own_addresses
+from rallypoint.cluster.meeting.waiting import Waiting
+from rallypoint.cluster.network import addresses_of, can_bind
+from rallypoint.cluster.places.process import Process, find_process
+from rallypoint.store.client import TCPStore
+from rallypoint.store.init_method import OpenStore, await_ranks
+from rallypoint.store.server import StoreServer
+from rallypoint.store.store import Store
+
+_TOKEN = "RALLYPOINT_TOKEN"
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_LOOPBACK, _EVERYWHERE = "127.0.0.1", "::"
+_MOST_TEXT = 900  # PMI's values may have 1024 characters
+_PAUSE_S = 0.05
+_FIRST_TRY_S, _LONGEST_TRY_S = 0.5, 8.0
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The store at which this process has met the others.
+
+    Attributes:
+        address: of rank 0, as this process reaches it; of those on its machine, as others do.
+        store: a connection, which shows the others that this process is there.
+        server: rank 0's, for as long as it holds this.
+    """
+
+    process: Process
+    address: str
+    port: int
+    token: bytes
+    store: Store
+    server: StoreServer | None
+
+    def open(self, timeout: timedelta) -> OpenStore:
+        """A connection to it.
+
+        Raises:
+            StoreConnectionError: rank 0 is not there any more.
+        """
+        store = TCPStore(
+            self.address, self.port, timeout=timeout, wait_for_workers=False, token=self.token
+        )
+        me = self.process
+        return OpenStore(store=store, rank=me.rank, world_size=me.size, is_rank_0s=True)
+
+
+_meeting: Meeting | None = None
+_announced: tuple[str, ...] = ()
+
+
+def open_launched(
+    environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1, timeout: timedelta
+) -> OpenStore | None:
+    """The store of the job whose launcher started this process; None: ``env://`` says all.
+
+    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set then. Args: as in `find_process`.
+
+    Raises:
+        InvalidArgumentError: the surroundings make no sense, or contradict what is given.
+        HostError, StoreConnectionError, StoreTimeoutError: the processes cannot meet.
+    """
+    if _meeting is not None and _announced == _said(environ):
+        return _meeting.open(timeout)  # that is what this process has said to PyTorch itself
+    process = process_to_meet(environ, rank=rank, world_size=world_size)
+    return None if process is None else meet(process, timeout, environ).open(timeout)
+
+
+def process_to_meet(
+    environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1
+) -> Process | None:
+    """Who this is, if it needs to meet the others; its numbers are in `environ` then.
+
+    None: there is nothing to find out, or MASTER_ADDR and MASTER_PORT say where they meet.
+
+    Raises:
+        InvalidArgumentError: as `open_launched`.
+    """
+    process = find_process(environ, rank=rank, world_size=world_size)
+    if process is None:
+        return None
+    if process.wrong:
+        raise InvalidArgumentError(process.wrong)
+    for name, value in process.to_environ().items():
+        if not environ.get(name):
+            environ[name] = value
+    return None if any(_said(environ)) else process
+
+
+def meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str]) -> Meeting:
+    """Meet the other processes, or say where they have met; all of them call it.
+
+    Raises:
+        HostError, StoreConnectionError, StoreTimeoutError: they cannot.
+    """
+    global _meeting  # noqa: PLW0603 - a process's launcher has it meet once
+    if _meeting is None:
+        _meeting = _meet(process, timeout, environ)
+    return _meeting
+
+
+def announce(environ: MutableMapping[str, str], address: str, port: int) -> None:
+    """Say in MASTER_ADDR and MASTER_PORT where another store of this job is."""
+    global _announced  # noqa: PLW0603 - as above
+    environ.update(zip(_MEETING, (address, str(port)), strict=True))
+    _announced = _said(environ)
+
+
+def withdraw(environ: MutableMapping[str, str]) -> None:
+    """Undo `announce`, if nobody has said otherwise since."""
+    if _meeting is not None and _announced == _said(environ):
+        for name in _MEETING:
+            environ.pop(name, None)
+
+
+def _said(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(environ.get(name, "") for name in _MEETING)
+
+
+def _meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str]) -> Meeting:
+    others = f"the other processes of {process.place}"
+    waiting = Waiting(timeout, others, speaks=process.rank == 0)
+    token = _token(process, environ)
+    server = _serve(process, token) if process.rank == 0 else None
+    try:
+        places = [(_LOOPBACK, server.port)] if server else _resolved(process.endpoints)
+        if process.size > 1 and not process.endpoints:
+            text = _invitation(server, token, process, environ) if server else ""
+            told, token = _read(_pass_on(process, text, waiting, environ))
+            places = places if server else told
+            if not environ.get(_TOKEN):
+                environ[_TOKEN] = os.fsdecode(token)  # connections between ranks demand it as well
+        store = _find(process, places, token, waiting)
+        try:
+            address = _gather(process, store, waiting)
+        except BaseException:
+            store.close()
+            raise
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+    return Meeting(process, address, store.port, token, store, server)
+
+
+def _token(process: Process, environ: Mapping[str, str]) -> bytes:
+    """What shows that a store is this job's; no secret if it is only the job's name."""
+    own = environ.get(_TOKEN, "")
+    if process.endpoints:
+        return os.fsencode(f"{own}/{process.run_id}")
+    return os.fsencode(own or os.urandom(16).hex())
+
+
+def _serve(process: Process, token: bytes) -> StoreServer:
+    """Rank 0's store, at a free port, or at one of those where the others look for it."""
+    host = _LOOPBACK if process.is_local else _EVERYWHERE
+    if not process.endpoints or process.size == 1:
+        return StoreServer(host, token=token)
+    refusal: StoreConnectionError | None = None
+    for _, port in map(_place, process.endpoints):
+        try:
+            # Other jobs may try this port, too, and are turned away: nobody needs to read that.
+            return StoreServer(host, port, token=token, log_fd=-1)
+        except StoreConnectionError as error:
+            refusal = error
+    raise StoreConnectionError(
+        f"rank 0 of {process.place} can listen at none of {', '.join(process.endpoints)}"
+        f" ({refusal}); set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
+        endpoint=process.endpoints[0],
+        operation="init_process_group",
+    )
+
+
+def _invitation(
+    server: StoreServer, token: bytes, process: Process, environ: Mapping[str, str]
+) -> str:
+    """PORT,TOKEN,ADDRESS,...: where rank 0 can be reached, as far as it knows."""
+    if process.is_local:
+        addresses: Sequence[str] = (_LOOPBACK,)
+    elif chosen := chosen_address(environ):
+        addresses = (chosen,)
+    else:
+        addresses = own_addresses() or (_LOOPBACK,)
+    words = [str(server.port), token.hex()]
+    for address in addresses:
+        if len(",".join([*words, address])) <= _MOST_TEXT or len(words) == 2:
+            words.append(address)
+    return ",".join(words)
+
+
+def _read(text: str) -> tuple[list[Place], bytes]:
+    """What an invitation says.
+
+    Raises:
+        HostError: it is none.
+    """
+    try:
+        port, token, *addresses = text.split(",")
+        return [(address, int(port)) for address in addresses], bytes.fromhex(token)
+    except ValueError:
+        raise HostError(
+            f"what the launcher passed on from rank 0 is {text[:80]!r}, which says nothing; all"
+            " ranks need the same version of rallypoint."
+        ) from None
+
+
+def _pass_on(
+    process: Process, text: str, waiting: Waiting, environ: MutableMapping[str, str]
+) -> str:
+    """Have the launcher tell all processes the text of rank 0."""
+    world = _initialized_mpi(process)
+    if world is not None:
+        return str(world.bcast(text, root=0))
+    if process.passes_on == "PMI_FD":
+        from rallypoint.cluster.meeting import pmi
+
+        return pmi.pass_on(text, waiting, environ)
+    if process.passes_on:
+        from rallypoint.cluster.meeting import pmix
+
+        return pmix.pass_on(text, waiting, environ)
+    raise HostError(
+        f"{process.place} started this as rank {process.rank} of {process.size} ({process.by}), and"
+        " offers no way to find the others (PMI_FD and PMIX_NAMESPACE are not set); import"
+        " mpi4py.MPI before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and"
+        " MASTER_PORT."
+    )
+
+
+def _initialized_mpi(process: Process) -> Any:  # noqa: ANN401 - of mpi4py
+    """COMM_WORLD, if this process uses mpi4py already and that is the same job."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    world = mpi.COMM_WORLD
+    is_same = (world.Get_rank(), world.Get_size()) == (process.rank, process.size)
+    return world if is_same else None
+
+
+def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Waiting) -> TCPStore:
+    """The store at the first of these places whose server knows the token."""
+    listed = ", ".join(endpoint_of(host, port) for host, port in places)
+    left = timedelta(seconds=max(waiting.left_s, 0.001))
+    looking = Waiting(left, f"a store of rank 0's at {listed}", speaks=process.rank == 1)
+    patience_s = _FIRST_TRY_S
+    why = "nobody listens there"
+    while True:
+        for host, port in places:
+            if not _listens(host, port, patience_s):
+                continue
+            try:
+                limit = timedelta(
+                    seconds=4 * patience_s
+                )  # something else may listen, and not answer
+                return TCPStore(host, port, timeout=limit, wait_for_workers=False, token=token)
+            except StoreConnectionError as error:
+                why = str(error)
+        if looking.left_s <= 0:
+            raise StoreConnectionError(
+                f"rank {process.rank} found no store of rank 0's at {listed} ({why}); look for the"
+                " first error of rank 0, and for a firewall between the machines",
+                endpoint=endpoint_of(*places[0]),
+                operation="init_process_group",
+            )
+        looking.check()
+        time.sleep(_PAUSE_S)
+        patience_s = min(2 * patience_s, _LONGEST_TRY_S)
+
+
+def _gather(process: Process, store: TCPStore, waiting: Waiting) -> str:
+    """Wait until all are there; rank 0's address, as this process is to use and tell it.
+
+    A process elsewhere takes the one at which it got through. Those on rank 0's machine take what
+    the first of the others took: loopback would tell others nothing.
+    """
+    key = "meeting/address"
+    is_elsewhere = not can_bind(store.host)
+    if is_elsewhere:
+        store.compare_set(key, "", store.host)
+    left = timedelta(seconds=max(waiting.left_s, 0.001))
+    await_ranks(store, "meeting", rank=process.rank, world_size=process.size, timeout=left)
+    if is_elsewhere:
+        return store.host
+    return store.get(key).decode() if store.check([key]) else _LOOPBACK
+
+
+def _listens(host: str, port: int, timeout_s: float) -> bool:
+    """Whether to try there at all: a store's client would wait for it to begin to listen."""
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def _resolved(endpoints: Sequence[str]) -> list[Place]:
+    """Where to look, by addresses.
+
+    Raises:
+        UnknownHostError: nobody knows a name.
+    """
+    places = [_place(endpoint) for endpoint in endpoints]
+    addresses = {host: addresses_of(host) for host in dict.fromkeys(host for host, _ in places)}
+    return [(address, port) for host, port in places for address in addresses[host]]
+
+
+def _place(endpoint: str) -> Place:
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,50 @@
+"""How long a process waits for the others of its job, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from rallypoint.base.errors import StoreTimeoutError
+from rallypoint.store.init_method import REPORT_EVERY, to_stderr
+
+
+class Waiting:
+    """A time limit, and a line every 10 s from one process of the job.
+
+    Args:
+        whom: what is waited for, as in "the other processes of Open MPI".
+        speaks: whether this process is the one that says so.
+    """
+
+    def __init__(self, timeout: timedelta, whom: str, *, speaks: bool) -> None:
+        self._timeout_s = timeout.total_seconds()
+        self._start = self._said = time.monotonic()
+        self._whom = whom
+        self._speaks = speaks
+
+    @property
+    def left_s(self) -> float:
+        """Until the limit; may be negative."""
+        return self._start + self._timeout_s - time.monotonic()
+
+    @property
+    def slice_s(self) -> float:
+        """How long to wait before the next `check`."""
+        return max(min(self.left_s, REPORT_EVERY.total_seconds()), 0.001)
+
+    def check(self) -> None:
+        """Nobody has come yet.
+
+        Raises:
+            StoreTimeoutError: the time is over.
+        """
+        now = time.monotonic()
+        line = f"waited {now - self._start:.0f} s for {self._whom}"
+        if self.left_s <= 0:
+            raise StoreTimeoutError(
+                f"{line}; look for their first error", operation="init_process_group"
+            )
+        if self._speaks and now - self._said >= REPORT_EVERY.total_seconds():
+            self._said = now
+            to_stderr(line)
