@@ -12,6 +12,16 @@ import sys
 
 BACKEND = "rallypoint"
 DEVICES = ("cpu",)
+# One of these is there in each process that a launcher of others' started (cluster/places).
+STARTERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PALS_RANKID",
+    "JSM_NAMESPACE_RANK",
+    "PMI_RANK",
+    "FLUX_JOB_ID",
+    "SLURM_JOB_ID",
+)
 
 
 def autoload() -> None:
@@ -38,6 +48,10 @@ def register() -> None:
         from rallypoint.pytorch import as_gloo
 
         as_gloo.install()
+    if any(name in os.environ for name in STARTERS):
+        from rallypoint.pytorch import launched
+
+        launched.install()
 
 
 def _create(options: object, backend_options: object) -> object:

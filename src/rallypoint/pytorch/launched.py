@@ -1,0 +1,85 @@
+"""PyTorch's ``env://`` in processes that mpirun, srun or their like started, which set no RANK.
+
+PyTorch keeps in a table which function finds the store of ``env://``. Ours is put before it: it
+finds out what that function reads (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), sets it, and calls
+it. Where these variables are set, and where nothing is recognised, it only calls it. The store is
+PyTorch's own, so this serves all backends. docs/decisions/039-processes-of-mpirun.md
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+_TABLE = "torch.distributed.rendezvous"
+_TIMEOUT = timedelta(minutes=30)  # PyTorch's own, should it name none
+
+_turns = itertools.count(1)
+
+Handler = Callable[..., Iterator[Any]]
+
+
+def install() -> None:
+    """Put ours before PyTorch's function, once; in a PyTorch without that table, do nothing."""
+    table = getattr(sys.modules.get(_TABLE), "_rendezvous_handlers", None)
+    if not isinstance(table, dict) or "env" not in table:
+        return
+    if not hasattr(table["env"], "is_rallypoints"):
+        table["env"] = before(table["env"])
+
+
+def before(theirs: Handler) -> Handler:
+    """PyTorch's function, after ours."""
+
+    @functools.wraps(theirs)
+    def handler(url: str, *args: Any, **named: Any) -> Iterator[Any]:  # noqa: ANN401 - of torch
+        held = _set_variables(url, named.get("timeout") or _TIMEOUT)
+        yield from theirs(url, *args, **named)
+        del held
+
+    vars(handler)["is_rallypoints"] = True
+    return handler
+
+
+def _set_variables(url: str, timeout: timedelta) -> object:
+    """Set what PyTorch's function reads; what is to live until it has read it."""
+    from rallypoint.cluster.meeting import announce, meet, process_to_meet, withdraw
+
+    # Each default group has a store of its own: a rank that is early would find the last one's.
+    withdraw(os.environ)
+    process = process_to_meet(
+        os.environ, rank=_number(url, "rank"), world_size=_number(url, "world_size")
+    )
+    if process is None:
+        return None
+    meeting = meet(process, timeout, os.environ)
+    server, key = None, f"torch/{next(_turns)}"
+    if process.rank == 0:
+        import torch.distributed as dist
+
+        # Several users of one port are PyTorch's way: its function takes part in this server.
+        server = dist.TCPStore(
+            meeting.address,
+            0,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        meeting.store.set(key, str(server.port))
+    meeting.store.wait([key], timeout)
+    announce(os.environ, meeting.address, int(meeting.store.get(key)))
+    return server
+
+
+def _number(url: str, name: str) -> int:
+    """What the caller of init_process_group gave, as PyTorch writes it into the URL; else -1."""
+    from urllib.parse import parse_qs, urlsplit
+
+    values = parse_qs(urlsplit(url).query).get(name, ["-1"])
+    return int(values[-1]) if values[-1].isdecimal() else -1

@@ -1,0 +1,453 @@
+"""Programs that mpirun, mpiexec, srun and flux run start themselves: init_process_group() finds
+the job, without a variable or a port that anybody chose.
+
+The MPIs are real, on this machine and on two test hosts. Slurm's and Flux's processes are started
+here with the variables that those set; Flux's PMI server is a stand-in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tests.system.nodes import alive_on
+from tests.unit.cluster.pmi_server import PmiServer
+
+from rallypoint.cli.benchmark.environments import default_cache
+from rallypoint.testing.hosts import Hosts
+from rallypoint.testing.remote_shell import RemoteShell
+
+pytestmark = pytest.mark.system
+
+MPIS = ("mpich", "openmpi", "intelmpi")
+LIMIT_S = 100
+# Of those who may have started the tests, and what would say where to meet.
+NOT_OURS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RALLYPOINT_TOKEN", "RALLYPOINT_CLUSTER",
+)  # fmt: skip
+# The test hosts are one machine: no MPI is to tie its ranks to the same first core.
+SHARE = {
+    "OMP_NUM_THREADS": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "I_MPI_PIN": "off",
+}
+
+# Says one line for each rank, at once, so that lines do not mix.
+SAY = """
+import os, sys
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+COLLECTIVES = """
+import numpy as np
+import rallypoint as dist
+def use_a_group():
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = np.arange(1000.0) * (rank + 1)
+    dist.all_reduce(x)
+    assert np.array_equal(x, np.arange(1000.0) * (size * (size + 1) // 2))
+    names = [None] * size
+    dist.all_gather_object(names, (os.environ["RANK"], os.environ["LOCAL_RANK"]))
+    assert [name[0] for name in names] == list(map(str, range(size)))
+    dist.destroy_process_group()
+    return rank, size, names[rank][1]
+"""
+GROUPS = (
+    SAY
+    + COLLECTIVES
+    + """
+assert "MASTER_PORT" not in os.environ
+say("ranks", *use_a_group())
+use_a_group()  # another group of the same processes
+"""
+)
+# MPI as any other user of it in this process calls it.
+MPI = """
+import ctypes
+mpi = ctypes.CDLL(sys.argv[1])
+def use_mpi():
+    try:  # Open MPI's are pointers, the others' are numbers
+        world = ctypes.byref(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world"))
+    except ValueError:
+        world = ctypes.c_int(0x44000000)
+    rank, size = ctypes.c_int(-1), ctypes.c_int(-1)
+    assert mpi.MPI_Comm_rank(world, ctypes.byref(rank)) == 0
+    assert mpi.MPI_Comm_size(world, ctypes.byref(size)) == 0
+    assert mpi.MPI_Barrier(world) == 0
+    say("mpi", rank.value, size.value)
+"""
+THEN_MPI = (
+    GROUPS
+    + MPI
+    + """
+assert mpi.MPI_Init(None, None) == 0
+use_mpi()
+use_a_group()
+assert mpi.MPI_Finalize() == 0
+use_a_group()
+"""
+)
+MPI_FIRST = (
+    SAY
+    + COLLECTIVES
+    + MPI
+    + """
+assert mpi.MPI_Init(None, None) == 0
+say("ranks", *use_a_group())
+use_mpi()
+assert mpi.MPI_Finalize() == 0
+"""
+)
+DDP = (
+    SAY
+    + """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+assert "MASTER_PORT" not in os.environ
+for turn in range(2):
+    dist.init_process_group(sys.argv[1])
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.manual_seed(turn)
+    net = DistributedDataParallel(torch.nn.Linear(3, 1))
+    alone = torch.nn.Linear(3, 1)
+    alone.load_state_dict(net.module.state_dict())
+    data = torch.arange(3.0 * size).reshape(size, 3)
+    step = torch.optim.SGD(net.parameters(), lr=0.01)
+    net(data[rank : rank + 1]).pow(2).mean().backward()
+    step.step()
+    step = torch.optim.SGD(alone.parameters(), lr=0.01)
+    alone(data).pow(2).mean().backward()
+    step.step()
+    for ours, theirs in zip(net.module.parameters(), alone.parameters()):
+        assert torch.allclose(ours, theirs, atol=1e-5), (ours, theirs)
+    del net
+    dist.destroy_process_group()
+say("ranks", rank, size, os.environ["LOCAL_RANK"])
+"""
+)
+
+
+class Job:
+    """Starts programs by an MPI's mpiexec, here or on two test hosts."""
+
+    def __init__(
+        self, mpi: str, directory: Path, hosts: Hosts | None = None, rsh: Sequence[str] = ()
+    ) -> None:
+        self.name = mpi
+        self._prefix = default_cache() / mpi
+        self._directory = directory
+        self._hosts = hosts
+        self._rsh = directory / "rsh"
+        if not (self._prefix / "made").exists():
+            pytest.skip(f"{mpi} is not installed: rallypoint bench all_reduce --vs {mpi} --get-mpi")
+        if hosts is not None:
+            self._rsh.write_text(f'#!/bin/sh\nexec {" ".join(rsh)} "$@"\n')
+            self._rsh.chmod(0o755)
+
+    @property
+    def library(self) -> str:
+        """Its libmpi; the wheels' libmpi.so is an empty file or a link."""
+        return str(next(self._prefix.glob("lib/libmpi.so.[0-9][0-9]")))
+
+    @property
+    def hosts(self) -> Hosts | None:
+        return self._hosts
+
+    def start(
+        self,
+        text: str,
+        *words: str,
+        ranks: int = 2,
+        python: str = sys.executable,
+        environ: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """So many ranks, on two hosts half of them on each."""
+        script = self._directory / f"script-{abs(hash(text))}.py"
+        script.write_text(text)
+        return self.start_command(python, str(script), *words, ranks=ranks, environ=environ)
+
+    def start_command(
+        self, *command: str, ranks: int = 2, environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        start = [str(self._prefix / "bin" / "mpiexec"), *self._where(ranks), "-n", str(ranks)]
+        given = {name: text for name, text in os.environ.items() if name not in NOT_OURS}
+        path = f"{self._prefix / 'bin'}{os.pathsep}{given.get('PATH', os.defpath)}"
+        if self.name == "intelmpi":  # its libraries find each other by its own python only
+            given["LD_LIBRARY_PATH"] = str(self._prefix / "lib")
+        given |= {"PATH": path, "TMPDIR": str(self._directory), **SHARE, **(environ or {})}
+        if self._hosts is not None:
+            return self._hosts[1].popen(
+                [*start, *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=given,
+                cwd=self._directory,
+            )
+        return subprocess.Popen(
+            [*start, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=given,
+            cwd=self._directory,
+        )
+
+    def _where(self, ranks: int) -> list[str]:
+        if self._hosts is None:
+            return ["--map-by", "slot:OVERSUBSCRIBE"] * (self.name == "openmpi")
+        each = ranks // 2
+        if self.name == "openmpi":
+            slots = f"host1:{each},host2:{each}"
+            return ["--host", slots, "--prtemca", "plm_ssh_agent", str(self._rsh)]
+        launcher = "bootstrap" if self.name == "intelmpi" else "launcher"
+        how = [f"-{launcher}", "ssh", f"-{launcher}-exec", str(self._rsh)]
+        return ["-hosts", "host1,host2", "-ppn", str(each), *how]
+
+
+def finished(process: subprocess.Popen[bytes]) -> list[str]:
+    """What its ranks said, in order, once it has ended well."""
+    try:
+        out = err = b""
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # others may hold its pipes
+            out, err = process.communicate(timeout=5)
+        raise AssertionError(f"it still ran\n{out.decode()}\n{err.decode()}") from None
+    assert process.returncode == 0, f"{process.returncode}\n{out.decode()}\n{err.decode()}"
+    return sorted(out.decode().splitlines())
+
+
+def ranks_of(size: int, hosts: int = 1) -> list[str]:
+    each = size // hosts
+    return [f"ranks {rank} {size} {rank % each}" for rank in range(size)]
+
+
+def mpis_of(size: int) -> list[str]:
+    return [f"mpi {rank} {size}" for rank in range(size)]
+
+
+@pytest.fixture(params=MPIS)
+def here(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
+    return Job(request.param, tmp_path)
+
+
+@pytest.fixture(params=MPIS)
+def across(
+    needs_hosts: None,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Job]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the remote shell's, where daemons leave things
+    with Hosts(2) as hosts, RemoteShell(hosts, tmp_path) as shell:
+        yield Job(request.param, tmp_path, hosts, shell.command)
+
+
+# On this machine.
+
+
+def test_ranks_find_themselves_and_mpi_can_begin_afterwards(here: Job) -> None:
+    lines = finished(here.start(THEN_MPI, here.library))
+    assert lines == [*mpis_of(2), *ranks_of(2)]
+
+
+def test_they_find_themselves_where_mpi_has_begun(here: Job) -> None:
+    lines = finished(here.start(MPI_FIRST, here.library))
+    assert lines == [*mpis_of(2), *ranks_of(2)]
+
+
+def test_two_jobs_at_once(here: Job) -> None:
+    jobs = [here.start(GROUPS, ranks=3) for _ in range(2)]
+    assert [finished(job) for job in jobs] == [ranks_of(3)] * 2
+
+
+def test_a_rank_that_leaves_early_ends_nobody(here: Job) -> None:
+    late = GROUPS + "import time\nif os.environ['RANK'] == '0':\n    time.sleep(1)\nsay('end')\n"
+    assert finished(here.start(late)) == ["end", "end", *ranks_of(2)]
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("backend", ["rallypoint", "gloo"])
+def test_pytorch_finds_the_job_for_any_backend(here: Job, backend: str) -> None:
+    assert finished(here.start(DDP, backend)) == ranks_of(2)
+
+
+def test_mpi4py_tells_them_if_it_is_there(here: Job, tmp_path: Path) -> None:
+    """In the MPI's environment, where PMI and PMIx are not asked for."""
+    text = """
+from mpi4py import MPI
+import rallypoint.cluster.meeting as meeting
+def refuse(*_):
+    raise AssertionError("the launcher was asked")
+import rallypoint.cluster.meeting.pmi as pmi, rallypoint.cluster.meeting.pmix as pmix
+pmi.pass_on = pmix.pass_on = refuse
+"""
+    import rallypoint
+
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "rallypoint").symlink_to(Path(rallypoint.__file__).parent)
+    python = default_cache() / here.name / "bin" / "python"
+    environ = {"PYTHONPATH": str(tmp_path / "path")}
+    lines = finished(here.start(text + GROUPS, python=str(python), environ=environ))
+    assert lines == ranks_of(2)
+
+
+def test_where_says_what_a_program_would_take(here: Job) -> None:
+    job = here.start_command(sys.executable, "-m", "rallypoint", "where")
+    lines = finished(job)
+    assert any("init_process_group() takes" in line for line in lines)
+    assert sum(line.startswith("rank        1 of 2 ") for line in lines) == 1
+    assert sum(line.startswith("local rank  0 of 2 ") for line in lines) == 1
+
+
+def test_switched_off_it_asks_for_the_variables(here: Job) -> None:
+    job = here.start(GROUPS, environ={"RALLYPOINT_CLUSTER": "none"})
+    _, err = job.communicate(timeout=LIMIT_S)
+    assert job.returncode != 0
+    assert "RANK and WORLD_SIZE and MASTER_ADDR and MASTER_PORT not set" in err.decode()
+
+
+# On two hosts.
+
+
+def test_ranks_on_two_hosts(across: Job) -> None:
+    assert across.hosts is not None
+    lines = finished(across.start(THEN_MPI, across.library, ranks=4))
+    assert lines == [*mpis_of(4), *ranks_of(4, hosts=2)]
+    assert [alive_on(host) for host in across.hosts.hosts] == [[], []]
+
+
+def test_two_jobs_at_once_on_two_hosts(across: Job) -> None:
+    jobs = [across.start(GROUPS) for _ in range(2)]
+    assert [finished(job) for job in jobs] == [ranks_of(2, hosts=2)] * 2
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("backend", ["rallypoint", "gloo"])
+def test_pytorch_on_two_hosts(across: Job, backend: str) -> None:
+    environ = {} if backend == "rallypoint" else {"GLOO_SOCKET_IFNAME": "eth0"}
+    lines = finished(across.start(DDP, backend, environ=environ))
+    assert lines == ranks_of(2, hosts=2)
+
+
+# Without an MPI.
+
+
+def slurm(host: int, task: int, **more: str) -> dict[str, str]:
+    """As srun gives them to a task on that host, of two with two tasks each."""
+    return {
+        **{name: text for name, text in os.environ.items() if name not in NOT_OURS},
+        **SHARE,
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "host[1-2]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_NODEID": str(host - 1),
+        "SLURM_PROCID": str(2 * (host - 1) + task),
+        "SLURM_LOCALID": str(task),
+        **more,
+    }
+
+
+def start_step(
+    hosts: Hosts, directory: Path, text: str, *words: str, **more: str
+) -> list[subprocess.Popen[bytes]]:
+    """The last task first."""
+    script = directory / "step.py"
+    script.write_text(text)
+    return [
+        hosts[host].popen(
+            [sys.executable, str(script), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=slurm(host, task, **more),
+            cwd=directory,
+        )
+        for host in (2, 1)
+        for task in (1, 0)
+    ]
+
+
+def test_tasks_of_a_step_meet_without_pmi(needs_hosts: None, tmp_path: Path) -> None:
+    """And those of another one that comes to the same ports, as after a restart, do not mix."""
+    with Hosts(2) as hosts:
+        steps = [
+            start_step(hosts, tmp_path, GROUPS, SLURM_RESTART_COUNT=str(count))
+            for count in range(2)
+        ]
+        for tasks in steps:
+            lines = [line for task in tasks for line in finished(task)]
+            assert sorted(lines) == ranks_of(4, hosts=2)
+
+
+@pytest.mark.needs_torch
+def test_pytorch_in_tasks_of_a_step(needs_hosts: None, tmp_path: Path) -> None:
+    with Hosts(2) as hosts:
+        tasks = start_step(hosts, tmp_path, DDP, "rallypoint")
+        lines = [line for task in tasks for line in finished(task)]
+        assert sorted(lines) == ranks_of(4, hosts=2)
+
+
+def test_tasks_of_flux_meet_through_its_pmi(tmp_path: Path) -> None:
+    script = tmp_path / "flux.py"
+    script.write_text(GROUPS)
+    given = {name: text for name, text in os.environ.items() if name not in NOT_OURS}
+    with PmiServer(2) as server:
+        tasks = [
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[server.fd(rank)],
+                env={
+                    **given,
+                    "FLUX_JOB_ID": "f12",
+                    "FLUX_TASK_RANK": str(rank),
+                    "FLUX_TASK_LOCAL_ID": str(rank),
+                    "FLUX_JOB_SIZE": "2",
+                    "FLUX_JOB_NNODES": "1",
+                    "PMI_RANK": str(rank),
+                    "PMI_SIZE": "2",
+                    "PMI_FD": str(server.fd(rank)),
+                },
+            )
+            for rank in range(2)
+        ]
+        lines = [line for task in tasks for line in finished(task)]
+    assert sorted(lines) == ranks_of(2)
+
+
+def test_wrong_surroundings_are_one_sentence(tmp_path: Path) -> None:
+    given = {name: text for name, text in os.environ.items() if name not in NOT_OURS}
+    hydra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    for environ, expected in (
+        (hydra, "HostError: Hydra's mpiexec started this as rank 0 of 2 (PMI_RANK), and offers no"),
+        ({**hydra, "PMI_FD": "77"}, "PMI_FD is '77', which is no open descriptor"),
+        ({**hydra, "RANK": "1"}, "RANK is 1, but Hydra's mpiexec says 0"),
+        ({"SLURM_JOB_ID": "7"}, "start it by srun -n N, or by `rallypoint run`"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "x"}, "PMIx"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", "import rallypoint; rallypoint.init_process_group()"],
+            env={**given, **environ},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert expected in done.stderr.splitlines()[-1], done.stderr
