@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,6 +124,18 @@ def test_a_step_is_one_job_of_all_its_nodes(job: Job, path: str) -> None:
     for rank in range(3):
         meeting = rf"node {rank} of 3, meeting at (n1:\d+, n2:\d+, n3:\d+); --on here ignores"
         assert re.search(rf"Slurm step \d+\.0 \(SLURM_STEP_NODELIST\): {meeting}", err), err
+
+
+@pytest.mark.parametrize("path", ["", "without scontrol"])
+def test_tasks_without_a_launcher_are_the_ranks_of_one_job(job: Job, path: str) -> None:
+    job.script(ALL_REDUCE)
+    if path:
+        path = only_srun(job)
+    status, out, err = job.run(f"srun --nodes 3 --ntasks-per-node=2 {sys.executable} train.py", path)
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [
+        f"rank {rank} of 6 on host{rank // 2 + 1}: 21000" for rank in range(6)
+    ]
 
 
 def only_srun(job: Job) -> str:
