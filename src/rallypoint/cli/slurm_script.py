@@ -15,7 +15,7 @@ PROGRAM = "rallypoint script slurm"
 # Those that differ from node to node, or that say what Slurm says.
 _ANSWERED = (
     *("--node-rank", "--local-addr", "--master-addr", "--master-port", "--standalone", "--on"),
-    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--hosts", "--hostfile"),
 )
 _OWN = ("--job-name", "--time", "--gpus-per-node", "--cpus-per-worker", "--nnodes")
 _MARGIN_S = 30  # beyond what workers have to end in; Slurm may also signal a minute early

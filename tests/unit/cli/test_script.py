@@ -98,6 +98,7 @@ def test_a_token_that_is_given_is_not_drawn(capsys: pytest.CaptureFixture[str]) 
     ("words", "expected"),
     [
         ("slurm --node-rank 1 t.py", "slurm: --node-rank is what Slurm says of each node; leave"),
+        ("slurm --hosts a,b t.py", "slurm: --hosts is what Slurm says of each node; leave it out"),
         ("slurm --rdzv-endpoint a:1 t.py", "--rdzv-endpoint is what Slurm says"),
         ("slurm", "no script given; name one, as in: rallypoint script slurm train.py"),
         ("slurm --nnodes 0 t.py", "rallypoint script slurm: --nnodes is '0'"),
