@@ -273,6 +273,12 @@ def test_two_jobs_at_once(here: Job) -> None:
     assert [finished(job) for job in jobs] == [ranks_of(3)] * 2
 
 
+def test_rank_0_may_come_last(here: Job) -> None:
+    late = "import os, time\nif any(os.environ.get(name) == '0' for name in (\n"
+    late += "    'PMI_RANK', 'OMPI_COMM_WORLD_RANK')):\n    time.sleep(1)\n"
+    assert finished(here.start(late + GROUPS)) == ranks_of(2)
+
+
 def test_a_rank_that_leaves_early_ends_nobody(here: Job) -> None:
     late = GROUPS + "import time\nif os.environ['RANK'] == '0':\n    time.sleep(1)\nsay('end')\n"
     assert finished(here.start(late)) == ["end", "end", *ranks_of(2)]
