@@ -131,7 +131,8 @@ def test_tasks_without_a_launcher_are_the_ranks_of_one_job(job: Job, path: str) 
     job.script(ALL_REDUCE)
     if path:
         path = only_srun(job)
-    status, out, err = job.run(f"srun --nodes 3 --ntasks-per-node=2 {sys.executable} train.py", path)
+    command = f"srun --nodes 3 --ntasks-per-node=2 {sys.executable} train.py"
+    status, out, err = job.run(command, path)
     assert status == 0, err
     assert sorted(out.splitlines()) == [
         f"rank {rank} of 6 on host{rank // 2 + 1}: 21000" for rank in range(6)
