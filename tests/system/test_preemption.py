@@ -156,14 +156,16 @@ def test_a_forked_child_ends_when_its_parent_asks() -> None:
     text = """
 import multiprocessing, time, rallypoint
 rallypoint.preempted()
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
-child.start()
 print("up", flush=True)
-child.terminate()
-child.join()
-print(child.exitcode, rallypoint.preempted())
+for _ in range(50):  # at once, too
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -15, child.kill()
+print(rallypoint.preempted())
 """
-    assert run_alone(text).communicate(timeout=60)[0] == "-15 False\n"
+    assert run_alone(text).communicate(timeout=60)[0] == "False\n"
 
 
 def test_who_never_asks_is_ended() -> None:

@@ -27,11 +27,13 @@ class _Watch:
     Attributes:
         asked_at: when the first signal came, by the monotonic clock; None: none has.
         before: what handled each signal that is watched.
+        mask: which signals were blocked before a fork.
     """
 
     def __init__(self) -> None:
         self.asked_at: float | None = None
         self.before: dict[int, Any] = {}
+        self.mask: set[Any] = set()
 
     def begin(self) -> None:
         names = os.environ.get(SIGNALS, "").split(",")
@@ -55,17 +57,30 @@ class _Watch:
         if callable(handler):  # a library's that was here first
             handler(number, frame)
 
-    def end(self) -> None:
-        """As if nobody had asked."""
+    # A forked child, a data loader's worker say, is ended by a signal of its parent's, and has to
+    # end. One that comes before it is no longer watched must not be lost, so it waits.
+
+    def hold(self) -> None:
+        """Before a fork."""
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.before)
+
+    def go_on(self) -> None:
+        """After it."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    def end_in_child(self) -> None:
+        """After it, in the child: as if nobody had asked."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before.clear()
         self.asked_at = None
+        self.go_on()
 
 
 _watch = _Watch()
-# A data loader's worker, say, is ended by a signal of its parent's, and has to end.
-os.register_at_fork(after_in_child=_watch.end)
+os.register_at_fork(
+    before=_watch.hold, after_in_parent=_watch.go_on, after_in_child=_watch.end_in_child
+)
 
 
 def preempted() -> bool:
