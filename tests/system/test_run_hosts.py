@@ -233,7 +233,7 @@ def test_what_is_wrong_everywhere_is_refused_here(tmp_path: Path) -> None:
     for words, sentence in (
         (["missing.py"], "script 'missing.py' does not exist"),
         (["--standalone", "x"], "leave out --standalone"),
-        (["--nnodes", "9", "x"], "--nnodes is 9, but there are only 2 hosts"),
+        (["--nnodes", "9", "x"], "--nnodes is 9, which is more than the number of hosts, 2"),
     ):
         done = subprocess.run(
             [*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -212,7 +212,7 @@ def test_no_port_of_a_step_is_free() -> None:
 
 def test_rank_0_does_not_come() -> None:
     process, environ = step(1, 2, "a", free_ports(1))
-    with pytest.raises(StoreConnectionError, match=r"rank 1 found no store of rank 0's at 127"):
+    with pytest.raises(StoreConnectionError, match=r"rank 1 could not reach rank 0's store at 127"):
         meeting._meet(process, timedelta(seconds=0.2), environ)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.unit.cluster.test_places import BATCH
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places import STARTERS
@@ -38,15 +39,6 @@ STEP = {
     "SLURM_NODEID": "1",
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
-}
-# As sbatch gives them to a script on two nodes, without srun.
-BATCH = {
-    "SLURM_JOB_ID": "1234",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_NTASKS": "2",
-    "SLURM_PROCID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_LOCALID": "0",
 }
 FLUX = {
     "FLUX_JOB_ID": "f1",
@@ -245,7 +237,7 @@ def test_rank_0_must_be_where_the_others_look() -> None:
         (
             {**HYDRA, "RALLYPOINT_CLUSTER": "slurm"},
             {},
-            "RALLYPOINT_CLUSTER slurm: this is not slurm: SLURM_JOB_ID not set",
+            "RALLYPOINT_CLUSTER slurm: this is not slurm: SLURM_JOB_ID is not set",
         ),
         ({**HYDRA, "RALLYPOINT_CLUSTER": "slrum"}, {}, "'slrum' is not a known place"),
         (

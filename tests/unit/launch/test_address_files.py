@@ -17,7 +17,7 @@ A, B = Endpoint(host="10.0.0.1", port=4001), Endpoint(host="fd00::2", port=4002)
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    return tmp_path / "below" / "run"
+    return tmp_path / "run"
 
 
 def test_each_sees_the_others(shared: Path) -> None:
@@ -74,9 +74,12 @@ def test_one_of_many_founds(shared: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    """Nor one below what is missing: a file system that is not there, or a wrong letter."""
     (tmp_path / "file").touch()
-    with pytest.raises(HostError, match=r"cannot use the directory .*/file/run of --rdzv-endpoint"):
-        AddressFiles(str(tmp_path / "file" / "run"), "aa").leave_address(A)
+    for name in ("file", "not_mounted"):
+        told = rf"cannot use the directory .*/{name}/run of --rdzv-endpoint"
+        with pytest.raises(HostError, match=told):
+            AddressFiles(str(tmp_path / name / "run"), "aa").leave_address(A)
 
 
 @pytest.mark.parametrize(

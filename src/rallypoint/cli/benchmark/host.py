@@ -4,7 +4,7 @@ passes orders on to them.
     python -m rallypoint.cli.benchmark.host       started by ssh, or by what --rsh names
 
 Orders come from standard input and answers go to standard output, JSON, one to a line; each order
-has one answer. When the input ends, whyever it does, all that was started here is ended.
+has one answer. When the input ends, for whatever reason, all that was started here is ended.
 """
 
 from __future__ import annotations

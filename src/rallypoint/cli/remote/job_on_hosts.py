@@ -15,8 +15,8 @@ from enum import Enum
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.record import Record
+from rallypoint.launch.agent.node import FAILED, NOTHING_RAN, SIGINT, SIGTERM, SUCCEEDED
 
-SIGINT, SIGTERM = 2, 15
 CONNECT_S = 30.0  # for a host to answer
 LAST_CALL_S = 5.0  # for the others, once the fewest have answered
 OTHERS_S = 10.0  # for the others to end by themselves, once one tells that the job has failed
@@ -25,7 +25,7 @@ FLUSH_S = 60.0  # the same after success: someone may read their output slowly
 AT_ONCE_S = 5.0  # after a second Ctrl-C
 LEAVE_S = 3.0  # for what is left, once it was let go
 MEETING_POINTS = 3  # of them, two begin a job: it does so, and goes on, without any one
-_SUCCEEDED, _FAILED, _MISUSED, _NOTHING_RAN = 0, 1, 2, 3  # docs/exit-statuses.md
+_MISUSED = 2  # of a command line
 
 
 class Phase(Enum):
@@ -123,8 +123,8 @@ class JobOnHosts:
         if self.stop_signal is not None:
             return 128 + self.stop_signal
         if self._has_succeeded and self._failure is None:
-            return _SUCCEEDED  # hosts that were lost on the way, or left, were not needed
-        return self._failure or _FAILED
+            return SUCCEEDED  # hosts that were lost on the way, or left, were not needed
+        return self._failure or FAILED
 
     # Events.
 
@@ -155,21 +155,21 @@ class JobOnHosts:
             return []
         self._phases[host] = Phase.ENDED
         actions: list[Action] = []
-        if status in (_SUCCEEDED, _NOTHING_RAN):
+        if status in (SUCCEEDED, NOTHING_RAN):
             if not self._has_succeeded:
                 self._has_succeeded = True
                 self._stop_at = None
                 self._let_go_within(self._shutdown_s + FLUSH_S, now)
         elif not self._is_ending:
             name = self._addresses[host]
-            if status in (_FAILED, _MISUSED):
+            if status in (FAILED, _MISUSED):
                 self._failure = self._failure or status
             if status is None:
                 actions.append(Say(f"lost the connection to {name}"))
-            elif status != _FAILED:  # of which the launcher has told itself
+            elif status != FAILED:  # of which the launcher has told itself
                 actions.append(Say(f"the launcher on {name} ended with status {status}"))
             if not self._are_enough() and not self._has_succeeded and self._stop_at is None:
-                self._stop_at = now + (OTHERS_S if status == _FAILED else 0.0)
+                self._stop_at = now + (OTHERS_S if status == FAILED else 0.0)
         return [*actions, *self._drop_waiting(), *self.tick(now)]
 
     def signalled(self, number: int, now: float, *, stops: bool) -> list[Action]:

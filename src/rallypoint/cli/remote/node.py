@@ -5,8 +5,8 @@
 Orders are JSON, one to a line of standard input: where to work, what to start, then signals for it.
 One line answers the first. From then on both outputs are the launcher's, but for the last line,
 which begins with a mark that nobody else knows, and tells how the launcher ended. When the input
-ends, whyever it does, nobody wants the launcher any more: it gets a SIGTERM, and a second later a
-SIGKILL; its guardian then ends all workers.
+ends, for whatever reason, nobody wants the launcher any more: it gets a SIGTERM, and a second later
+a SIGKILL; its guardian then ends all workers.
 """
 
 from __future__ import annotations

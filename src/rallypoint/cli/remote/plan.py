@@ -142,8 +142,8 @@ def _read_nnodes(values: Mapping[str, str], hosts: int) -> tuple[int, int]:
     fewest, most = read_nnodes(f"{text}{hosts}" if text.endswith(":") else text)
     if most > hosts:
         raise UsageError(
-            f"{PROGRAM}: --nnodes is {text}, but there are only {hosts} hosts; name more, or ask"
-            " for fewer."
+            f"{PROGRAM}: --nnodes is {text}, which is more than the number of hosts, {hosts}; name"
+            " more hosts, or ask for fewer nodes."
         )
     if most == 1 < hosts:
         raise UsageError(

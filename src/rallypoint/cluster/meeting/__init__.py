@@ -275,16 +275,15 @@ def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Wait
             if not _listens(host, port, patience_s):
                 continue
             try:
-                limit = timedelta(
-                    seconds=4 * patience_s
-                )  # something else may listen, and not answer
+                # Something else may listen there, and not answer.
+                limit = timedelta(seconds=4 * patience_s)
                 return TCPStore(host, port, timeout=limit, wait_for_workers=False, token=token)
             except StoreConnectionError as error:
                 why = str(error)
         if looking.left_s <= 0:
             raise StoreConnectionError(
-                f"rank {process.rank} found no store of rank 0's at {listed} ({why}); look for the"
-                " first error of rank 0, and for a firewall between the machines",
+                f"rank {process.rank} could not reach rank 0's store at {listed} ({why}); look for"
+                " rank 0's first error, and for a firewall between the machines",
                 endpoint=endpoint_of(*places[0]),
                 operation="init_process_group",
             )

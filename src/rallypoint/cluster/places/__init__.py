@@ -99,7 +99,8 @@ def find_kind(
     names = next((level[wished] for level in levels if wished in level), ())
     if names:
         missing = [name for name in names if not environ.get(name)]
-        raise InvalidArgumentError(f"this is not {on}: {' and '.join(missing)} not set.")
+        verb = "is" if len(missing) == 1 else "are"
+        raise InvalidArgumentError(f"this is not {on}: {' and '.join(missing)} {verb} not set.")
     return ""
 
 

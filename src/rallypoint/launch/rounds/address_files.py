@@ -59,7 +59,7 @@ class AddressFiles:
         """
         part = self._file(_PART, self._key)
         try:
-            os.makedirs(self._path, exist_ok=True)
+            self._make()
             with open(part, "w", encoding="utf-8") as file:
                 file.write(str(at))
             os.rename(part, self._file(_AGENT, self._key))
@@ -68,6 +68,13 @@ class AddressFiles:
                 f"cannot use the directory {self._path} of --rdzv-endpoint ({error.strerror}); name"
                 " one that all nodes share and may write to."
             ) from None
+
+    def _make(self) -> None:
+        """Only the last part: where the rest is missing, the path is wrong, or not shared here."""
+        try:
+            os.mkdir(self._path)
+        except FileExistsError:
+            return
 
     def look(self) -> Listing:
         """What is there now.

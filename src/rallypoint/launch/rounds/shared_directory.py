@@ -142,7 +142,7 @@ class SharedDirectoryRounds(ElasticRounds):
                 others = len(self._seen.others)
                 if self._found():
                     if others:
-                        self._say(f"begins the job anew: {_in_vain(others)}")
+                        self._say(f"starting the job again: {_in_vain(others)}")
                     return self._begin()
             self._tell_in_vain(at)
         for key, address in self._whom_to_call(self._seen, is_question=seeks):
@@ -208,7 +208,9 @@ class SharedDirectoryRounds(ElasticRounds):
 
 
 def _in_vain(others: int) -> str:
+    if not others:
+        return "no other agent has left its address there"
     return (
-        f"of {others} agents that left their addresses there none answers; if some run, do they"
-        " have the same --rdzv-id and RALLYPOINT_TOKEN?"
+        f"none of the {others} agents with an address there answers; if any are running, check that"
+        " they have the same --rdzv-id and RALLYPOINT_TOKEN"
     )

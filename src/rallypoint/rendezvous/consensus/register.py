@@ -9,7 +9,7 @@ and only after the agreement that it was written to follow. A claim is good for 
 was confirmed last, counted from when that was *sent*; from then on nobody may run by its leave.
 
 Who keeps it is a subclass's: the agents themselves (peer_register.py), a key-value store
-(etcd/register.py). Above it, one leader and one follower are the same for all. Pure.
+(keyvalue/register.py). Above it, one leader and one follower are the same for all. Pure.
 """
 
 from __future__ import annotations

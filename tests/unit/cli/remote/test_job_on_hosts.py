@@ -12,8 +12,6 @@ from rallypoint.cli.remote.job_on_hosts import (
     LEAVE_S,
     MARGIN_S,
     OTHERS_S,
-    SIGINT,
-    SIGTERM,
     Action,
     Drop,
     JobOnHosts,
@@ -22,6 +20,7 @@ from rallypoint.cli.remote.job_on_hosts import (
     Send,
     Start,
 )
+from rallypoint.launch.agent.node import SIGINT, SIGTERM
 
 NAMES = ("a", "b", "c", "d")
 SHUTDOWN_S = 30.0
