@@ -322,7 +322,7 @@ def test_switched_off_it_asks_for_the_variables(here: Job) -> None:
     job = here.start(GROUPS, environ={"RALLYPOINT_CLUSTER": "none"})
     _, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode != 0
-    assert "RANK and WORLD_SIZE and MASTER_ADDR and MASTER_PORT not set" in err.decode()
+    assert "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set" in err.decode()
 
 
 # On two hosts.

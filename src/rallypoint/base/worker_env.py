@@ -68,8 +68,9 @@ class WorkerEnv(Record, kw_only=True):
         """
         missing = [name for name in _REQUIRED if not environ.get(name)]
         if missing:
+            verb = "is" if len(missing) == 1 else "are"
             raise InvalidArgumentError(
-                f"{' and '.join(missing)} not set in the environment; start the program with"
+                f"{', '.join(missing)} {verb} not set in the environment; start the program with"
                 " `rallypoint run` (or another launcher), or set"
                 " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
             )

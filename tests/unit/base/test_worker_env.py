@@ -92,7 +92,7 @@ def test_what_is_written_is_read(
 @pytest.mark.parametrize("name", list(MINIMAL))
 def test_a_missing_variable_is_named(name: str) -> None:
     for environ in ({k: v for k, v in MINIMAL.items() if k != name}, {**MINIMAL, name: ""}):
-        with pytest.raises(InvalidArgumentError, match=f"^{name} not set"):
+        with pytest.raises(InvalidArgumentError, match=f"^{name} is not set"):
             WorkerEnv.from_environ(environ)
 
 
