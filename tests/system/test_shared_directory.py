@@ -90,11 +90,17 @@ def test_who_began_the_job_and_was_lost_at_once_is_replaced(agents: Agents) -> N
     agents.finish((2, 3))
 
 
-def test_of_two_the_one_that_is_left_goes_on_with_a_new_one(agents: Agents) -> None:
-    """It may not go on alone; whoever comes begins the job anew, and it gives way."""
+@pytest.mark.parametrize("founder", [1, 2])
+def test_of_two_the_one_that_is_left_goes_on_with_a_new_one(agents: Agents, founder: int) -> None:
+    """Node 0's host is lost, and nobody may go on alone; whoever comes begins the job anew.
+
+    Also where it had come before the other one, which began the job, found that it is too few.
+    """
     flags = ("--nnodes", "2", "--rdzv-conf", CONF)
-    for number in (1, 2):
-        agents.start(number, *flags)
+    agents.start(founder, *flags, "--node-rank", str(founder - 1))
+    wait_for_files(agents, "founder", 1)
+    other = 3 - founder
+    agents.start(other, *flags, "--node-rank", str(other - 1))
     wait_for_size(agents, (1, 2), after=-1)
     assert agents.end_all(1) == []
     agents.start(3, *flags)

@@ -183,7 +183,10 @@ class LinkedRounds(RoundSource, Receiver):
         if claimed != key:
             self._say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
         elif not isinstance(message, Join) or self._may_join(key, message):
-            self._happened(lambda now: self._core.received(key, message, now))
+            self._received(key, message)
+
+    def _received(self, key: str, message: Message) -> None:
+        self._happened(lambda now: self._core.received(key, message, now))
 
     def _may_join(self, key: str, join: Join) -> bool:
         """Else it is told why not."""

@@ -22,7 +22,7 @@ from rallypoint.launch.rounds.address_files import AddressFiles, Listing
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import listen
-from rallypoint.rendezvous.consensus.messages import Message, Setup
+from rallypoint.rendezvous.consensus.messages import Led, Message, Setup
 from rallypoint.rendezvous.job.reports import Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.timeouts import read_timeouts
@@ -106,7 +106,7 @@ class SharedDirectoryRounds(ElasticRounds):
         self._seen = files.look()
         self._looked_at = time.monotonic()
         self._is_looking = False
-        self._vain_since: float | None = None  # no answer to any call
+        self._vain_since: float | None = None  # nobody who is called knows a coordinator
         self._random = SystemRandom()
         if may_found(self._seen, vain_s=0.0, patience_s=self._patience_s):
             self._found()
@@ -128,13 +128,18 @@ class SharedDirectoryRounds(ElasticRounds):
 
     # How agents find each other.
 
+    def _received(self, key: str, message: Message) -> None:
+        super()._received(key, message)
+        if isinstance(message, Led) or self.is_led:
+            self._vain_since = None
+
     def _call(self, at: Endpoint, message: Message) -> None:
         """Send it to some of those whose addresses are in the directory."""
         seeks = isinstance(message, Join)
         now = time.monotonic()
         if seeks or now >= self._looked_at + _LOOK_EVERY_S:
             self._look(now)
-        if seeks and not self._core.job:
+        if seeks and not self._core.has_part:
             self._vain_since = self._vain_since or now
             vain_s = now - self._vain_since
             if may_found(self._seen, vain_s=vain_s, patience_s=self._patience_s):

@@ -164,6 +164,11 @@ class Participant:
         """The key of the agent that began the job that this one takes part in, or knows of."""
         return self._voter.job
 
+    @property
+    def has_part(self) -> bool:
+        """Whether it has voted, or knows what was agreed; else it was only told of a job."""
+        return self._voter.decided is not None or self._voter.accepted is not None
+
     # Events.
 
     def started(self, now: float) -> Decision:
