@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 _COMMANDS = {
     "bench": "measure operations beside those of others, or this machine for predictions",
     "run": "start a script in several processes that work together",
-    "script": "print a batch script for Slurm that runs a job",
+    "script": "print what Slurm or Kubernetes is to be given for a job",
     "simulate": "predict the time of collective algorithms on many ranks",
     "store": "serve a key-value store that outlives the nodes of a job",
     "where": "tell what is recognised here, such as a Slurm step, by which variables",

@@ -1,8 +1,10 @@
-"""`rallypoint script slurm`: the text that it prints, and what it refuses."""
+"""`rallypoint script`: the texts that it prints, and what it refuses."""
 
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +39,8 @@ srun --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=0 --wait=0 \\
 """
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert script(["slurm", *words]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *words: str, kind: str = "slurm") -> str:
+    assert script([kind, *words]) == 0
     return capsys.readouterr().out
 
 
@@ -106,16 +108,99 @@ def test_a_token_that_is_given_is_not_drawn(capsys: pytest.CaptureFixture[str]) 
         ("slurm --nproc-per-node gpu t.py", "add --gpus-per-node N"),
         ("slurm --nproc-per-node 0 t.py", "--nproc-per-node is '0'"),
         ("slurm --gpus 3 t.py", "unknown flag --gpus"),
-        ("pbs t.py", "'pbs' is no kind of script; there is slurm"),
-        ("--nnodes 2 t.py", "'--nnodes' is no kind of script; there is slurm"),
+        ("jobset t.py", "rallypoint script jobset: --image is missing"),
+        ("jobset --image i", "no script given; name one, as in: rallypoint script jobset train.py"),
+        ("jobset --image i --node-rank 1 t.py", "--node-rank is what Kubernetes says of each pod"),
+        ("jobset --image i --token-file f t.py", "the token is in a Secret; leave out --token"),
+        ("jobset --image i --nproc-per-node cpu t.py", "a machine's CPUs, and pods have parts of"),
+        ("jobset --image i --nproc-per-node gpu t.py", "add --gpus-per-node N"),
+        ("jobset --image i --memory much t.py", "--memory is 'much'; give a size, as in 8Gi"),
+        ("jobset --image i --job-name My_Job t.py", "--job-name is 'My_Job'; Kubernetes takes a"),
+        (f"jobset --image i --job-name {'a' * 49} t.py", "at most 48 of them here"),
+        ("jobset --image i --time 1:00 t.py", "unknown flag --time"),
+        ("pbs t.py", "'pbs' is no kind of script; there are slurm and jobset"),
+        ("--nnodes 2 t.py", "'--nnodes' is no kind of script; there are slurm and jobset"),
     ],
 )
 def test_wrong_use(words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in refused(capsys, *words.split())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["slurm", "--help"]])
-def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+# JobSet. That it is taken is seen in tests/system/test_kubernetes.py, for the example.
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kubernetes" / "jobset.yaml"
+
+
+def container(text: str) -> dict[str, Any]:
+    """Of the one kind of pod in a JobSet."""
+    yaml = pytest.importorskip("yaml")
+    job: dict[str, Any] = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (found,) = job["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_example_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = EXAMPLE.read_text()
+    first = text.partition("\n")[0].removeprefix("# Made by: rallypoint script ")
+    kind, *words = first.split()
+    assert text == printed(capsys, *words, kind=kind)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nnodes", "2:3", "--max-restarts", "3", "train.py", "--lr", "1e-3", "yes", "", "a b"],
+        ["-m", "my.train", "$(HOME)", "it's", '"', "ä: #{}[],", "-", "--x={1}", "0x10", ".5", "~"],
+        [
+            "--shutdown-timeout",
+            "90",
+            "t.py",
+            "two\nlines",
+            "back\\slash",
+            "null",
+            "1:30",
+            "\U0001f600",
+        ],
+    ],
+)
+def test_each_word_arrives(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--image", "a.b/c:1", *words, kind="jobset")
+    expected = ["--module" if word == "-m" else word.replace("$(", "$$(") for word in words]
+    assert container(text)["command"] == ["rallypoint", "run", *expected]
+
+
+def test_what_pods_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--image i:1 --nnodes 4 --nproc-per-node 8 --gpus-per-node 8 --cpus-per-worker 12"
+    words += " --memory 512Gi --shutdown-timeout 90 my_dir/Train_GPT.v2.py"
+    text = printed(capsys, *words.split(), kind="jobset")
+    assert container(text)["resources"] == {
+        "requests": {"cpu": "96", "memory": "512Gi"},
+        "limits": {"memory": "512Gi", "nvidia.com/gpu": "8"},
+    }
+    assert container(text)["image"] == "i:1"
+    for line in (
+        "  name: train-gpt-v2\n",
+        "completions: 4\n",
+        "parallelism: 4\n",
+        "terminationGracePeriodSeconds: 105 #",
+        "up to train-gpt-v2-node-0-3.train-gpt-v2\n",
+        "name: train-gpt-v2-token\n",
+    ):
+        assert line in text
+    least = container(printed(capsys, "--image", "i", "t.py", kind="jobset"))
+    assert least["resources"] == {"requests": {"cpu": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--help"], "rallypoint script jobset    a manifest"),
+        (["slurm", "--help"], "sbatch job.sh"),
+        (["jobset", "--help"], "kubectl apply -f job.yaml"),
+    ],
+)
+def test_help_teaches(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert script(words) == 0
-    assert "sbatch job.sh" in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
     assert script([]) == 2

@@ -1,0 +1,1 @@
+"""The kinds of script that `rallypoint script` prints, a module for each."""

@@ -1,0 +1,127 @@
+"""What a script is asked for, whoever the scheduler: one command line, read. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
+
+from rallypoint.base.record import Record
+from rallypoint.cli.nodes import read_nnodes
+from rallypoint.cli.numbers import is_whole, seconds
+from rallypoint.cli.options import Flag, UsageError
+
+# Flags for all kinds of script, beside those of `rallypoint run`.
+COMMON_FLAGS = (
+    Flag("--job-name", "what the scheduler calls it (default: SCRIPT's name)", "NAME"),
+    Flag("--gpus-per-node", "ask for so many GPUs on each node", "N"),
+    Flag("--cpus-per-worker", "ask for so many CPUs for each worker (default 1)", "N"),
+)
+# Those that differ from node to node, or that say what the scheduler says.
+_ANSWERED = (
+    *("--node-rank", "--local-addr", "--master-addr", "--master-port", "--standalone", "--on"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--hosts", "--hostfile"),
+)
+
+
+class Request(Record, kw_only=True):
+    """One command line of `rallypoint script KIND`.
+
+    Attributes:
+        program: which, for errors.
+        scheduler: what it answers: "what Slurm says of each node".
+        values: what was typed, by the names of `flags`.
+        command: the user's script and its arguments.
+    """
+
+    program: str
+    scheduler: str
+    flags: Sequence[Flag]
+    values: Mapping[str, str]
+    command: Sequence[str]
+
+    def check(self) -> None:
+        """See that there is a script, and no flag that the scheduler answers.
+
+        Raises:
+            UsageError: else.
+        """
+        for name in _ANSWERED:
+            if name in self.values:
+                raise UsageError(f"{self.program}: {name} is {self.scheduler}; leave it out.")
+        if not self.command:
+            raise UsageError(
+                f"{self.program}: no script given; name one, as in: {self.program} train.py"
+            )
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The fewest and the most."""
+        return read_nnodes(self.values.get("--nnodes", "1"))
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on with fewer nodes than the most."""
+        fewest, most = self.nodes
+        return fewest != most
+
+    @property
+    def job_name(self) -> str:
+        """Unless it was given: train, for train.py or my_package.train."""
+        name = PurePath(self.command[0]).name
+        short = name.rpartition(".")[2] if "--module" in self.values else PurePath(name).stem
+        return self.values.get("--job-name") or short or "rallypoint"
+
+    @property
+    def gpus(self) -> int:
+        """Of a node; 0: none are asked for."""
+        return self.count("--gpus-per-node", 0)
+
+    @property
+    def cpus(self) -> int:
+        """Of a node; 0: there are to be as many workers as CPUs."""
+        workers = self.values.get("--nproc-per-node", "1")
+        each = self.count("--cpus-per-worker", 1)
+        if workers in ("gpu", "xpu") and not self.gpus:
+            raise UsageError(
+                f"{self.program}: --nproc-per-node {workers} counts what a node is given, which is"
+                " what is asked for; add --gpus-per-node N."
+            )
+        if workers in ("gpu", "xpu", "auto") and self.gpus:
+            return self.gpus * each
+        if workers in ("cpu", "auto"):
+            return 0
+        return self.count("--nproc-per-node", 1) * each
+
+    @property
+    def shutdown_s(self) -> int:
+        """How long workers have to end in."""
+        return math.ceil(seconds(self.values, "--shutdown-timeout", 30.0))
+
+    def count(self, name: str, default: int) -> int:
+        """A number from 1 on that was typed, or the default."""
+        text = self.values.get(name, str(default))
+        if not is_whole(text) or (name in self.values and not int(text)):
+            raise UsageError(
+                f"{self.program}: {name} is {text!r}; it must be a whole number from 1 on."
+            )
+        return int(text)
+
+    @property
+    def made_by(self) -> str:
+        """The line that was typed, as a comment."""
+        line = shlex.join([*self.program.split(), *self._words(self.values), *self.command])
+        return f"# Made by: {line}".replace("\n", " ")
+
+    def run(self, without: Collection[str]) -> list[str]:
+        """The words of `rallypoint run` on each node; without the flags of those names."""
+        kept = {name: value for name, value in self.values.items() if name not in without}
+        return ["rallypoint", "run", *self._words(kept), *self.command]
+
+    def _words(self, values: Mapping[str, str]) -> list[str]:
+        with_value = {flag.name for flag in self.flags if flag.takes_value}
+        words = []
+        for name, value in values.items():
+            words += [name, value] if name in with_value else [name]
+        return words
