@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from rallypoint.testing.remote_shell import RemoteShell
 pytestmark = pytest.mark.system
 
 MPIS = ("mpich", "openmpi", "intelmpi")
+ROOT = Path(__file__).parents[2]
+EXAMPLES, GUIDE = ROOT / "examples", ROOT / "docs/guides/mpi.md"
 LIMIT_S = 100
 # Of those who may have started the tests, and what would say where to meet.
 NOT_OURS = (
@@ -71,7 +74,7 @@ say("ranks", *use_a_group())
 use_a_group()  # another group of the same processes
 """
 )
-# MPI as any other user of it in this process calls it.
+# MPI as any other user of it in this process calls it; its library is the first argument.
 MPI = """
 import ctypes
 mpi = ctypes.CDLL(sys.argv[1])
@@ -104,6 +107,19 @@ MPI_FIRST = (
     + """
 assert mpi.MPI_Init(None, None) == 0
 say("ranks", *use_a_group())
+use_mpi()
+assert mpi.MPI_Finalize() == 0
+"""
+)
+TRAIN = (
+    "import os, runpy, sys\n"
+    + SAY
+    + MPI
+    + """
+assert "MASTER_PORT" not in os.environ
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+assert mpi.MPI_Init(None, None) == 0
 use_mpi()
 assert mpi.MPI_Finalize() == 0
 """
@@ -164,6 +180,16 @@ class Job:
     def hosts(self) -> Hosts | None:
         return self._hosts
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """In which its programs find each other, and ours are found, too."""
+        given = {name: text for name, text in os.environ.items() if name not in NOT_OURS}
+        folders = [str(self._prefix / "bin"), str(Path(sys.executable).parent)]
+        path = os.pathsep.join([*folders, given.get("PATH", os.defpath)])
+        if self.name == "intelmpi":  # its libraries find each other by its own python only
+            given["LD_LIBRARY_PATH"] = str(self._prefix / "lib")
+        return {**given, "PATH": path, "TMPDIR": str(self._directory), **SHARE}
+
     def start(
         self,
         text: str,
@@ -181,11 +207,7 @@ class Job:
         self, *command: str, ranks: int = 2, environ: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         start = [str(self._prefix / "bin" / "mpiexec"), *self._where(ranks), "-n", str(ranks)]
-        given = {name: text for name, text in os.environ.items() if name not in NOT_OURS}
-        path = f"{self._prefix / 'bin'}{os.pathsep}{given.get('PATH', os.defpath)}"
-        if self.name == "intelmpi":  # its libraries find each other by its own python only
-            given["LD_LIBRARY_PATH"] = str(self._prefix / "lib")
-        given |= {"PATH": path, "TMPDIR": str(self._directory), **SHARE, **(environ or {})}
+        given = {**self.environ, **(environ or {})}
         if self._hosts is not None:
             return self._hosts[1].popen(
                 [*start, *command],
@@ -310,6 +332,27 @@ pmi.pass_on = pmix.pass_on = refuse
     assert lines == ranks_of(2)
 
 
+def test_the_guides_command(here: Job, tmp_path: Path) -> None:
+    command = re.search(r"^mpirun .*$", GUIDE.read_text(), re.MULTILINE)
+    assert command is not None
+    (tmp_path / "train.py").write_text(GROUPS)
+    # The prefix of an MPI has a python, too.
+    text = command[0].replace(" python ", f" {sys.executable} ")
+    crowded = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    job = subprocess.Popen(
+        text.split(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**here.environ, **crowded},
+        cwd=tmp_path,
+    )
+    # Local ranks need not follow ranks where there are more than slots.
+    assert [line.split()[:3] for line in finished(job)] == [
+        line.split()[:3] for line in ranks_of(4)
+    ]
+
+
 def test_where_says_what_a_program_would_take(here: Job) -> None:
     job = here.start_command(sys.executable, "-m", "rallypoint", "where")
     lines = finished(job)
@@ -338,6 +381,23 @@ def test_ranks_on_two_hosts(across: Job) -> None:
 def test_two_jobs_at_once_on_two_hosts(across: Job) -> None:
     jobs = [across.start(GROUPS) for _ in range(2)]
     assert [finished(job) for job in jobs] == [ranks_of(2, hosts=2)] * 2
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize(
+    "example",
+    ["train_digits.py", pytest.param("train_digits_ddp.py", marks=pytest.mark.needs_torch)],
+)
+def test_two_jobs_train_on_two_hosts_and_use_mpi(across: Job, example: str) -> None:
+    """Those of PyTorch as it is, with "gloo" meaning ours."""
+    pytest.importorskip("sklearn")
+    words = (across.library, str(EXAMPLES / example), "--epochs", "5")
+    jobs = [across.start(TRAIN, *words, environ={"RALLYPOINT_AS_GLOO": "1"}) for _ in range(2)]
+    for job in jobs:
+        lines = finished(job)
+        (accuracy,) = [float(line.split()[2]) for line in lines if line.startswith("test ")]
+        assert accuracy > 0.9
+        assert [line for line in lines if line.startswith("mpi ")] == mpis_of(2)
 
 
 @pytest.mark.needs_torch
