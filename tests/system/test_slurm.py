@@ -21,6 +21,7 @@ from rallypoint.testing.hosts import Hosts
 pytestmark = pytest.mark.system
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/slurm.md"
+DIGITS = Path(__file__).parents[2] / "examples/train_digits_elastic.py"
 ALL_REDUCE = """
 import os
 import numpy
@@ -289,6 +290,30 @@ def test_a_generated_script_runs_and_is_requeued(job: Job) -> None:
     assert len(ports) == 6
     assert len(set(ports[:3])) == len(set(ports[3:])) == 1
     assert ports[0] != ports[3]
+
+
+def test_training_that_is_requeued_saves_and_goes_on(job: Job) -> None:
+    """It saves at no other time: no step is computed twice."""
+    pytest.importorskip("sklearn")
+    never = "--checkpoint digits.npz --checkpoint-every 1000"
+    status, _, err = job.run(
+        f"rallypoint script slurm --nnodes 2 {DIGITS} {never} --epochs 2 --pause 0.2 > job.sh"
+    )
+    assert status == 0, err
+    number = job.submit("sbatch job.sh")
+
+    def said() -> str:
+        return job.said(f"slurm-{number}.out")
+
+    job.wait_until(lambda: "2 workers continue after step 0\n" in said(), "training")
+    time.sleep(2)
+    job.run(f"scontrol requeue {number}")
+    job.wait_until(lambda: "asked to end: saved after step " in said(), "the checkpoint")
+    step = said().partition("saved after step ")[2].split()[0]
+    assert 0 < int(step) < 44
+    job.wait_until(lambda: not job.cluster.state(number), "the job's end")
+    assert f"2 workers continue after step {step}\n" in said()
+    assert "test accuracy 0.9" in said()
 
 
 def test_the_others_go_on_without_a_lost_node(job: Job) -> None:

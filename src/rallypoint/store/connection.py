@@ -22,6 +22,7 @@ from rallypoint.store import wire
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
+_GROWTH = 1.2  # of pauses: each is about a sixth of the time waited so far
 _CHUNK = 65536
 
 Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
@@ -232,7 +233,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
                 operation="connect",
             ) from None
         except OSError as error:
-            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
+            pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
             if time.monotonic() + pause_s >= deadline:
                 raise StoreConnectionError(
                     f"no store answered at {endpoint} within {timeout_s:g} s ({_words(error)}); "

@@ -1,13 +1,17 @@
 """Passes a text from rank 0 to all by PMIx, as Open MPI's mpirun serves it.
 
 PMIx is a library, and one process can begin with it only once: had we done so, MPI_Init could not
-any more. So a short-lived child speaks for this process (pmix_child.py), and tells it the answer.
+any more. So a child speaks for this process (pmix_child.py), tells it the answer, and ends after
+it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes.util
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -19,6 +23,8 @@ from rallypoint.cluster.meeting.waiting import Waiting
 
 _CHILD = Path(__file__).with_name("pmix_child.py")
 _NAME = "libpmix.so.2"
+_FAREWELL_S = 2.0
+_MOST_BYTES = 65536
 
 
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
@@ -34,29 +40,58 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environ,
-        text=True,
+        start_new_session=True,  # signals for this process are none for it
     )
-    assert child.stdin is not None
     try:
-        child.stdin.write(f"{text}\n")
-        while True:
-            try:
-                out, err = child.communicate(timeout=waiting.slice_s)
-                break
-            except subprocess.TimeoutExpired:
-                waiting.check()
+        _tell(child, text)
+        said = _line_of(child, waiting)
     except BaseException:
         child.kill()
         child.wait()
         raise
-    if child.returncode != 0:
-        said = [line for line in err.splitlines() if line.strip()]
+    if not said:
+        _, err = child.communicate()
+        lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+        why = lines[-1] if lines else f"exit status {child.returncode}"
         raise HostError(
-            "the launcher cannot pass on where the ranks meet (PMIx):"
-            f" {said[-1] if said else f'exit status {child.returncode}'}; import mpi4py.MPI before"
+            f"the launcher cannot pass on where the ranks meet (PMIx): {why}; import mpi4py.MPI before"
             " init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
-    return out.strip()
+    atexit.register(_end, child, os.getpid())
+    return said.decode().strip()
+
+
+def _tell(child: subprocess.Popen[bytes], text: str) -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it says why it ended
+        child.stdin.write(f"{text}\n".encode())
+        child.stdin.flush()
+
+
+def _line_of(child: subprocess.Popen[bytes], waiting: Waiting) -> bytes:
+    """What it says, once it does; empty: it has failed."""
+    assert child.stdout is not None
+    said = b""
+    while not said.endswith(b"\n"):
+        if not select.select((child.stdout,), (), (), waiting.slice_s)[0]:
+            waiting.check()
+        elif not (part := os.read(child.stdout.fileno(), _MOST_BYTES)):
+            return b""
+        else:
+            said += part
+    return said
+
+
+def _end(child: subprocess.Popen[bytes], pid: int) -> None:
+    """Let it leave, as this process ends: not its forked children, which hold the pipe, too."""
+    if os.getpid() != pid:
+        return
+    _tell(child, "")
+    try:
+        child.communicate(timeout=_FAREWELL_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def libraries(environ: Mapping[str, str]) -> list[str]:

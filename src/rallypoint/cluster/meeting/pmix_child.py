@@ -1,23 +1,27 @@
 """A program of its own: asks PMIx for another process, which must not (pmix.py).
 
-    stdin     one line: what rank 0 has to say; of the others, nothing
+    stdin     one line: what rank 0 has to say; of the others, nothing. The next line, or the end:
+              that process ends
     arguments where libpmix may be, the likeliest first
     stdout    one line: what rank 0 said
     stderr    its last line says what failed
 
-It has the rank of the process that started it, as it has its environment. Imports the standard
-library only. Names and numbers are those of pmix_common.h, which PMIx keeps from version 2 on.
+It has the rank of the process that started it, as it has its environment, and stays for as long:
+where a rank has left PMIx and comes again, as MPI does, MPI_Init may wait for ever. Imports the
+standard library only. Names and numbers are those of pmix_common.h, kept from version 2 on.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Sequence
 
-_KEY = b"rallypoint.meeting"
+_KEY = b"rallypoint.meeting."
 _STRING = 3  # PMIX_STRING
-_GLOBAL = 3  # PMIX_GLOBAL
+_NOT_FOUND = -46  # PMIX_ERR_NOT_FOUND
+_PAUSES_S = (0.02, 0.5)  # between questions, the first and the longest
 
 
 class _Proc(ctypes.Structure):
@@ -36,44 +40,64 @@ class _Value(ctypes.Structure):
     )
 
 
+class _Info(ctypes.Structure):
+    """pmix_info_t: what is published. The only one of its array, as its size may be another."""
+
+    _fields_ = (("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", _Value))
+
+
+class _Found(ctypes.Structure):
+    """pmix_pdata_t: what is looked up, and who published it. The only one of its array, too."""
+
+    _fields_ = (("proc", _Proc), ("key", ctypes.c_char * 512), ("value", _Value))
+
+
 class _PmixError(Exception):
     """What failed, for people."""
 
 
 def main(libraries: Sequence[str]) -> int:
-    """Pass on the line at stdin; the exit status."""
+    """Pass on the line at stdin, and stay; the exit status."""
     try:
         text = sys.stdin.readline().strip().encode()
-        print(pass_on(_load(libraries), text).decode())
+        pmix = _load(libraries)
+        me = _Proc()
+        _call(pmix, "PMIx_Init", ctypes.byref(me), None, ctypes.c_size_t(0))
+        try:
+            print(pass_on(pmix, _KEY + me.nspace, text).decode(), flush=True)
+            sys.stdin.readline()
+        finally:
+            pmix.PMIx_Finalize(None, ctypes.c_size_t(0))  # else mpirun takes us for one that died
     except (_PmixError, AttributeError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def pass_on(pmix: ctypes.CDLL, text: bytes) -> bytes:
+def pass_on(pmix: ctypes.CDLL, key: bytes, text: bytes) -> bytes:
     """Say it, or wait until rank 0 has said it.
 
-    Without PMIx_Fence, which MPI_Init calls as well: of the two, one over hosts may end too early.
+    By PMIx's public notes: what PMIx_Put and PMIx_Fence leave on the servers is MPI_Init's, too.
     """
-    me = _Proc()
-    _call(pmix, "PMIx_Init", ctypes.byref(me), None, ctypes.c_size_t(0))
-    try:
-        if text:
-            held = ctypes.create_string_buffer(text)
-            value = _Value(type=_STRING, data=ctypes.addressof(held))
-            _call(pmix, "PMIx_Put", ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value))
-            _call(pmix, "PMIx_Commit")
-            return text
-        first = _Proc(nspace=me.nspace, rank=0)
-        found = ctypes.POINTER(_Value)()
-        none = ctypes.c_size_t(0)
-        _call(pmix, "PMIx_Get", ctypes.byref(first), _KEY, None, none, ctypes.byref(found))
-        if found.contents.type != _STRING or not found.contents.data:
-            raise _PmixError(f"rank 0's value has type {found.contents.type}")
-        return ctypes.string_at(found.contents.data)
-    finally:
-        pmix.PMIx_Finalize(None, ctypes.c_size_t(0))  # else mpirun takes us for one that died
+    if not text:
+        return _look_up(pmix, key)
+    held = ctypes.create_string_buffer(text)
+    note = _Info(key=key, value=_Value(type=_STRING, data=ctypes.addressof(held)))
+    _call(pmix, "PMIx_Publish", ctypes.byref(note), ctypes.c_size_t(1))
+    return text
+
+
+def _look_up(pmix: ctypes.CDLL, key: bytes) -> bytes:
+    """Whoever started this program ends it when there was time enough."""
+    pause_s, longest_s = _PAUSES_S
+    found, one, none = _Found(key=key), ctypes.c_size_t(1), ctypes.c_size_t(0)
+    while (status := pmix.PMIx_Lookup(ctypes.byref(found), one, None, none)) == _NOT_FOUND:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+    _check(pmix, "PMIx_Lookup", status)
+    if found.value.type != _STRING or not found.value.data:
+        raise _PmixError(f"rank 0's value has type {found.value.type}")
+    return ctypes.string_at(found.value.data)
 
 
 def _load(libraries: Sequence[str]) -> ctypes.CDLL:
@@ -87,7 +111,10 @@ def _load(libraries: Sequence[str]) -> ctypes.CDLL:
 
 
 def _call(pmix: ctypes.CDLL, name: str, *arguments: object) -> None:
-    status = getattr(pmix, name)(*arguments)
+    _check(pmix, name, getattr(pmix, name)(*arguments))
+
+
+def _check(pmix: ctypes.CDLL, name: str, status: int) -> None:
     if status != 0:
         describe = pmix.PMIx_Error_string
         describe.restype = ctypes.c_char_p
