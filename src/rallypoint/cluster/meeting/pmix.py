@@ -1,8 +1,7 @@
 """Passes a text from rank 0 to all by PMIx, as Open MPI's mpirun serves it.
 
 PMIx is a library, and one process can begin with it only once: had we done so, MPI_Init could not
-any more. So a child speaks for this process (pmix_child.py), tells it the answer, and ends after
-it.
+any more. So a child speaks for this process (pmix_child.py), and ends after it.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
         why = lines[-1] if lines else f"exit status {child.returncode}"
         raise HostError(
-            f"the launcher cannot pass on where the ranks meet (PMIx): {why}; import mpi4py.MPI before"
-            " init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+            f"the launcher cannot pass on where the ranks meet (PMIx): {why}; import mpi4py.MPI"
+            " before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
     atexit.register(_end, child, os.getpid())
     return said.decode().strip()
