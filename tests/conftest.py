@@ -94,11 +94,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("turn", range(1, TIMES + 1))
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "needs_hosts" in getattr(item, "fixturenames", ()):
-            item.add_marker("alone")
     if importlib.util.find_spec("torch") is not None:
         return
     absent = pytest.mark.skip(reason=HOW_TO_GET["torch"])

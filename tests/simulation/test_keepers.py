@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import pytest
-from tests.simulation.known_seeds import known_first
+from tests.simulation.known_seeds import is_needed
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Promise
 from rallypoint.rendezvous.consensus.rules import KEEPER
@@ -18,7 +18,6 @@ from rallypoint.testing import sim_keeper
 from rallypoint.testing.sim_cluster import SimCluster
 from rallypoint.testing.sim_keeper import SimEtcd, SimKeeper, SimServer, SimStore
 from rallypoint.testing.sim_story import story
-from rallypoint.testing.sim_witness import ViolationError
 
 SEEDS = range(200)
 MANY_SEEDS = range(3000)
@@ -101,20 +100,28 @@ class SaysNothingOfHaste(KeyValueVoter):
     "rules", [NobodyWaits, AllAreHeirs, WaitTooLittle, NoEndOfOutage, OneMemberIsEnough]
 )
 def test_each_rule_is_needed(rules: type[KeyValueRules], keeper: type[SimKeeper]) -> None:
-    seeds = known_first(f"{rules.__name__} {keeper.__name__}", MANY_SEEDS)
-    with pytest.raises(ViolationError):
-        for seed in seeds:
-            story(seed, max_size=SIZE, rules=rules, keeper=keeper)
+    assert is_needed(
+        f"{rules.__name__} {keeper.__name__}",
+        MANY_SEEDS,
+        lambda seed: story(seed, max_size=SIZE, rules=rules, keeper=keeper),
+        lambda seed: story(seed, max_size=SIZE, keeper=keeper),
+    )
 
 
 def test_the_haste_of_a_take_over_must_be_told(
     keeper: type[SimKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sim_keeper, "KeyValueVoter", SaysNothingOfHaste)
-    seeds = known_first(f"SaysNothingOfHaste {keeper.__name__}", MANY_SEEDS)
-    with pytest.raises(ViolationError):
-        for seed in seeds:
+    def without(seed: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(sim_keeper, "KeyValueVoter", SaysNothingOfHaste)
             story(seed, max_size=SIZE, keeper=keeper)
+
+    assert is_needed(
+        f"SaysNothingOfHaste {keeper.__name__}",
+        MANY_SEEDS,
+        without,
+        lambda seed: story(seed, max_size=SIZE, keeper=keeper),
+    )
 
 
 # Single stories.
