@@ -42,8 +42,8 @@ def script(words: Sequence[str]) -> int:
     try:
         if kind not in _KINDS:
             raise UsageError(
-                f"rallypoint script: {kind!r} is no kind of script; there are"
-                f" {' and '.join(_KINDS)}, as in rallypoint script slurm --nnodes 2 train.py"
+                f"rallypoint script: {kind!r} is not a kind of script; use"
+                f" {' or '.join(_KINDS)}, as in rallypoint script slurm --nnodes 2 train.py"
             )
         module = _KINDS[kind]
         own = (*module.FLAGS, HELP)

@@ -115,11 +115,14 @@ def test_a_token_that_is_given_is_not_drawn(capsys: pytest.CaptureFixture[str]) 
         ("jobset --image i --nproc-per-node cpu t.py", "a machine's CPUs, and pods have parts of"),
         ("jobset --image i --nproc-per-node gpu t.py", "add --gpus-per-node N"),
         ("jobset --image i --memory much t.py", "--memory is 'much'; give a size, as in 8Gi"),
-        ("jobset --image i --job-name My_Job t.py", "--job-name is 'My_Job'; Kubernetes takes a"),
-        (f"jobset --image i --job-name {'a' * 49} t.py", "at most 48 of them here"),
+        (
+            "jobset --image i --job-name My_Job t.py",
+            "--job-name is 'My_Job'; it must begin with a letter",
+        ),
+        (f"jobset --image i --job-name {'a' * 49} t.py", "at most 48 of them"),
         ("jobset --image i --time 1:00 t.py", "unknown flag --time"),
-        ("pbs t.py", "'pbs' is no kind of script; there are slurm and jobset"),
-        ("--nnodes 2 t.py", "'--nnodes' is no kind of script; there are slurm and jobset"),
+        ("pbs t.py", "'pbs' is not a kind of script; use slurm or jobset"),
+        ("--nnodes 2 t.py", "'--nnodes' is not a kind of script; use slurm or jobset"),
     ],
 )
 def test_wrong_use(words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def text_of(request: Request) -> str:
     """
     name, cpus, (_, most) = _name(request), request.cpus, request.nodes
     if "--image" not in request.values:
-        raise UsageError(f"{request.program}: --image is missing: the container image to run.")
+        raise UsageError(f"{request.program}: --image is missing; name the container image to run.")
     if "--token-file" in request.values:
         raise UsageError(f"{request.program}: the token is in a Secret; leave out --token-file.")
     if not cpus:
@@ -94,8 +94,8 @@ def _name(request: Request) -> str:
         return usual[:longest].strip("-") or "train"
     if not _LABEL.fullmatch(given) or len(given) > longest:
         raise UsageError(
-            f"{request.program}: --job-name is {given!r}; Kubernetes takes a to z, 0 to 9 and -, a"
-            f" letter first, and at most {longest} of them here."
+            f"{request.program}: --job-name is {given!r}; it must begin with a letter and have"
+            f" only a to z, 0 to 9 and - in it, at most {longest} of them."
         )
     return given
 

@@ -85,8 +85,8 @@ class Request(Record, kw_only=True):
         each = self.count("--cpus-per-worker", 1)
         if workers in ("gpu", "xpu") and not self.gpus:
             raise UsageError(
-                f"{self.program}: --nproc-per-node {workers} counts what a node is given, which is"
-                " what is asked for; add --gpus-per-node N."
+                f"{self.program}: --nproc-per-node {workers} counts the devices of a node, so the"
+                " script must ask for some; add --gpus-per-node N."
             )
         if workers in ("gpu", "xpu", "auto") and self.gpus:
             return self.gpus * each

@@ -3,8 +3,8 @@
 For jobs whose nodes do not know each other's names, such as the tasks of a Slurm job array. All is
 as in elastic.py, except for how they find each other: each leaves its address in the directory and
 calls those of others (address_files.py), and one of them begins the job: who makes the first
-founder's file. Were it lost before anybody found it, another one begins the job anew, after it has
-called in vain for a while: `may_found`.
+founder's file. Who has had no part in the job yet begins it anew after it has called in vain for a
+while, as where the founder was lost, or too few were left: `may_found`.
 """
 
 from __future__ import annotations
