@@ -2,17 +2,23 @@
 
     python benchmarks/flight_record.py [--nproc-per-node 2] [--repeats 600]
 
-8 bytes, float32, SUM. One process holds two groups of all ranks, one that is recorded and one that
-is not, made in either order in turn; each row is over rounds, which alternate. Calls of a group of
-one rank tell what the caller pays; those of all ranks what is left of it beside the wait for peers.
+8 bytes, float32, SUM. One process holds three groups of all ranks, one that is recorded and two
+that are not; each row is over rounds, which alternate. Calls of a group of one rank tell what the
+caller pays; those of all ranks what is left of it beside the wait for peers. The difference between
+the two that are not recorded (A/A) says what a difference is worth.
+
+With PyTorch also gloo's calls, with and without what records them: PyTorch's own methods are put
+back in turn. The thread that copies PyTorch's recorder runs meanwhile, and has a row of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +29,8 @@ import rallypoint as dist
 from rallypoint.engine import communicator as engine
 
 CALLS = 2_000  # short: a round that is not disturbed shall be likely
-KINDS = ("without", "with")
+KINDS = ("without", "again", "with")
+GLOO_CALLS = 100
 
 
 def batch_ns(call: Callable[[], Any]) -> float:
@@ -52,6 +59,71 @@ def groups() -> dict[str, dict[str, Any]]:
     return made
 
 
+def alternate(
+    calls: dict[str, Callable[[], Any]], repeats: int, batch: Callable[[Callable[[], Any]], float]
+) -> dict[str, list[float]]:
+    """Times of each kind, in rounds of one batch of each, whose order changes."""
+    for call in calls.values():
+        batch(call)
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for repeat in range(repeats):
+        for kind in KINDS[repeat % 3 :] + KINDS[: repeat % 3]:
+            times[kind].append(batch(calls[kind]))
+    return times
+
+
+def gloo_times(repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Of gloo's calls; what the thread took is the only time of its kind."""
+    import torch
+    import torch.distributed as torch_dist
+
+    torch_dist.init_process_group("gloo")
+    if not hasattr(torch_dist.Work.wait, "__wrapped__"):
+        return {}
+    owners = dict.fromkeys(("send", "recv"), torch_dist.ProcessGroup)
+    owners["wait"] = torch_dist.Work
+    recorded = {name: getattr(owner, name) for name, owner in owners.items()}
+    array, other = torch.zeros(2), 1 - torch_dist.get_rank()
+
+    def exchange() -> None:
+        if other == 1:
+            torch_dist.send(array, 1)
+            torch_dist.recv(array, 1)
+        elif other == 0:
+            torch_dist.recv(array, 0)
+            torch_dist.send(array, 0)
+
+    def batch_of(kind: str, call: Callable[[], Any]) -> float:
+        for name, method in recorded.items():
+            setattr(owners[name], name, method if kind == "with" else method.__wrapped__)
+        torch_dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(GLOO_CALLS):
+            call()
+        return (time.perf_counter() - begin) / GLOO_CALLS * 1e9
+
+    times = {}
+    begin = time.perf_counter()
+    for name, call in (
+        ("gloo all_reduce", lambda: torch_dist.all_reduce(array)),
+        ("gloo send and recv", exchange),
+    ):
+        kinds = {kind: (lambda k=kind, c=call: batch_of(k, c)) for kind in KINDS}
+        times[name] = alternate(kinds, repeats, lambda timed: timed())
+    share = scribe_ns() / (time.perf_counter() - begin)
+    times["scribe, ns per second"] = {kind: [share * (kind == "with")] * 2 for kind in KINDS}
+    torch_dist.destroy_process_group()
+    return times
+
+
+def scribe_ns() -> float:
+    """Time on a core of the thread that copies PyTorch's recorder."""
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "rally-scribe\n":
+            return float((task / "schedstat").read_text().split()[0])
+    return 0.0
+
+
 def worker(options: argparse.Namespace) -> None:
     made = groups()
     array = np.zeros(2, np.float32)
@@ -60,12 +132,9 @@ def worker(options: argparse.Namespace) -> None:
         calls = {
             kind: lambda g=made[kind][scope]: dist.all_reduce(array, group=g) for kind in KINDS
         }
-        for call in calls.values():
-            batch_ns(call)
-        times[scope] = {kind: [] for kind in KINDS}
-        for repeat in range(options.repeats):
-            for kind in KINDS if repeat % 2 else reversed(KINDS):
-                times[scope][kind].append(batch_ns(calls[kind]))
+        times[scope] = alternate(calls, options.repeats, batch_ns)
+    if importlib.util.find_spec("torch") and dist.get_world_size() == 2:
+        times |= gloo_times(options.repeats)
     if dist.get_rank() == 0:
         answer([dist.get_world_size(), times])
     dist.barrier()
@@ -75,32 +144,35 @@ def worker(options: argparse.Namespace) -> None:
 def report(ranks: int, times: dict[str, dict[str, list[float]]]) -> None:
     table, rows = [], []
     for scope, by_kind in times.items():
-        without, recorded = (by_kind[kind] for kind in KINDS)
+        without, again, recorded = (by_kind[kind] for kind in KINDS)
         costs = [b - a for a, b in zip(without, recorded, strict=True)]
+        same = statistics.median(b - a for a, b in zip(without, again, strict=True))
         low, middle, high = statistics.quantiles(costs, n=4)
         medians = [statistics.median(without), statistics.median(recorded)]
         best = min(recorded) - min(without)
-        count = ranks if scope == "all" else 1
+        name = {"alone": "1 rank", "all": f"{ranks} ranks"}.get(scope, scope)
         rows.append(
             {
-                "ranks": count,
+                "calls": name,
                 "without_ns": medians[0],
                 "with_ns": medians[1],
                 "cost_ns": middle,
+                "a_to_a_ns": same,
                 "cost_of_fastest_ns": best,
             }
         )
         table.append(
             (
-                str(count),
+                name,
                 f"{medians[0]:.0f}",
                 f"{medians[1]:.0f}",
                 f"{middle:.0f}",
+                f"{same:.0f}",
                 f"{low:.0f} - {high:.0f}",
                 f"{best:.0f}",
             )
         )
-    columns = ("ranks", "without ns", "with ns", "cost ns", "half of rounds", "of the fastest")
+    columns = ("calls", "without ns", "with ns", "cost ns", "A/A ns", "half of rounds", "fastest")
     print_table(columns, table)
     save("flight_record", rows)
 

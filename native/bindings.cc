@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,6 +14,7 @@
 
 #include "python/arena.h"
 #include "python/engine.h"
+#include "python/foreign.h"
 #include "python/gil.h"
 #include "sha256.h"
 #include "store/machine.h"
@@ -123,6 +126,9 @@ void bind_store(nb::module_& module) {
       .def("late", &StoreMachine::late, nb::arg("now"))
       .def("take_output", &StoreMachine::take_output);
   module.def("exchange", &exchange, nb::arg("fd"), nb::arg("request"));
+  module.def("signal_thread", [](int pid, int tid, int number) {
+    return syscall(SYS_tgkill, pid, tid, number) == 0 ? 0 : errno;
+  });
   module.def("hmac_sha256", [](nb::bytes key, nb::bytes message) {
     const rallypoint::Digest digest =
         rallypoint::hmac_sha256({key.c_str(), key.size()}, {message.c_str(), message.size()});
@@ -138,5 +144,6 @@ NB_MODULE(_native, module) {
   module.doc() = "Rallypoint's native core.";
   rallypoint::python::bind_arena(module);
   rallypoint::python::bind_engine(module);
+  rallypoint::python::bind_foreign(module);
   bind_store(module);
 }

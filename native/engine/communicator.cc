@@ -15,6 +15,8 @@ constexpr double kForeverS = 1e9;
 constexpr double kLeaveS = 2;
 constexpr unsigned kLeaveLookUs = 200;
 constexpr unsigned kLockLooks = 50;
+// A call of so few items that did not wait takes some microseconds.
+constexpr std::uint64_t kQuickItems = 1 << 14;
 constexpr unsigned kLooks = 3;      // in vain, before it is noted where the program waits
 constexpr std::uint16_t kSend = 4;  // schedule/collective.py
 constexpr std::uint16_t kReceive = 0xFFFF;
@@ -23,7 +25,11 @@ constexpr std::uint16_t kReceive = 0xFFFF;
 class Noter : public Host {
  public:
   explicit Noter(Host& host) : host_(host) {}
-  void before_wait() override { host_.before_wait(); }
+  void before_wait() override {
+    has_waited_ = true;
+    host_.before_wait();
+  }
+  bool has_waited() const { return has_waited_; }
   bool is_alone() override { return host_.is_alone(); }
   std::string site() override { return host_.site(); }
   bool is_interrupted() override {
@@ -36,6 +42,7 @@ class Noter : public Host {
 
   Host& host_;
   unsigned looks_ = 0;
+  bool has_waited_ = false;
 };
 
 // Waits for the collective that is running, whichever that is.
@@ -194,7 +201,7 @@ Trouble Communicator::run(const Call& call, Host& host) {
       record_.begin(call.what.bits(), call.count, 1);
       CallNoter noter(host, record_);
       const Trouble trouble = collective_.run(call, noter);
-      record_.end(trouble);
+      record_.end(trouble, !noter.has_waited() && call.count <= kQuickItems);
       return trouble;
     }
   }

@@ -10,13 +10,14 @@
 #include <cstring>
 #include <mutex>
 
+#include "engine/foreign_page.h"
 #include "engine/process.h"
-#include "engine/waiting.h"
 
 namespace rallypoint {
 namespace {
 
 constexpr std::size_t kBytes = kRecordPages * kRecordPage;
+constexpr std::string_view kNoNames = "{}";
 
 struct Record {
   std::mutex mutex;
@@ -58,6 +59,10 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
   Record& state = record();
   const std::lock_guard lock(state.mutex);
   struct stat status{};
+  if (state.header != nullptr && std::string_view(state.header->names) == kNoNames) {
+    put(state.header->names, names);
+    return true;
+  }
   if (state.header != nullptr || offset % kRecordPage != 0 || fstat(fd, &status) != 0 ||
       static_cast<std::uint64_t>(status.st_size) < offset + kBytes) {
     return false;
@@ -120,6 +125,34 @@ GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   if (number == used) state.header->groups.store(used + 1, std::memory_order_release);
 }
 
+ForeignPage* open_foreign_page(std::string_view description) {
+  Record& state = record();
+  const std::lock_guard lock(state.mutex);
+  if (state.header == nullptr) return nullptr;
+  const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
+  if (used + 2 > kRecordPages - 1) {
+    state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  auto* const page = reinterpret_cast<ForeignPage*>(state.page(used));
+  put(page->description, description);
+  page->presence.store(GroupPresence::foreign, std::memory_order_release);
+  state.header->groups.store(used + 2, std::memory_order_release);
+  return page;
+}
+
+bool is_asked_for_more() {
+  const RecordHeader* const header = record().header;
+  return header != nullptr && header->asked.load(std::memory_order_acquire) !=
+                                  header->answered.load(std::memory_order_relaxed);
+}
+
+void answer_question() {
+  RecordHeader* const header = record().header;
+  if (header == nullptr) return;
+  header->answered.store(header->asked.load(std::memory_order_acquire), std::memory_order_release);
+}
+
 void GroupRecord::leave() {
   if (page_ != nullptr) page_->presence.store(GroupPresence::left, std::memory_order_release);
 }
@@ -146,7 +179,10 @@ void GroupRecord::write(RecordedCall& call, std::uint64_t number_plus_one, std::
 
 void GroupRecord::finish(RecordedCall& call, Trouble trouble) {
   const CallState state = trouble == Trouble::none ? CallState::done : CallState::failed;
-  if (trouble != Trouble::none) call.trouble = static_cast<std::uint32_t>(trouble);
+  if (trouble != Trouble::none) {
+    call.trouble = static_cast<std::uint32_t>(trouble);
+    call.ended_ns = coarse_now_ns();
+  }
   call.word.store(word(call.word.load(std::memory_order_relaxed) >> 2, state),
                   std::memory_order_release);
 }

@@ -14,11 +14,12 @@
 #include <string_view>
 
 #include "engine/layout.h"
+#include "engine/waiting.h"
 
 namespace rallypoint {
 
 inline constexpr std::uint32_t kRecordMagic = 0x52504652;
-inline constexpr std::uint32_t kRecordVersion = 1;
+inline constexpr std::uint32_t kRecordVersion = 2;
 inline constexpr std::size_t kRecordPage = 4096;
 inline constexpr unsigned kRecordPages = 1024;  // of a process: the header and the groups
 inline constexpr unsigned kRecordedCalls = 32;
@@ -33,6 +34,7 @@ struct alignas(64) RecordedCall {
   Relaxed<std::uint64_t> count;     // items of a block
   Relaxed<std::uint32_t> peer;      // of a send or receive: a rank in the group, or ~0 for any
   Relaxed<std::uint32_t> trouble;   // why it failed
+  Relaxed<std::uint64_t> ended_ns;  // valid once the word says that it has ended
 };
 static_assert(sizeof(RecordedCall) == 64);
 inline constexpr std::uint64_t kChanging = static_cast<std::uint64_t>(CallState::running);
@@ -45,7 +47,13 @@ struct alignas(64) CallSite {
   void write(std::uint64_t number_plus_one, std::string_view site);
 };
 
-enum class GroupPresence : std::uint32_t { none, here, left };
+enum class GroupPresence : std::uint32_t {
+  none,
+  here,
+  left,
+  foreign,
+  foreign_left
+};  // foreign_page.h
 
 struct alignas(kRecordPage) GroupPage {
   std::atomic<GroupPresence> presence;
@@ -65,13 +73,15 @@ struct alignas(kRecordPage) RecordHeader {
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint32_t> groups;      // pages that have ever been used
   std::atomic<std::uint32_t> unrecorded;  // groups for which there was no page
-  char names[kRecordPage - 20];           // JSON, filled up with NULs
+  char names[kRecordPage - 28];           // JSON, filled up with NULs
+  std::atomic<std::uint32_t> asked;       // counted up by a reader who wants to know more of other
+  std::atomic<std::uint32_t> answered;    // backends' groups; the last question that was answered
 };
 static_assert(sizeof(RecordHeader) == kRecordPage);
 
 // Have this process write its record at `offset` of a file of memory; the descriptor may be closed
-// afterwards. `names` says what the numbers in it mean. Returns whether it does: one process does,
-// and the file must be large enough.
+// afterwards. `names` says what the numbers in it mean; "{}": not known yet, to be called again.
+// Returns whether it does: one process does, and the file must be large enough.
 bool open_flight_record(int fd, std::uint64_t offset, std::string_view names);
 
 // One group's page, as its communicator writes it. Without a record all of it does nothing.
@@ -94,8 +104,10 @@ class GroupRecord {
     current_ = &call;
     number_ += numbers - 1;
   }
-  void end(Trouble trouble) {
+  // `is_quick`: it took far less than a tick of the coarse clock, which need not be read again.
+  void end(Trouble trouble, bool is_quick) {
     if (current_ == nullptr) return;
+    current_->ended_ns = is_quick ? current_->since_ns : coarse_now_ns();
     finish(*current_, trouble);
     has_failed_ = trouble != Trouble::none;
     current_ = nullptr;

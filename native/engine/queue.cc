@@ -48,7 +48,7 @@ void Queue::pop(Trouble trouble) {
     calls_.pop_front();
   }
   has_begun_ = false;
-  record_.end(trouble);
+  record_.end(trouble, false);
   record_.unqueue();
   waiting_.fetch_sub(1, std::memory_order_release);
   work->finish(trouble);

@@ -109,6 +109,7 @@ int Region::watch_peers() {
     if (pid == 0) return static_cast<int>(rank);
     if (pid == getpid()) continue;  // ranks may be threads of one process
     const int fd = own(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (fd < 0 && presence(rank) == Presence::left) continue;
     if (fd < 0) return static_cast<int>(rank);
     pidfds_.push_back({fd, POLLIN, 0});
     watched_.push_back(rank);

@@ -30,6 +30,37 @@ FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
 
+def open_foreign_group(name: str, description: str, /) -> int:
+    """A place in the flight record for a group of another backend; -1: there is none."""
+
+def leave_foreign_group(group: int, /) -> None:
+    """The process has no such group any more."""
+
+def begin_foreign_transfer(
+    group: int, sends: bool, peer: int, tag: int, count: int, dtype: str, /
+) -> int:
+    """A send or receive of such a group begins; -1: it is not recorded. `peer` -1: any."""
+
+def end_foreign_transfer(group: int, transfer: int, /) -> None:
+    """It is done, or nobody waits for it any more."""
+
+def withdraw_foreign_transfer(group: int, transfer: int, /) -> None:
+    """It was refused."""
+
+def start_scribe(signal: int, /) -> bool:
+    """Start the thread that writes what such groups are in (native/scribe/scribe.h)."""
+
+def read_trace(
+    json: bytes, /
+) -> (
+    tuple[
+        list[tuple[int, int, int]],
+        list[tuple[int, str, str, int, int, str, str, str, list[int], int, bool, bool]],
+    ]
+    | None
+):
+    """What native/scribe/trace.h makes of a text; None: it is refused. For tests."""
+
 def region_bytes(ranks: int) -> int:
     """Size in bytes of the shared region of a communicator."""
 
@@ -199,5 +230,8 @@ def exchange(fd: int, request: bytes) -> bytes:
         BlockingIOError: the socket's time-out is over.
         OSError: the connection is lost.
     """
+
+def signal_thread(pid: int, tid: int, number: int, /) -> int:
+    """Send a signal to one thread (tgkill); 0, or the errno."""
 
 def hmac_sha256(key: bytes, message: bytes) -> bytes: ...

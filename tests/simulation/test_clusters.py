@@ -11,7 +11,10 @@ import sys
 
 import pytest
 
+from rallypoint.testing.sim_story import story
+
 SEEDS = 1000
+SMALL = 12
 
 
 @pytest.mark.timeout(1200)
@@ -29,3 +32,15 @@ def test_stories() -> None:
     told = [player.communicate()[1] for player in players]
     bad = [text for text, player in zip(told, players, strict=True) if player.returncode != 0]
     assert not bad, bad[0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "max_size"),
+    [
+        pytest.param(1334, 200, id="members learn from a candidate that they were agreed on"),
+        pytest.param(4097, SMALL, id="an order comes before the word of whose job it is"),
+        pytest.param(6290, SMALL, id="the word that it may leave is lost"),
+    ],
+)
+def test_stories_that_ended_badly_once(seed: int, max_size: int) -> None:
+    story(seed, max_size=max_size)

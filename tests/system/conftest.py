@@ -142,6 +142,12 @@ def parent_of(entry: Path) -> int:
         return 0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What failed jobs leave is not to be found where the user's are."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launch inherits it, if this runs under nohup

@@ -50,7 +50,7 @@ def bench(*words: str, directory: Path, **environ: str) -> subprocess.CompletedP
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         cwd=directory,
         env={**os.environ, "XDG_CACHE_HOME": str(directory), **environ},
     )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
@@ -159,6 +160,40 @@ def test_each_round_has_its_own_record(launch: Launch) -> None:
     assert "rank 1 in all_reduce #17" in told(launch)
 
 
+def record_of(launch: Launch) -> int:
+    """The memory of the workers' records, opened anew."""
+    assert launch.process is not None
+    for link in Path(f"/proc/{launch.process.pid}/fd").iterdir():
+        if FLIGHT_RECORD_NAME in str(link.readlink()):
+            return os.open(link, os.O_RDWR)
+    raise AssertionError("the launcher holds no flight records")
+
+
+def test_ends_of_calls(launch: Launch) -> None:
+    """Nobody leaves an all_reduce before all have entered it, and who came first has waited."""
+    script = launch.script(
+        f"{BEGIN}"
+        "if rank == 1: time.sleep(1)\n"
+        "dist.all_reduce(array)\n"
+        "open(f'ready.{rank}', 'w').close()\n"
+        "time.sleep(1000)\n"
+    )
+    launch.start("--nproc-per-node", "2", script)
+    launch.wait_for("ready.*", 2)
+    record = record_of(launch)
+    calls = []
+    for local_rank in range(2):
+        (group,) = read_groups(record, local_rank * FLIGHT_RECORD_BYTES)
+        calls.append(group.calls)
+    os.close(record)
+    assert calls[0][-1].ended_ns - calls[0][-1].since_ns > 0.8e9
+    for first, second in zip(*calls, strict=True):
+        assert first.number == second.number
+        latest = max(first.since_ns, second.since_ns)
+        # The end of a call that was not seen to wait is its beginning, give or take a time slice.
+        assert min(first.ended_ns, second.ended_ns) >= latest - 0.3e9
+
+
 WRITER = """
 import sys, numpy as np, rallypoint as dist
 from rallypoint.store.hash import HashStore
@@ -193,6 +228,7 @@ def test_a_record_is_never_read_torn(seed: int) -> None:
                 for call in group.calls:
                     expected = ("int64", 222, "MAX") if call.number % 2 else ("float32", 111, "SUM")
                     assert (call.dtype, call.count, call.operator) == expected, call
+                    assert call.ended_ns == 0 or call.state == "done", call
                 assert group.calls == () or group.calls[-1].number >= latest
                 latest = group.calls[-1].number if group.calls else latest
                 time.sleep(chance.random() / 2000)

@@ -24,13 +24,18 @@ def three(needs_hosts: None) -> Iterator[Hosts]:
 
 
 def reaches(hosts: Hosts, source: int, target: int) -> bool:
-    """By a datagram, which tells at once."""
+    """By datagrams."""
     receiver = hosts[target].popen(
-        [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", RECEIVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
+    assert receiver.stdin is not None
     assert receiver.stdout is not None
     assert receiver.stdout.readline() == b"bound\n"
     hosts[source].run(sys.executable, "-c", SEND, hosts[target].address)
+    receiver.stdin.close()
     told = receiver.stdout.read()
     receiver.stdout.close()
     receiver.wait()
@@ -38,21 +43,22 @@ def reaches(hosts: Hosts, source: int, target: int) -> bool:
 
 
 RECEIVE = """
-import socket
+import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-    s.bind(("", 7777)); s.settimeout(1.0); print("bound", flush=True)
+    s.bind(("", 7777)); s.setblocking(False); print("bound", flush=True)
+    sys.stdin.read()  # until the sender has ended
     try:
         s.recv(10); print("got")
-    except TimeoutError:
+    except BlockingIOError:
         pass
 """
 SEND = """
 import socket, sys, time
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-    for _ in range(5):
+    for _ in range(30):  # for longer than the second between two questions of ARP's
         try: s.sendto(b"x", (sys.argv[1], 7777))
         except OSError: pass
-        time.sleep(0.02)
+        time.sleep(0.04)
 """
 
 
@@ -98,7 +104,7 @@ def test_a_pulled_cable_and_a_partition(three: Hosts) -> None:
 
 
 def test_a_killed_host_leaves_nothing(three: Hosts) -> None:
-    process = three[1].popen(["sh", "-c", "sleep 600 & setsid sleep 601 & exec sleep 602"])
+    process = three[1].popen(["sh", "-c", "sleep 7771 & setsid sleep 7772 & exec sleep 7773"])
     found: list[str] = []
     while len(found) < 3:
         found = [
@@ -117,7 +123,7 @@ def is_sleeping(entry: Path) -> bool:
         words = (entry / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return words[:1] == [b"sleep"] and words[1] in (b"600", b"601", b"602")
+    return words[:1] == [b"sleep"] and words[1] in (b"7771", b"7772", b"7773")
 
 
 def test_the_machines_own_network_is_untouched(three: Hosts) -> None:

@@ -95,7 +95,8 @@ def test_workers_get_torchruns_variables_and_their_arguments(launch: Launch) -> 
         assert dump["name"] == "__main__"
         assert dump["cwd"] == str(launch.directory)
         assert dump["leads"]
-        assert dump["fds"] == [0, 1, 2, 3, 4, 5]  # 3, 4: control socket, record; 5: the listing
+        # Control socket, flight record, memory for stacks, and the listing itself.
+        assert dump["fds"] == [0, 1, 2, 3, 4, 5, 6]
         assert environ["MINE"] == "1"
         assert not {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"} & environ.keys()
         expected = {

@@ -21,7 +21,7 @@ from tests.system.nodes import Agents
 
 from rallypoint.testing.hosts import Hosts
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.alone]  # it makes its own load
 
 LOAD_S = float(os.environ.get("RALLYPOINT_TEST_LOAD_S", "0"))
 HOSTS = (1, 2, 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import SOON_S
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.alone]  # it looks at /dev/shm
 
 KILLS = int(os.environ.get("RALLYPOINT_TEST_COLLECTIVE_KILLS", "20"))
 RANKS = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.alone]  # 700 nodes need both cores
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rendezvous_scale.py"
 

@@ -23,7 +23,7 @@ def python(text: str, **environ: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
 
 

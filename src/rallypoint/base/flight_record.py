@@ -10,80 +10,25 @@ from __future__ import annotations
 import os
 import struct
 
-from rallypoint.base.record import Record
+from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
+from rallypoint.base.recorded_call import Call, Group
 
-_MAGIC, _VERSION = 0x52504652, 1
+_MAGIC = 0x52504652
+_VERSIONS = (1, 2)  # before 2 there were no ends
 _PAGE, _PAGES = 4096, 1024
 _CALLS, _TRANSFERS = 32, 16
 _HEADER = struct.Struct("=IIiII")
 _GROUP = struct.Struct("=IIQ")
 _SITE = struct.Struct("=Q184s")
-_CALL = struct.Struct("=QQHBBiQII24x")
+_CALL = struct.Struct("=QQHBBiQIIQ16x")
 _DESCRIPTION_BYTES = 1024 - _GROUP.size - 2 * _SITE.size
 _FIRST_SITE = _GROUP.size + _DESCRIPTION_BYTES
 _FIRST_CALL = 1024
 _FIRST_TRANSFER = _FIRST_CALL + _CALLS * _CALL.size
-_HERE, _LEFT = 1, 2
+_HERE, _LEFT, _FOREIGN, _FOREIGN_LEFT = 1, 2, 3, 4
+_ASKED = struct.Struct("=II")  # at the end of the header
 _STATES = {1: "running", 2: "done", 3: "failed"}
 _RECEIVE, _ANY_RANK = 0xFFFF, 0xFFFFFFFF
-
-
-class Call(Record, kw_only=True):
-    """One operation of a worker.
-
-    Attributes:
-        number: of the operations of its kind in its group, from 0.
-        operation: its name, e.g. ``"all_reduce"``, ``"recv"``.
-        state: "running", "done", or "failed".
-        since_ns: when it began, by the machine's monotonic clock.
-        root: a rank in the group; of a send or recv: the tag.
-        count: items of a block.
-        peer: of a send or recv: the other rank in the group, or -1 for any; of a collective None.
-        site: the line of the program that waits for it, if it has waited for some time.
-    """
-
-    number: int
-    operation: str
-    state: str
-    since_ns: int
-    dtype: str
-    operator: str
-    root: int
-    count: int
-    peer: int | None = None
-    site: str = ""
-
-
-class Group(Record, kw_only=True):
-    """What a worker was in, in one group.
-
-    Attributes:
-        name: what people call it.
-        key: the same on all members.
-        members: their global ranks, in the order of their ranks in it, e.g. ``"0-3,7"``; or empty.
-        has_left: the worker has left it.
-        queued: collectives that were begun in the background and are not done.
-        calls: its last collectives, the latest last.
-        transfers: sends and receives that go on, or failed.
-    """
-
-    name: str
-    key: str
-    members: str
-    has_left: bool
-    queued: int
-    calls: tuple[Call, ...]
-    transfers: tuple[Call, ...]
-
-    def global_rank(self, rank: int) -> int | None:
-        """What a rank in the group is called outside, if that is known."""
-        for part in self.members.split(",") if self.members else ():
-            first, _, last = part.partition("-")
-            size = int(last or first) - int(first) + 1
-            if rank < size:
-                return int(first) + rank
-            rank -= size
-        return None
 
 
 def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
@@ -97,13 +42,13 @@ def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
     if len(header) < _PAGE:
         return ()
     magic, version, _, count, _ = _HEADER.unpack_from(header)
-    if (magic, version) != (_MAGIC, _VERSION) or count >= _PAGES:
+    if magic != _MAGIC or version not in _VERSIONS or count >= _PAGES:
         return ()
     looks = [os.pread(descriptor, count * _PAGE, offset + _PAGE) for _ in range(3)]
     try:
-        names = json.loads(header[_HEADER.size :].rstrip(b"\0"))
+        names = json.loads(header[_HEADER.size : -_ASKED.size].rstrip(b"\0"))
         groups = [
-            _group([look[at : at + _PAGE] for look in looks], names)
+            _group([look[at : at + FOREIGN_BYTES] for look in looks], names)
             for at in range(0, count * _PAGE, _PAGE)
         ]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
@@ -111,10 +56,25 @@ def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
     return tuple(group for group in groups if group is not None)
 
 
+def ask_for_more(descriptor: int, offset: int) -> None:
+    """Have the worker write the last calls of other backends' groups too, within 0.2 s or so."""
+    at = offset + _PAGE - _ASKED.size
+    asked, _ = _ASKED.unpack(os.pread(descriptor, _ASKED.size, at))
+    os.pwrite(descriptor, struct.pack("=I", (asked + 1) & 0xFFFFFFFF), at)
+
+
+def has_told_more(descriptor: int, offset: int) -> bool:
+    """Whether it has done so."""
+    asked, answered = _ASKED.unpack(os.pread(descriptor, _ASKED.size, offset + _PAGE - _ASKED.size))
+    return bool(asked == answered)
+
+
 def _group(looks: list[bytes], names: dict[str, list[str]]) -> Group | None:
     import json
 
     presence, _, queued = _GROUP.unpack_from(looks[1])
+    if presence in (_FOREIGN, _FOREIGN_LEFT):
+        return read_foreign_group(looks, has_left=presence == _FOREIGN_LEFT)
     if presence not in (_HERE, _LEFT):
         return None
     text = looks[1][_GROUP.size : _FIRST_SITE].rstrip(b"\0")
@@ -130,6 +90,7 @@ def _group(looks: list[bytes], names: dict[str, list[str]]) -> Group | None:
         queued=queued,
         calls=calls,
         transfers=tuple(call for call in transfers if call.state != "done"),
+        transfers_begun=transfers[-1].number + 1 if transfers else 0,
     )
 
 
@@ -147,7 +108,7 @@ def _calls(
     found = []
     for at in range(first, first + most * _CALL.size, _CALL.size):
         (before, *_), fields, (after, *_) = (_CALL.unpack_from(look, at) for look in looks)
-        word, since_ns, operation, dtype, operator, root, count, peer, _ = fields
+        word, since_ns, operation, dtype, operator, root, count, peer, _, ended_ns = fields
         # It may have ended between the looks: the number must be the same, the state is the last.
         if not before >> 2 == word >> 2 == after >> 2 != 0:
             continue
@@ -164,6 +125,8 @@ def _calls(
                 count=count,
                 peer=None if first == _FIRST_CALL else -1 if peer == _ANY_RANK else peer,
                 site=site[1] if site[0] == number + 1 else "",
+                # What was there before is earlier than the beginning.
+                ended_ns=ended_ns if _STATES[word & 3] != "running" and ended_ns >= since_ns else 0,
             )
         )
     return tuple(sorted(found, key=lambda call: call.number))

@@ -1,5 +1,8 @@
 """The worker's end of the control socket: tells the agent of the exception that ends a worker.
 
+It also has a signal write where the threads are, for whoever wonders why the job is stuck
+(launch/inspection/stacks.py).
+
 Installed at interpreter start by `rallypoint_worker.pth`, which calls `install` only in processes
 that a launcher gave a control socket. Rules: it costs nothing noticeable at start (hence no imports
 here but built-in ones), never breaks a worker, and leaves argv, `__main__`, the terminal and what
@@ -22,12 +25,16 @@ CONTROL_FD = "RALLYPOINT_CONTROL_FD"
 FLIGHT_RECORD = "RALLYPOINT_FLIGHT_RECORD"
 FLIGHT_RECORD_BYTES = 4 << 20  # of a worker; only what is written takes memory
 FLIGHT_RECORD_NAME = "rallypoint-flight-record"
+# The memory to which faulthandler writes; the number of the signal that asks for it follows.
+STACKS_NAME = "rallypoint-stacks-"
 
+stacks_signal = 0  # asks this process for its stacks; 0: none does
 flight_record = ""  # of this process, once it has been taken out of the environment
 
 # What a worker that runs a function, not a script, imports the function's module with.
 _LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
+_UNUSUAL_SIGNAL = 13  # above SIGRTMIN: programs that use such signals take the first
 
 
 class _Reporter:
@@ -162,6 +169,7 @@ def install() -> None:
         sys.excepthook = reporter.excepthook
         sys.exit = _as_sys_exit(reporter.exit_with)  # type: ignore[assignment]
         atexit.register(reporter.at_exit)
+        _offer_stacks()
     except Exception:  # never break a worker's start
         return
 
@@ -181,3 +189,31 @@ def _keep_flight_record() -> None:
         os.set_inheritable(int(flight_record.partition(":")[0]), False)
     except (OSError, ValueError):  # none, or a program in between has closed it
         flight_record = ""
+
+
+def _offer_stacks() -> None:
+    """Have a signal write the stacks of all threads into memory that is known by its name.
+
+    That works in C, also while a thread holds the GIL or the main one is blocked.
+    """
+    global stacks_signal  # noqa: PLW0603 - a thread of ours takes it, if there is one
+    import _imp
+    import _signal  # type: ignore[import-not-found]  # signal would take longer
+    from _frozen_importlib import ModuleSpec
+
+    for number in range(_signal.SIGRTMIN + _UNUSUAL_SIGNAL, _signal.SIGRTMAX):
+        if _signal.getsignal(number) == _signal.SIG_DFL:
+            break
+    else:
+        return
+    # Loaded without the path finders, which take twice as long as the rest.
+    package = __file__.rpartition("/")[0].rpartition("/")[0]
+    path = f"{package}/_stacks{_imp.extension_suffixes()[0]}"
+    stacks = _imp.create_dynamic(ModuleSpec("rallypoint._stacks", None, origin=path))
+    memory = os.memfd_create(f"{STACKS_NAME}{number}")
+    if not stacks.answer(number, memory):
+        import faulthandler
+
+        faulthandler.register(number, file=memory, all_threads=True)
+        stacks.answer(number, memory)
+    stacks_signal = number

@@ -14,9 +14,15 @@ from collections.abc import Callable, Sequence
 
 _COMMANDS = {
     "bench": "measure operations beside those of others, or this machine for predictions",
+    "explain": "say why a job is stuck, slow or dead",
+    "logs": "print what the workers of a running job have written",
+    "ps": "list your jobs that run on this machine",
     "run": "start a script in several processes that work together",
     "script": "print what Slurm or Kubernetes is to be given for a job",
     "simulate": "predict the time of collective algorithms on many ranks",
+    "stacks": "print where in their programs the workers of a running job are",
+    "status": "tell what each worker of a running job is doing",
+    "stop": "end a running job on all its nodes",
     "store": "serve a key-value store that outlives the nodes of a job",
     "where": "tell what is recognised here, such as a Slurm step, by which variables",
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint.cli.flags import FLAGS, HOSTS
-from rallypoint.cli.logs import read_texts
+from rallypoint.cli.log_flags import read_texts
 from rallypoint.cli.options import HELP, Flag
 from rallypoint.cli.run import note_on_threads, read_job
 from rallypoint.launch.agent.loop import perform

@@ -1,78 +1,142 @@
-"""From flags to where the workers' output goes."""
+"""`rallypoint logs`: what the workers of a running job have written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import os
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.errors import HostError
+from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.numbers import is_whole
-from rallypoint.cli.options import UsageError
-from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, StreamMap, translate_template
+from rallypoint.cli.options import Flag, UsageError
+from rallypoint.launch.inspection.agent_status import AgentStatus, ask_status
+from rallypoint.launch.inspection.client import NoAnswerError
+from rallypoint.launch.inspection.entries import Found
 
-PROGRAM = "rallypoint run"
-# torchrun reads it where the flag --log-line-prefix-template is not given.
-TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+PROGRAM = "rallypoint logs"
+_FLAGS = (
+    Flag("--follow", "go on with what they write, until the job ends", short="-f"),
+    Flag("--rank", "of these ranks only, as in 0,3; else of all on this machine", "RANKS", "-r"),
+    Flag("--tail", "so many lines of each file at first; 20, and 0 is all", "LINES", "-n"),
+)
+_USAGE = f"""\
+usage: {PROGRAM} [JOB] [FLAGS]
+
+Print what the workers on this machine have written in the newest round. The job must keep its
+output in files: rallypoint run --log-dir DIR --redirects 3, or --tee 3 to see it as well.
+"""
+_STREAMS = ("stdout", "stderr")
+_EVERY_S = 0.2
+_CHUNK = 1 << 20
 
 
-def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
-    """Read them.
+def logs(words: Sequence[str]) -> int:
+    """Perform `rallypoint logs WORDS`; the exit status."""
+    return perform(PROGRAM, words, _USAGE, _FLAGS, _print_logs)
 
-    Raises:
-        UsageError: they are ill-formed.
-    """
-    if values.get("--logs-specs", "default") != "default":
-        raise UsageError(
-            f"{PROGRAM}: --logs-specs {values['--logs-specs']}: only 'default' is known here; leave"
-            " it out, and shape the logs with --log-dir, --redirects, --tee and --log-prefix."
+
+def _print_logs(job: RunningJob, values: Mapping[str, str]) -> int:
+    ranks, lines = read_ranks(PROGRAM, values), _lines(values)
+    files: dict[str, _LogFile] = {}
+    agents = _find_files(job.agents, ranks, files)
+    if not files:
+        raise HostError(
+            f"{job} keeps no output in files here; start it with --log-dir DIR --redirects 3, or"
+            " --tee 3."
         )
-    filters = {
-        STDOUT: read_texts(values.get("--duplicate-stdout-filters")),
-        STDERR: read_texts(values.get("--duplicate-stderr-filters")),
-    }
-    template = values.get("--log-line-prefix-template") or environ.get(TEMPLATE)
-    return LogSpec(
-        directory=values.get("--log-dir"),
-        redirects=_streams(values, "--redirects"),
-        tee=_streams(values, "--tee"),
-        shown=_ranks(values.get("--local-ranks-filter", "")),
-        filters=MappingProxyType({stream: texts for stream, texts in filters.items() if texts}),
-        prefix=values.get("--log-prefix"),
-        **({"tee_prefix": translate_template(template)} if template else {}),
-    )
+    for file in files.values():
+        file.skip_to_last(lines)
+    _show(files.values())
+    while "--follow" in values and agents:
+        time.sleep(_EVERY_S)
+        agents = _find_files(agents, ranks, files)  # those of a new round are new
+        _show(files.values())
+    _show(files.values(), is_end=True)
+    return 0
 
 
-def notes_of(logs: LogSpec) -> list[str]:
-    """What the user should know of flags that mean nothing."""
-    if logs.filters and not logs.tee:
-        return ["--duplicate-*-filters look at teed lines only, and --tee names none"]
-    return []
+def _lines(values: Mapping[str, str]) -> int:
+    text = values.get("--tail", "20")
+    if not is_whole(text):
+        raise UsageError(f"{PROGRAM}: --tail is {text!r}; it must be a number of lines.")
+    return int(text)
 
 
-def read_texts(text: str | None) -> tuple[str, ...]:
-    """``"a,b"`` as two texts; a double comma is one comma in a text."""
-    if text is None:
-        return ()
-    parts = [part.split(",") for part in text.split(",,")]
-    found = parts[0]
-    for part in parts[1:]:
-        found = [*found[:-1], f"{found[-1]},{part[0]}", *part[1:]]
-    return tuple(found)
+def _find_files(
+    agents: Sequence[Found], ranks: frozenset[int] | None, files: dict[str, _LogFile]
+) -> list[Found]:
+    """Add what there is now to `files`, by their paths; the agents that still run."""
+    running = []
+    for agent in agents:
+        try:
+            status = ask_status(agent)
+        except NoAnswerError as error:
+            if error.is_gone:
+                continue
+            raise
+        running.append(agent)
+        for file in _files_of(agent.about.get("logs", ""), status, ranks):
+            files.setdefault(file.path, file)
+    return running
 
 
-def _streams(values: Mapping[str, str], name: str) -> StreamMap:
-    try:
-        return StreamMap.parse(values.get(name, "0"))
-    except InvalidArgumentError as error:
-        raise UsageError(f"{PROGRAM}: {name}: {error}") from None
+def _files_of(directory: str, status: AgentStatus, ranks: frozenset[int] | None) -> list[_LogFile]:
+    files = [
+        _LogFile(each.rank, stream, f"{directory}/attempt_{status.round}/{each.local_rank}")
+        for each in status.ranks
+        for stream in _STREAMS
+        if ranks is None or each.rank in ranks
+    ]
+    return [file for file in files if directory and os.path.exists(file.path)]
 
 
-def _ranks(text: str) -> frozenset[int] | None:
-    if not text:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    if not all(is_whole(name) for name in names):
-        raise UsageError(
-            f"{PROGRAM}: --local-ranks-filter is {text!r}; it must be local ranks, as in 0,1."
-        )
-    return frozenset(map(int, names))
+def _show(files: Collection[_LogFile], *, is_end: bool = False) -> None:
+    """Print what is new in them, with the rank before each line if there are several."""
+    has_several = len({file.rank for file in files}) > 1
+    for file in files:
+        prefix = f"[{file.rank}] ".encode() if has_several else b""
+        stream = sys.stdout if file.stream == "stdout" else sys.stderr
+        for line in file.new_lines(is_end=is_end):
+            stream.buffer.write(prefix + line + b"\n")
+        stream.flush()
+
+
+@dataclass(slots=True)
+class _LogFile:
+    """A worker's file, and how far it has been printed."""
+
+    rank: int
+    stream: str
+    directory: str
+    at: int = 0
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{self.stream}.log"
+
+    def skip_to_last(self, lines: int) -> None:
+        """Begin with its last lines; 0: with the first."""
+        if not lines:
+            return
+        with open(self.path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - _CHUNK))
+            data = file.read(end - start)
+        has_end = data.endswith(b"\n")
+        kept = data.split(b"\n")[-lines - has_end :]
+        self.at = end - len(b"\n".join(kept))
+
+    def new_lines(self, *, is_end: bool) -> list[bytes]:
+        """What has not been printed: whole lines, at the end also the beginning of one."""
+        with open(self.path, "rb") as file:
+            file.seek(self.at)
+            data = file.read()
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        self.at += len(data) - len(rest)
+        if rest and is_end:
+            lines.append(rest)
+        return lines

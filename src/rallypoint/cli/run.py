@@ -11,7 +11,7 @@ from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
 from rallypoint.base.worker_env import AS_GLOO, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
-from rallypoint.cli.logs import notes_of, read_logs
+from rallypoint.cli.log_flags import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.numbers import seconds, whole
 from rallypoint.cli.options import Group, UsageError, describe_groups, inherited_note, parse

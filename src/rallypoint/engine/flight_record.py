@@ -34,6 +34,11 @@ def _keep(names: str) -> None:
         open_flight_record(int(descriptor), int(offset), names)
 
 
+def keep_record_of_others() -> None:
+    """Have this process keep its record, though it has no group of ours yet."""
+    _keep("{}")
+
+
 def keep_flight_record(
     operations: Sequence[str], dtypes: Sequence[str], operators: Sequence[str]
 ) -> None:

@@ -20,7 +20,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -60,13 +60,14 @@ class SegmentOwner:
 
     def hand_out(
         self,
-        others: Sequence[int],
+        others: Mapping[int, int],
         deadline: float,
         probe: Callable[[], int],
         check: Callable[[], None] = lambda: None,
     ) -> int:
         """Give the region to the other ranks of this host and wait until each has mapped it.
 
+        `others` says what each rank is called in messages.
         Returns what each, this one by `probe()`, can read of all others' memory: bits below 4.
         `check` is called every second until all have come, and may raise.
 
@@ -83,7 +84,7 @@ class SegmentOwner:
                 if left_s > _CHECK_EVERY_S:
                     check()
                     continue
-                missing = sorted(set(others) - set(self._members))
+                missing = sorted(others[rank] for rank in set(others) - set(self._members))
                 raise CollectiveTimeoutError(
                     f"init_process_group: {len(self._members) + 1} of {len(others) + 1} ranks of "
                     f"this host came; missing: {_ranks(missing)}; see whether their processes run",
@@ -92,11 +93,11 @@ class SegmentOwner:
                 ) from None
             self._admit(connection, others)
         for rank, connection in self._members.items():
-            _expect(connection, _MAPPED, deadline, rank, check)
+            _expect(connection, _MAPPED, deadline, others[rank], check)
         self._tell_all(_GO)
         reach = probe()
         for rank, connection in self._members.items():
-            reach &= _expect(connection, _REACHES, deadline, rank, check)[0]
+            reach &= _expect(connection, _REACHES, deadline, others[rank], check)[0]
         self._tell_all(bytes([reach]))
         return reach
 
@@ -105,7 +106,7 @@ class SegmentOwner:
             with contextlib.suppress(OSError):  # its death will show in the first operation
                 connection.sendall(byte)
 
-    def _admit(self, connection: socket.socket, others: Sequence[int]) -> None:
+    def _admit(self, connection: socket.socket, others: Mapping[int, int]) -> None:
         """Give the region to a connection that knows the secret; drop any other."""
         try:
             connection.settimeout(_HELLO_TIMEOUT_S)
@@ -138,12 +139,15 @@ def join_segment(
     attach: Callable[[int], Mapped],
     probe: Callable[[Mapped], int],
     check: Callable[[], None] = lambda: None,
+    *,
+    first: int = 0,
 ) -> tuple[Mapped, int]:
     """Fetch the region, map it with `attach(fd)`, and wait until all ranks have done so.
 
     Returns what was mapped, and what each rank, this one by `probe(mapped)`, can read of all
     others' memory: bits below 4. `check` is called every second meanwhile, and may raise: a first
-    rank that was interrupted as it took the connection may hold it for good.
+    rank that was interrupted as it took the connection may hold it for good. `first` is what that
+    rank is called in messages.
 
     Raises:
         HostError: the first rank is not on this machine.
@@ -156,8 +160,8 @@ def join_segment(
             connection.connect("\0" + offer.address)
         except ConnectionRefusedError:
             raise HostError(
-                f"rank {rank} cannot share memory with rank 0: it runs on another machine or in "
-                "another container network, or has just died"
+                f"cannot share memory with rank {first}: it runs on another machine or in another "
+                "container network, or has just died"
             ) from None
         try:
             connection.sendall(offer.secret + rank.to_bytes(4, "little"))
@@ -167,8 +171,8 @@ def join_segment(
             data, fds = b"", []
         if not data or not fds:
             raise PeerLostError(
-                f"rank {rank}: rank 0 closed the connection before the group was complete",
-                rank=0,
+                f"rank {first} closed the connection before the group was complete",
+                rank=first,
                 operation="init_process_group",
             )
         try:
@@ -177,10 +181,10 @@ def join_segment(
             os.close(fds[0])
         with contextlib.suppress(OSError):  # as the next line will tell
             connection.sendall(_MAPPED)
-        _expect(connection, _GO, deadline, 0, check)
+        _expect(connection, _GO, deadline, first, check)
         with contextlib.suppress(OSError):
             connection.sendall(bytes([probe(mapped)]))
-        return mapped, _expect(connection, _REACHES, deadline, 0, check)[0]
+        return mapped, _expect(connection, _REACHES, deadline, first, check)[0]
 
 
 def _await(connection: socket.socket, deadline: float, check: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ Pure facts and verdicts; what to do about them is node.py's and the coordinator'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from signal import Signals
 
@@ -118,18 +118,6 @@ def signal_name(number: int) -> str:
         return Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``"rank 3"``, ``"ranks 0-2, 5"``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 class WorkerGroup:

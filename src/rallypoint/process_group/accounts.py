@@ -14,8 +14,15 @@ from datetime import timedelta
 from types import CodeType
 from typing import NamedTuple
 
-from rallypoint.base.errors import HostError, InvalidArgumentError, MismatchError, RallypointError
+from rallypoint.base.errors import (
+    HostError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    RallypointError,
+)
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
+from rallypoint.process_group.first_lost import found_when_formed
 from rallypoint.process_group.groups import ProcessGroup
 
 _PATIENCE = timedelta(seconds=0.5)  # every rank shall have its error within a second
@@ -60,6 +67,9 @@ def failure(
         if message.startswith("ranks called different") and len(set(calls.values())) > 1:
             message = _told(calls, group.ranks)
         error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
+    elif isinstance(error, PeerLostError):
+        error = found_when_formed(group, error)
+        message = str(error)
     if not group.is_world:
         message = f"in the group of global ranks {group.members()}: {message}"
         error.args = (message,)

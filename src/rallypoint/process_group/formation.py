@@ -28,6 +28,7 @@ from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.congestion import Congestion
+from rallypoint.process_group.first_lost import formed_key, found_while_forming
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
 from rallypoint.process_group.planning import (
     COLLECTIVE_NAMES,
@@ -44,7 +45,6 @@ from rallypoint.store.store import Store
 DEFAULT_GROUP = "default group"
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
-_LOST_S = 1.0  # after an error, until the store shows whose death it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,14 @@ def form_communicator(
         algorithms = Algorithms(table.options)
         description = describe(name, prefix, members)
         attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
-        communicator, reach = _share(store, prefix, rank, table.hosts, deadline, attach, presence)
+        communicator, reach = _share(
+            store, prefix, rank, members, table.hosts, deadline, attach, presence
+        )
         communicator.set_reach(reach)
         communicator.watch_peers()
     except (PeerLostError, HostError) as error:
-        # Its connection may have ended because its rank, too, has learned of another one's death.
-        raise presence.find_lost(_LOST_S) or error from None
+        is_last_to_leave = rank == 0 and name == DEFAULT_GROUP
+        raise found_while_forming(presence, error, is_last_to_leave=is_last_to_leave) from None
     if name == DEFAULT_GROUP:
         tell_roster(store, prefix, rank=rank, size=len(members), address=address, backend=backend)
     _say_formed(store, prefix, table.hosts, way, done)
@@ -155,7 +157,7 @@ def _wished_streams() -> int:
 
 def _say_formed(store: Store, prefix: str, hosts: Sequence[int], way: str, done: str) -> None:
     """This rank needs nothing more of what lies at the store; the last one clears that away."""
-    if store.add(f"{prefix}/formed", 1) < len(hosts):
+    if store.add(formed_key(prefix), 1) < len(hosts):
         return
     ranks = range(len(hosts))
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
@@ -163,7 +165,7 @@ def _say_formed(store: Store, prefix: str, hosts: Sequence[int], way: str, done:
     keys += [f"{prefix}/place/{rank}" for rank in ranks if len(firsts) > 1]
     # Who looks meanwhile whether it may still join a world (worlds.py) sees that it may not.
     keys += [f"{prefix}/{rank}/came" for rank in ranks] + [f"{prefix}/{rank}" for rank in ranks]
-    keys += [f"{prefix}/{each}" for each in ("table", "formed", "all")] + [way] * bool(way)
+    keys += [f"{prefix}/table", formed_key(prefix), f"{prefix}/all"] + [way] * bool(way)
     _forget(store, keys)
     if done:
         store.set(done, "")
@@ -236,6 +238,7 @@ def _share(
     store: Store,
     prefix: str,
     rank: int,
+    members: Sequence[int],
     hosts: Sequence[int],
     deadline: float,
     attach: Callable[[int], Communicator],
@@ -256,6 +259,7 @@ def _share(
             attach,
             lambda mapped: mapped.probe_memory() & wished,
             presence.check_all,
+            first=members[here[0]],
         )
         return communicator, PeerMemoryAccess(reach)
     owner = SegmentOwner(region_bytes(len(hosts)))
@@ -265,7 +269,7 @@ def _share(
         if len(here) > 1:
             store.set(key, json.dumps([owner.offer.address, owner.offer.secret.hex()]))
             reach = owner.hand_out(
-                here[1:],
+                {peer: members[peer] for peer in here[1:]},
                 deadline,
                 lambda: communicator.probe_memory() & wished,
                 presence.check_all,

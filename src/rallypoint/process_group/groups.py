@@ -33,6 +33,7 @@ class ProcessGroup:
     Attributes:
         ranks: the members' global ranks; the place of each is its rank in the group.
         own_rank: this process's rank in the group.
+        prefix: what its members' keys at the store began with while it formed.
         group_name: the name by which the members found each other.
         group_desc: what the caller said it is for.
         backend: "rallypoint", "shm" or "tcp".
@@ -49,6 +50,7 @@ class ProcessGroup:
         algorithms: Algorithms,
         *,
         world: World,
+        prefix: str,
         ranks: Sequence[int],
         group_name: str,
         group_desc: str,
@@ -58,6 +60,7 @@ class ProcessGroup:
         self.ranks = tuple(ranks)
         self.own_rank = communicator.rank
         self.world = world
+        self.prefix = prefix
         self.group_name = group_name
         self.group_desc = group_desc
         self.backend = backend

@@ -174,6 +174,7 @@ def form_world(
         communicator,
         algorithms,
         world=world,
+        prefix=prefix,
         ranks=members,
         group_name="",
         group_desc="default_pg",

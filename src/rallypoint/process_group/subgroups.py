@@ -85,9 +85,10 @@ def form_group(
     world.made[kind] += 1
     if whole.own_rank not in members:
         return NON_GROUP_MEMBER
+    prefix = f"{world.prefix}/{name}"
     communicator, algorithms = form_communicator(
         world.store,
-        f"{world.prefix}/{name}",
+        prefix,
         rank=members.index(whole.own_rank),
         members=members,
         timeout=wait,
@@ -99,6 +100,7 @@ def form_group(
         communicator,
         algorithms,
         world=world,
+        prefix=prefix,
         ranks=members,
         group_name=name,
         group_desc=description or "undefined",

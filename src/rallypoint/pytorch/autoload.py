@@ -52,6 +52,11 @@ def register() -> None:
         from rallypoint.pytorch import launched
 
         launched.install()
+    hook = sys.modules.get("rallypoint.base.worker_hook")  # only in workers
+    if hook is not None and hook.flight_record:
+        from rallypoint.pytorch import other_backends
+
+        other_backends.install()
 
 
 def _create(options: object, backend_options: object) -> object:

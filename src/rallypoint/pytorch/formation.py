@@ -52,6 +52,7 @@ def form(
         communicator,
         algorithms,
         world=world,
+        prefix=prefix,
         ranks=members,
         group_name=name,
         group_desc="",

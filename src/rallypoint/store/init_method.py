@@ -146,11 +146,16 @@ def await_ranks(
 
 def say_here(store: Store, key: str) -> None:
     """Set a key that, at our own server, goes when this process does; `key`/came stays."""
-    if isinstance(store, TCPStore) and store.is_ours:
+    if isinstance(store, TCPStore) and shows_deaths(store):
         store.set_ephemeral(key, "")
         store.set(f"{key}/came", "")
     else:
         store.set(key, "")
+
+
+def shows_deaths(store: Store) -> bool:
+    """Whether a process's keys can go with it: at our own server, to which it is connected."""
+    return isinstance(store, TCPStore) and store.is_ours
 
 
 class Presence:
@@ -204,22 +209,40 @@ class Presence:
             if error is not None:
                 raise error
 
-    def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
+    def find_lost(
+        self,
+        patience_s: float = 0.0,
+        *,
+        suspect: int | None = None,
+        as_long_as: str | None = None,
+    ) -> PeerLostError | None:
         """Who was lost first, if anyone, once all have come.
 
-        Whoever gives up for that reason has said so before. A process that is being killed loses
-        its connections one after the other.
+        A rank that gives up because of a death has called this before, so it is never taken for
+        the first. A process that is being killed loses its connections one after the other: the
+        one to the store may end last.
+
+        Args:
+            suspect: who is named, by this rank and all others, if nobody's death shows in time.
+            as_long_as: a key; once it is gone the ranks' keys may be, too, and nobody is named.
         """
+        if not shows_deaths(self._store):
+            return None
         lost = f"{self._name}/lost"
         until = time.monotonic() + patience_s
         while not self._store.check([lost]):
+            is_late = time.monotonic() >= until
             gone = self.look(range(len(self._names)), have_come=True)
-            if gone is not None:
-                self._store.compare_set(lost, "", str(gone))
-            elif time.monotonic() >= until:
+            if as_long_as is not None and not self._store.check([as_long_as]):
                 return None
-            else:
+            if gone is None and is_late:
+                if suspect is None:
+                    return None
+                gone = self._names.index(suspect)
+            if gone is None:
                 time.sleep(_LOOK_AGAIN_S)
+            else:
+                self._store.compare_set(lost, "", str(gone))
         return lost_while_forming(self._names[int(self._store.get(lost))])
 
     def wait(self, keys: Sequence[str], deadline: float) -> None:

@@ -91,16 +91,17 @@ class Host(Namespace):
         self,
         command: Sequence[str],
         *,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process on the host, without input."""
+        """Start a process on the host, in the current directory unless `cwd` is given."""
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or Path.cwd()), *command]
         return subprocess.Popen(
             self.enter(*inside),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             env=env,

@@ -302,7 +302,11 @@ class SimCluster:
             return f"{sorted(running)} run without a quorum" if running else ""
         # Newcomers find the job at its endpoints only.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
+        # Who leaves stays a member until there is another agreement; drivers wait for two seconds.
+        leaving = {each.key for each in alive if each.core.is_leaving}
+        leaving &= {member.key for member in members}
         count = len(alive) if is_found or self.keeper is not None else len(members)
+        count -= len(leaving)
         if count >= limits.min_nodes and (members or self.keeper is not None):
             places = {agent.seat.nodes for agent in alive if agent.seat}
             wanted = min(limits.max_nodes, count)

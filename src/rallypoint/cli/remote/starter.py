@@ -25,7 +25,8 @@ from rallypoint.cli.remote.job_on_hosts import (
 from rallypoint.cli.remote.link import Link
 from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
 from rallypoint.cluster.remote_shell import command_on
-from rallypoint.launch.agent.loop import allow_many_connections, fill_standard_descriptors
+from rallypoint.launch.agent.limits import allow_many_connections
+from rallypoint.launch.agent.loop import fill_standard_descriptors
 from rallypoint.launch.agent.signals import Signals
 from rallypoint.launch.job import Talk
 from rallypoint.launch.output.file_work import FileWork

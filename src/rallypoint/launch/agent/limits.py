@@ -47,3 +47,14 @@ def _number_of(error: Exception) -> int | None:
         return errno.EAGAIN
     numbers = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
     return next((each for each in numbers if str(error).endswith(os.strerror(each))), None)
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of descriptors as far as it may."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:  # contextlib would cost each launch
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return  # it works with fewer

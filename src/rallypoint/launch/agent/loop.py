@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.cluster.memory_limit import count_oom_kills
+from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
-from rallypoint.launch.agent.limits import limit_error
+from rallypoint.launch.agent.limits import allow_many_connections, limit_error
 from rallypoint.launch.agent.node import (
     EndEverything,
     NodeState,
@@ -26,9 +26,10 @@ from rallypoint.launch.agent.node import (
 )
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
+from rallypoint.launch.agent.trouble import OomKills, Trouble
 from rallypoint.launch.agent.worker import Worker
+from rallypoint.launch.inspection.entries import Entry
 from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
-from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
@@ -42,13 +43,13 @@ from rallypoint.rendezvous.job.round import Seat
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.launch.agent.answers import AgentAnswers
     from rallypoint.launch.agent.step_signals import StepSignals
 
 # At the end, how long a reader of the output may take nothing until it is left to itself.
 _PATIENCE_S = 30.0
 _PATIENCE_WHEN_STOPPED_S = 1.0
 _LAST_WORDS_S = 2.0  # the same for what the launcher itself says
-_LONG_S = 1.0  # an operation that took longer is worth a word when a signal stops the job
 # The guardian knows each worker of all rounds by one 32-bit number.
 _ROUNDS = (1 << 32) // MAX_LOCAL_WORKERS
 
@@ -104,16 +105,19 @@ class Agent:
         self._output: Output | None = None
         self._seat: Seat | None = None
         self._workers: dict[int, Worker] = {}  # by rank
-        self._records: FlightRecords | None = None  # of the round
+        self._trouble: Trouble | None = None  # of the round
         self._unkillable: list[int] = []
         self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
         self._error_files: dict[int, str] = {}  # where they stay, if they do
-        self._oom_kills: int | None = None
+        self._oom_kills = OomKills()
         self._started = time.monotonic()
         self._progress = ProgressReporter(job, self._started)
         self._fence_at: float | None = None  # what the guardian knows
         self._writes_to_guardian = False
         self._step_signals: StepSignals | None = None  # in a Slurm step
+        self._entry: Entry | None = None  # where programs that ask find this agent
+        self._answers: AgentAnswers | None = None  # once one has asked
+        self._stopped_by = ""
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
@@ -123,11 +127,15 @@ class Agent:
         sessions = choose_sessions(self._job.local_world_size, self._job.environ)
         self._guardian = Guardian(temporary_directory=directory.to_remove, sessions=sessions)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
-        self._oom_kills = count_oom_kills()
+        self._oom_kills.reset()
         self._step_signals = _step_signals(self._job, self._send_signal)
         if self._job.rendezvous is not None or self._job.nodes.count > 1:
             allow_many_connections()  # to this process: the guardian's workers keep their limit
+        self._rounds.inquired = self._inquired
         self._rounds.open(self.selector)
+        self._entry = make_entry(self._job, directory.path if directory.is_kept else "")
+        if self._entry is not None:
+            self.selector.register(self._entry, selectors.EVENT_READ, self._asked)
 
     def wait(self) -> None:
         """Perform orders and decisions until the job is over."""
@@ -153,6 +161,12 @@ class Agent:
 
     def end(self) -> None:
         """Leave no process behind."""
+        if self._answers is not None:
+            self._answers.close()
+        if self._entry is not None:
+            self.selector.unregister(self._entry)
+            self._entry.close()
+            self._entry = None
         if self._guardian is not None:
             # One that was asked to end everything and did not answer gets no second chance.
             self._guardian.close(*([0.0] if self._state.guardian_lost_because else []))
@@ -202,8 +216,9 @@ class Agent:
             if stop_signal is None:
                 lines.append(f"{finish.because}, after {after_s:.1f} s")
             else:
-                lines.append(f"stopped by {signal_name(stop_signal)} after {after_s:.1f} s")
-            lines += self._last_calls(least_s=_LONG_S)
+                by = self._stopped_by or signal_name(stop_signal)
+                lines.append(f"stopped by {by} after {after_s:.1f} s")
+            lines += self._last_calls(was_stopped=True)
         elif finish is not None and finish.outcome is Outcome.MISSED:
             lines.append(f"the job ended before this node had a place in it: {finish.because}")
         if self._state.unkillable:
@@ -214,6 +229,14 @@ class Agent:
         if finish is not None and finish.outcome is Outcome.GIVEN_UP:
             lines += self._leave_error()
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
+        if lines and self._trouble is not None and self._seat is not None:
+            self._trouble.keep(
+                self._job,
+                self._seat,
+                self._state.group,
+                oom_kills=self._oom_kills.new,
+                status=self._state.status,
+            )
 
     @property
     def result(self) -> JobResult:
@@ -248,7 +271,6 @@ class Agent:
     ) -> str:
         from rallypoint.launch.output.failure_report import FailureReport, summary
 
-        before, now = self._oom_kills, count_oom_kills()
         logs = ""
         if self._output is not None and self._state.phase is Phase.DONE:
             failures = group.failures()
@@ -259,22 +281,64 @@ class Agent:
             because=because,
             host=self._job.host,
             local_ranks=group.local_ranks,
-            oom_kills=None if before is None or now is None else now - before,
+            oom_kills=self._oom_kills.new,
             elsewhere=elsewhere,
             logs=logs,
             calls=calls,
         )
         return summary(group, report)
 
-    def _last_calls(self, *, least_s: float = 0.0) -> list[str]:
+    def _last_calls(self, *, was_stopped: bool = False) -> list[str]:
         """What the workers were in, as lines for a report."""
-        told = [] if self._records is None else self._records.lines(least_s=least_s)
-        return [f"  {line}" for line in told]
+        return [] if self._trouble is None else self._trouble.lines(was_stopped=was_stopped)
 
     def _look_at_calls(self) -> None:
         """Something went wrong: remember what the workers are in, before they react to it."""
-        if self._records is not None and self._records.look(self._state.group.local_ranks):
-            self._progress.calls_seen(self._records.events)
+        if self._trouble is not None and self._trouble.look(self._state.group.local_ranks):
+            self._progress.calls_seen(self._trouble.records.events)
+
+    def _look_at_all(self) -> None:
+        """Somebody ends the job."""
+        self._look_at_calls()
+        if self._trouble is not None:
+            pids = {worker.pid: rank for rank, worker in self._workers.items() if worker.pid}
+            self._trouble.look_at_stacks(pids)
+
+    # Programs, and other agents, that ask.
+
+    def _asked(self) -> None:
+        connection = None if self._entry is None else self._entry.accept()
+        if connection is not None:
+            self._answering().conversations.begin(connection)
+
+    def _inquired(self, key: str, payload: bytes) -> None:
+        self._answering().relay.heard(key, payload)
+
+    def _answering(self) -> AgentAnswers:
+        if self._answers is not None:
+            return self._answers
+        from rallypoint.launch.agent.answers import AgentAnswers
+
+        self._answers = AgentAnswers(
+            self._job,
+            self._state,
+            self._rounds,
+            self.selector,
+            began=self._started,
+            seat=lambda: self._seat,
+            pids=lambda: {rank: worker.pid for rank, worker in self._workers.items()},
+            records=lambda: [] if self._trouble is None else self._trouble.records.descriptors,
+            oom_kills=lambda: self._oom_kills.new,
+            stop=self._stop_asked,
+        )
+        return self._answers
+
+    def _stop_asked(self, why: str) -> None:
+        """The user wants the whole job to end."""
+        self._stopped_by = self._stopped_by or why
+        self._look_at_all()
+        text = f"{why} stopped the job"
+        self._perform(self._state.stop_requested(signal.SIGTERM, text, time.monotonic()))
 
     # Orders.
 
@@ -316,7 +380,7 @@ class Agent:
                 text = f"round {before} ended: {elsewhere or start.because}"
                 text += f"; {start.because}" * (start.because not in text)
             self._progress.told(text)
-            self._oom_kills = count_oom_kills()
+            self._oom_kills.reset()
         self._progress.round_runs()
 
     def _spawn(self, seat: Seat) -> None:
@@ -324,13 +388,13 @@ class Agent:
         assert self._guardian is not None
         self._output.start_round(seat.number)
         self._renew_fence()
-        self._records = FlightRecords(seat.local_world_size)
+        self._trouble = Trouble(seat.local_world_size)
         for place in seat.placements:
             worker = Worker(self._job, place, self._output.streams_of(place))
             self._workers[place.rank] = worker
             number = seat.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
             try:
-                worker.start(self._guardian, number, seat, self._records.fileno())
+                worker.start(self._guardian, number, seat, self._trouble.records.fileno())
             except GuardianLostError:
                 return  # wait() finds out the same way
             self.selector.register(
@@ -346,8 +410,8 @@ class Agent:
         self._workers.clear()
         if self._step_signals is not None:
             self._step_signals.forget()
-        if self._records is not None:
-            self._records.close()
+        if self._trouble is not None:
+            self._trouble.records.close()
 
     # Events.
 
@@ -356,7 +420,7 @@ class Agent:
         self._progress.signal_received(number)
         is_to_stop = signal.Signals(number).name in self._job.stop_signals
         if is_to_stop:
-            self._look_at_calls()
+            self._look_at_all()
         if number in FORWARDED and not is_to_stop:
             self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
         else:
@@ -510,17 +574,6 @@ def _step_signals(job: Job, send: Callable[[tuple[int, ...], int], None]) -> Ste
         return StepSignals(send)
     except OSError:  # better twice than never
         return None
-
-
-def allow_many_connections() -> None:
-    """Raise this process's limit of descriptors as far as it may."""
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:  # contextlib would cost each launch
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except (OSError, ValueError):
-        return  # it works with fewer
 
 
 def _ranks_of(seat: Seat) -> range:

@@ -16,14 +16,9 @@ from __future__ import annotations
 from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
+from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.record import Record
-from rallypoint.launch.worker_group import (
-    Exit,
-    Failure,
-    GroupState,
-    WorkerGroup,
-    name_ranks,
-)
+from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Broken,

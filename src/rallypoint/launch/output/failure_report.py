@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.worker_group import Failure, WorkerGroup, name_ranks
+from rallypoint.base.rank_names import name_ranks
+from rallypoint.launch.worker_group import Failure, WorkerGroup
 
 _MAX_LISTED = 16
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")

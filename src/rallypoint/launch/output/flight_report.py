@@ -10,14 +10,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
-from rallypoint.launch.worker_group import name_ranks
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
-    from rallypoint.base.flight_record import Call, Group
+    from rallypoint.base.recorded_call import Call, Group
 
 _MOST_PARTS = 12  # of a line
+_AGE_NS = 250_000_000  # what is written of other backends' groups may be so old
 _MOST_LINES = 8
 _MOST_SITES = 3
 _WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter")
@@ -40,6 +41,11 @@ class FlightRecords:
         """The descriptor for the workers."""
         return self._descriptor
 
+    @property
+    def descriptors(self) -> list[int]:
+        """What programs that look for themselves are to be given; empty: there is none."""
+        return [self._descriptor] if self._descriptor >= 0 else []
+
     def look(self, local_ranks: Mapping[int, int]) -> bool:
         """Remember what the workers (global rank -> local rank) are in now; the first look counts.
 
@@ -56,6 +62,15 @@ class FlightRecords:
         }
         return True
 
+    @property
+    def seen_ns(self) -> int:
+        """When they were looked at (time.monotonic_ns); 0: they were not."""
+        return self._seen_ns
+
+    def groups_of(self, rank: int) -> tuple[Group, ...]:
+        """What that worker was in then."""
+        return (self._seen or {}).get(rank, ())
+
     def lines(self, *, least_s: float = 0.0) -> list[str]:
         """What was seen, folded: a line for each group in which a rank was in an operation.
 
@@ -66,7 +81,7 @@ class FlightRecords:
             self._seen_ns - call.since_ns >= least_s * 1e9
             for groups in seen.values()
             for group in groups
-            for call in _under_way(group)
+            for call in _under_way(group, self._seen_ns)
         ):
             return []
         return describe(seen, self._seen_ns)
@@ -89,7 +104,7 @@ class FlightRecords:
             }
             for rank, groups in (self._seen or {}).items()
             for group in groups
-            if not group.has_left or _under_way(group)
+            if not group.has_left or _under_way(group, self._seen_ns)
             for call in (*group.calls[-1:], *group.transfers)
         ]
 
@@ -122,7 +137,7 @@ def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: in
     folded: dict[str, list[tuple[int, Call]]] = {}
     latest = -1
     for rank, group in states.items():
-        for call in _under_way(group):
+        for call in _under_way(group, now_ns):
             folded.setdefault(_in_words(call, group), []).append((rank, call))
             if call.peer is None:
                 latest = max(latest, call.number)
@@ -136,9 +151,11 @@ def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: in
     return f"{next(iter(states.values())).name}: {'; '.join(parts)}"
 
 
-def _under_way(group: Group) -> list[Call]:
+def _under_way(group: Group, now_ns: int) -> list[Call]:
     """What a worker is in, or was in when that failed."""
     under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
+    if group.backend != "rallypoint":  # its last call may have ended since
+        under_way = [call for call in under_way if now_ns - call.since_ns > _AGE_NS]
     return [call for call in under_way if call.state == "failed" or not group.has_left]
 
 
@@ -149,14 +166,19 @@ def _in_words(call: Call, group: Group) -> str:
         way = "to" if call.operation == "send" else "from"
         other = "any rank" if call.peer < 0 else _name(group, call.peer)
         return f"{call.operation} {way} {other} ({', '.join([*details, f'tag {call.root}'])})"
-    if call.operation in _WITH_OPERATOR:
+    if call.operation in _WITH_OPERATOR and call.operator:
         details.append(call.operator)
-    if call.operation in _WITH_ROOT:
+    if call.operation in _WITH_ROOT and call.root >= 0:
         details.append(f"{_WITH_ROOT[call.operation]} {_name(group, call.root)}")
     text = ", ".join(details)
     if group.queued > 1:
         text += f"{'; ' if text else ''}{group.queued - 1} more queued"
-    return f"{call.operation} #{call.number}" + (f" ({text})" if text else "")
+    return _title(call) + (f" ({text})" if text else "")
+
+
+def _title(call: Call) -> str:
+    """``all_reduce #17``; of some calls of other backends only the number is known."""
+    return f"{call.operation or 'call'} #{call.number}"
 
 
 def _name(group: Group, rank: int) -> str:
@@ -194,13 +216,13 @@ def _why_not(group: Group, latest: int, now_ns: int) -> str:
     if last is not None and last.state != "done":
         return ""  # has been told
     if group.has_left:
-        return "had left the group" + (f" after {last.operation} #{last.number}" if last else "")
+        return "had left the group" + (f" after {_title(last)}" if last else "")
     if last is None:
         return f"never entered #{latest}: had called nothing yet"
     if last.number < latest:
         ago = _seconds(last.since_ns, now_ns)
-        return f"never entered #{latest}: last done {last.operation} #{last.number}, {ago} ago"
-    return f"had done {last.operation} #{last.number}"
+        return f"never entered #{latest}: last done {_title(last)}, {ago} ago"
+    return f"had done {_title(last)}"
 
 
 def _is_member(group: Group, rank: int) -> bool:

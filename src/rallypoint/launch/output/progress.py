@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from rallypoint.base.rank_names import name_ranks
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.log_spec import NAMES
 from rallypoint.launch.output.terminal import STATUS, is_terminal, say
-from rallypoint.launch.worker_group import Exit, name_ranks, signal_name
+from rallypoint.launch.worker_group import Exit, signal_name
 
 _STATUS_EVERY_S = 1.0
 

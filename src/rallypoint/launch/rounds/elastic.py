@@ -216,7 +216,7 @@ class ElasticRounds(LinkedRounds):
         if self.is_stopping:
             return ""
         least = self._setup.limits.min_nodes
-        return self._core.missing or self._news or f"fewer than {least} nodes have come"
+        return self._core.missing or self.news or f"fewer than {least} nodes have come"
 
     @property
     def is_led(self) -> bool:
@@ -289,7 +289,7 @@ class ElasticRounds(LinkedRounds):
 
     def _answered(self, answer: Message | str, now: float) -> Decision:
         if isinstance(answer, str):
-            self._news = answer
+            self.news = answer
             places = self._setup.endpoints
             return self._core.unreachable(places[0], answer, now) if places else NOTHING
         return self._core.received(KEEPER, answer, now)

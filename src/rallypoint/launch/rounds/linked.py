@@ -18,7 +18,7 @@ from random import SystemRandom
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
 from rallypoint.rendezvous.consensus.messages import (
     Ack,
     Beat,
@@ -48,6 +48,8 @@ from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
 
 GOODBYE_S = 2.0
+# An inquiry begins with it, and no message about rounds does.
+_INQUIRY = b"?"
 # The guardian ends workers so long after we should have: within what the others wait (kill_s).
 _GUARD_S = 0.2
 
@@ -84,7 +86,6 @@ class LinkedRounds(RoundSource, Receiver):
         )
         self._is_verbose = is_verbose
         self._say = speak
-        self._news = ""  # what was told last, while there is no round
         self._part = Part.SEEKING
         self._events: deque[Callable[[float], Decision]] = deque()
         self._is_busy = False
@@ -150,6 +151,19 @@ class LinkedRounds(RoundSource, Receiver):
     def settle(self) -> None:
         """See RoundSource."""
 
+    def roster(self) -> Roster:
+        """See RoundSource."""
+        core, now = self._core, lease_time()
+        members = [
+            Colleague(member.key, member.node_rank, member.host, member.local_world_size, silent_s)
+            for member, silent_s in core.led_members(now)
+        ]
+        return Roster(me=self.key, leader=core.leader_key, members=tuple(members), why=self.news)
+
+    def inquire(self, key: str, payload: bytes) -> None:
+        """See RoundSource."""
+        self._board.send(key, None, _INQUIRY + payload)
+
     def fenced(self) -> None:
         """See RoundSource."""
         self._happened(self._core.fenced)
@@ -170,6 +184,10 @@ class LinkedRounds(RoundSource, Receiver):
 
     def heard(self, key: str, payload: bytes) -> None:
         """See Receiver."""
+        if payload[:1] == _INQUIRY:
+            if self.inquired is not None:
+                self.inquired(key, payload[1:])
+            return
         try:
             message = decode(payload)
         except ControlMessageError as error:
@@ -247,7 +265,7 @@ class LinkedRounds(RoundSource, Receiver):
                 case OpenStore(round=number, members=members):
                     self._store_asked(number, members)
                 case Start():
-                    self._news = ""
+                    self.news = ""
                     self.orders.append(action)
                 case Stop():
                     self.orders.append(action)
@@ -255,7 +273,7 @@ class LinkedRounds(RoundSource, Receiver):
                     self._finish = action
                     self.orders.append(action)
                 case Notice(text):
-                    self._news = text
+                    self.news = text
                     self._say(text)
 
     def _store_asked(self, number: int, members: tuple[Member, ...]) -> None:

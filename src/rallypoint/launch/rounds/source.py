@@ -10,7 +10,9 @@ from __future__ import annotations
 import selectors
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+from rallypoint.base.record import Record
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
@@ -20,19 +22,53 @@ from rallypoint.rendezvous.job.reports import Finish, Order, Report, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Round
 
 
+class Colleague(Record):
+    """Another agent of the job, or this one.
+
+    Attributes:
+        silent_s: for how long nothing has come from it.
+    """
+
+    key: str
+    node_rank: int
+    host: str
+    local_world_size: int
+    silent_s: float
+
+
+class Roster(Record, kw_only=True):
+    """Who takes part in the job, as far as this agent knows.
+
+    Attributes:
+        me: this agent's key.
+        leader: who coordinates; empty: nobody, as far as is known here.
+        members: all that take part; only who coordinates knows them.
+        why: what is waited for, if nobody coordinates.
+    """
+
+    me: str
+    leader: str
+    members: tuple[Colleague, ...] = ()
+    why: str = ""
+
+
 class RoundSource(ABC):
     """The agent's side of the agreement on rounds.
 
     Attributes:
         key: which member of a round this agent is.
         may_leave: whether the others go on when a signal stops this agent.
+        news: what is waited for while there is no round; empty: nothing is known.
+        inquired: called with another agent's key and what it has said by its `inquire`.
     """
 
     may_leave = False
+    news = ""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.orders: list[Order] = []  # what the agent is to do next; it takes them away
+        self.inquired: Callable[[str, bytes], None] | None = None
 
     @property
     def wake_at(self) -> float | None:
@@ -61,6 +97,13 @@ class RoundSource(ABC):
     @abstractmethod
     def tick(self) -> None:
         """Time has passed."""
+
+    def roster(self) -> Roster | None:
+        """Who else there is; None: no other agent, or none that could be asked."""
+        return None
+
+    def inquire(self, key: str, payload: bytes) -> None:  # noqa: B027 - a lone agent has nobody
+        """Say that to that agent; it has nothing to do with rounds."""
 
     def fenced(self) -> None:  # noqa: B027 - most have no such time
         """The guardian is ending the workers, as that time is over."""

@@ -113,6 +113,13 @@ class Leader:
         job = self._rounds.job
         return "" if job is None or job.is_busy else job.text
 
+    def silent_s(self, key: str, now: float) -> float:
+        """For how long nothing has come from that member."""
+        peer = self._peers.by_key.get(key)
+        if peer is None or key == self._setup.me.key:
+            return 0.0
+        return max(0.0, now - max(peer.heard_at, peer.since))
+
     # What peers say.
 
     def joined(self, join: Join, now: float) -> None:
@@ -128,8 +135,8 @@ class Leader:
             return self._peers.tell(key, Refuse(key, wrong))
         if self._rounds.job is None or self._rounds.job.is_over:
             return None  # it asks again, until all that is decided
-        if join.running >= 0 and join.job != self.agreement.host:
-            return self._peers.tell(key, self.led(now))  # its old workers first
+        if join.job not in ("", self.agreement.host):
+            return self._peers.tell(key, self.led(now))  # let it leave that job first
         peer = self._peers.by_key.get(key)
         if peer is None or key not in self._rounds.job.here:
             self._gone.discard(key)
@@ -145,6 +152,8 @@ class Leader:
         peer = self._peers.by_key.get(beat.key)
         if peer is None:
             return self._peers.tell(beat.key, Unknown(ballot=self._ballot))
+        if peer.is_over and self._over_at is None:  # it has left, and was told so in vain
+            return self._peers.tell(beat.key, Over(finish=LEFT))
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
         self._peers.confirms(beat.key, beat.stamp, now)

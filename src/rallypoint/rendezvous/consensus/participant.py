@@ -3,7 +3,7 @@
     SEEKING ---an endpoint answers---------> FOLLOWING ---its coordinator is lost--> CAMPAIGNING
        |  ^                                      ^   (only voters; others: SEEKING)     |   |
        |  +--nobody to follow, no vote-----------+----------another one won-------------+   |
-       +--at the endpoint---> CAMPAIGNING        LEADING <---a quorum promised--------------+
+       +--at the endpoint, or has a vote--> CAMPAIGNING    LEADING <---a quorum promised----+
     any of them ---the job is over, or this agent left---> DONE
 
 Where it is written down who leads and what was agreed is register.py's, what anyone may do at all
@@ -143,6 +143,18 @@ class Participant:
     def is_leaving(self) -> bool:
         """Whether this agent was asked to end."""
         return bool(self._follower.is_leaving)
+
+    @property
+    def leader_key(self) -> str:
+        """Who coordinates; empty: nobody, as far as is known here."""
+        return self._follower.ballot.candidate if self._has_leader() else ""
+
+    def led_members(self, now: float) -> list[tuple[Member, float]]:
+        """Who takes part and for how long it has been silent, if this agent coordinates."""
+        leader, newest = self._leader, self.agreement
+        if leader is None or newest is None:
+            return []
+        return [(member, leader.silent_s(member.key, now)) for member in newest.members]
 
     @property
     def agreement(self) -> Agreement | None:
@@ -488,6 +500,9 @@ class Participant:
         if end is not None:
             return self._finish(end)
         self._out.add(self._search.notice(now))
+        if self.part is Part.SEEKING and self._register.may_claim():  # it has a vote by now
+            self._move(Part.CAMPAIGNING)
+            self._search.take_turn(now, was_leading=False)
         if not self._search.is_due(now):
             return None
         stands = self.part is Part.CAMPAIGNING

@@ -177,6 +177,7 @@ class Rounds:
                 self._gone.add(beat.key)
                 if all(member.key != beat.key for member in self._agreements.newest.members):
                     self._peers.tell(beat.key, Over(finish=LEFT))
+                    peer.is_over = True
         peer.seen = max(peer.seen, beat.first)
 
     def correct(self, peer: Peer, beat: Beat, now: float) -> None:

@@ -151,6 +151,7 @@ class Coordinator:
         """A member's agent reports."""
         match report:
             case Broken(round=self.round):
+                self.current.is_broken = True
                 return self._stop(report.text)
             case Leave(text=text):
                 if not self._expects(key) or self.current.has_ended(key):
@@ -160,6 +161,7 @@ class Coordinator:
                 return self._stop(f"{self.current.name_of(key)} leaves: {text}")
             case StopAsked():
                 self._stop_asked = self._stop_asked or report.text
+                self.current.was_whole = not self.current.is_broken
                 if self.stage is Stage.GATHERING:
                     return self._finish(Outcome.STOPPED, report.text)
                 return self._stop(report.text)
@@ -295,6 +297,7 @@ class Coordinator:
             restarts_used=self.restarts,
             max_restarts=self.max_restarts,
             stop_asked=self._stop_asked,
+            was_whole=current.was_whole,
             nodes_left=len(here),
             nodes_lost=current.missing(here),
             nodes_came=tuple(current.came),

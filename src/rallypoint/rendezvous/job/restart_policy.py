@@ -32,13 +32,19 @@ class Next(Enum):
 
 
 class RoundEnd(Record, kw_only=True):
-    """All that counts when a round is over on every node that is still there."""
+    """All that counts when a round is over on every node that is still there.
+
+    Attributes:
+        stop_asked: who wants the job to end; empty: nobody.
+        was_whole: nobody had told of a failure by then.
+    """
 
     succeeded: bool = False
     causes: tuple[Cause, ...] = ()
     restarts_used: int = 0
     max_restarts: int = 0
     stop_asked: str = ""
+    was_whole: bool = False
     nodes_left: int = 1
     nodes_lost: tuple[str, ...] = ()
     nodes_came: tuple[str, ...] = ()
@@ -70,7 +76,9 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rul
         return AfterRound(
             Next.GIVE_UP, "what cannot be killed may still use what a new round needs"
         )
-    if end.stop_asked and not (root is not None and left <= 0):
+    # Workers that are being stopped are lost to others, which is no failure of theirs.
+    has_failed = root is not None and not (root.is_echo and end.was_whole)
+    if end.stop_asked and not (has_failed and left <= 0):
         return AfterRound(Next.STOP, end.stop_asked)
     if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
         lost = f"{', '.join(end.nodes_lost)} lost"

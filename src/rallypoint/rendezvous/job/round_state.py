@@ -25,6 +25,8 @@ class RoundState:
         came: hosts that came since it began.
         leaving: why a member leaves, by key.
         interrupted: why it ended, if nobody is to blame.
+        is_broken: a member has told that one of its workers failed.
+        was_whole: nobody had, when somebody asked to end the job.
     """
 
     def __init__(self, members: tuple[Member, ...] = (), *, is_taken_over: bool = False) -> None:
@@ -43,6 +45,7 @@ class RoundState:
         self.came: list[str] = []
         self.leaving: dict[str, str] = {}
         self.interrupted = ""
+        self.is_broken = self.was_whole = False
         self._is_taken_over = is_taken_over
         self._ends: dict[str, Ended] = {}  # by key
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.output.failure_report import FailureReport, read_error_file, summary
-from rallypoint.launch.worker_group import Exit, WorkerGroup, name_ranks, signal_name
+from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
 
 WHEN = 1_800_000_000.25
 
@@ -145,14 +145,6 @@ def test_a_program_that_cannot_be_run() -> None:
     assert (
         told(group)[0] == "job failed: rank 0 could not be started: cannot run './x': not allowed"
     )
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([3], "rank 3"), ([0, 1, 2], "ranks 0-2"), ([0, 2, 3, 9], "ranks 0, 2-3, 9")],
-)
-def test_ranks_are_folded(ranks: list[int], text: str) -> None:
-    assert name_ranks(ranks) == text
 
 
 def test_what_torchs_record_writes_is_read() -> None:

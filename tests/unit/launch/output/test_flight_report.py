@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import os
 
-from rallypoint.base.flight_record import Call, Group, read_groups
+from rallypoint.base.flight_record import read_groups
+from rallypoint.base.recorded_call import Call, Group
 from rallypoint.launch.output.flight_report import FlightRecords, describe
 
 SECOND = 1_000_000_000

@@ -49,6 +49,8 @@ EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_s
         (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
         (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
+        (RoundEnd(causes=(ECHO,), stop_asked="SIGTERM", was_whole=True), Next.STOP, "SIGTERM"),
+        (RoundEnd(causes=(ECHO,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
         (RoundEnd(stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, unkillable=1), Next.GIVE_UP, "killed"),
         (

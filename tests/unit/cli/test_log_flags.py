@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.cli.logs import read_logs, read_texts
+from rallypoint.cli.log_flags import read_logs, read_texts
 from rallypoint.launch.log_spec import STDERR, STDOUT, Way, translate_template
 
 

@@ -1,0 +1,87 @@
+// What a group of another backend (gloo, NCCL) is in, in two pages of the flight record.
+//
+//   | status, description | calls, by number ... | sends and receives |
+//
+// The calls are what that backend says of itself, folded in by the scribe (scribe/scribe.h); an
+// entry of a number is written once, and whether it is done follows also from the status, which is
+// newer. Sends and receives are written by whoever makes them (pytorch/other_backends.py).
+// src/rallypoint/base/foreign_page.py reads this layout.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "engine/flight_record.h"
+
+namespace rallypoint {
+
+inline constexpr unsigned kForeignCalls = 32;
+inline constexpr unsigned kForeignTransfers = 16;
+
+struct alignas(64) ForeignCall {
+  std::atomic<std::uint64_t> word;          // as a RecordedCall's
+  Relaxed<std::uint64_t> since_ns;          // CLOCK_MONOTONIC
+  Relaxed<std::uint64_t> ended_ns;          // 0: not known
+  Relaxed<std::uint64_t> count_of_backend;  // its own number of it; messages are counted as well
+  char operation[48];                       // as the backend calls it
+  char dtype[16];                           // the same
+  std::int64_t shape[8];
+  std::uint32_t dimensions;  // ~0: not known
+};
+static_assert(sizeof(ForeignCall) == 192);
+
+struct alignas(64) ForeignTransfer {
+  std::atomic<std::uint64_t> word;
+  Relaxed<std::uint64_t> since_ns;
+  Relaxed<std::uint64_t> count;  // items
+  Relaxed<std::uint32_t> peer;   // a rank in the group, or ~0 for any
+  Relaxed<std::int32_t> tag;
+  Relaxed<std::uint32_t> sends;  // or else it receives
+  char dtype[28];
+};
+static_assert(sizeof(ForeignTransfer) == 64);
+
+struct alignas(kRecordPage) ForeignPage {
+  std::atomic<GroupPresence> presence;  // foreign, foreign_left
+  std::uint32_t unused;
+  Relaxed<std::uint64_t> looked_ns;   // when the scribe last looked; 0: never
+  Relaxed<std::uint64_t> changed_ns;  // when it first saw the present number of the last call
+  Relaxed<std::uint64_t> enqueued;    // the backend's count of its last call,
+  Relaxed<std::uint64_t> completed;   // and of the last that is done
+  std::atomic<std::uint64_t> transfers_begun;
+  char description[1024 - 6 * sizeof(std::uint64_t)];  // JSON, filled up with NULs
+  ForeignCall calls[kForeignCalls];                    // by number
+  ForeignTransfer transfers[kForeignTransfers];
+};
+static_assert(sizeof(ForeignPage) == 2 * kRecordPage);
+
+// A page for a group; null without a record, or if there is no page left.
+ForeignPage* open_foreign_page(std::string_view description);
+
+struct CallOfBackend {
+  std::uint64_t number;
+  std::uint64_t count_of_backend;
+  bool is_done;
+  std::uint64_t since_ns;
+  std::uint64_t ended_ns;
+  std::string_view operation;
+  std::string_view dtype;
+  const std::int64_t* shape;
+  std::uint32_t dimensions;
+};
+
+// One thread at a time.
+void write(ForeignPage& page, const CallOfBackend& call);
+
+// Any thread; which of the transfers it is, or -1 if all are under way.
+int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32_t tag,
+                   std::uint64_t count, std::string_view dtype);
+void end_transfer(ForeignPage& page, unsigned which);
+// It was refused, so the backend has not counted it either.
+void withdraw_transfer(ForeignPage& page, unsigned which);
+
+// Whether whoever reads the record has asked for more than the status since `answer_question`.
+bool is_asked_for_more();
+void answer_question();
+
+}  // namespace rallypoint

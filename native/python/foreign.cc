@@ -1,0 +1,101 @@
+// Groups of other backends, as Python registers them and their sends and receives.
+
+#include "python/foreign.h"
+
+#include <nanobind/stl/string.h>
+
+#include <vector>
+
+#include "engine/foreign_page.h"
+#include "engine/process.h"
+#include "scribe/scribe.h"
+#include "scribe/trace.h"
+
+namespace nb = nanobind;
+
+namespace rallypoint::python {
+namespace {
+
+// Only touched with the GIL held. The pages are this process's, not its forked children's.
+struct Pages {
+  unsigned generation = rallypoint::generation();
+  std::vector<ForeignPage*> all;
+
+  ForeignPage* find(std::size_t number) const {
+    const bool is_ours = generation == rallypoint::generation() && number < all.size();
+    return is_ours ? all[number] : nullptr;
+  }
+};
+
+Pages& pages() {
+  static auto* const state = new Pages;
+  return *state;
+}
+
+int open_foreign_group(const std::string& name, const std::string& description) {
+  Pages& known = pages();
+  if (known.generation != generation()) return -1;
+  ForeignPage* const page = open_foreign_page(description);
+  if (page == nullptr) return -1;
+  watch_group(name, *page);
+  known.all.push_back(page);
+  return static_cast<int>(known.all.size()) - 1;
+}
+
+int begin_foreign_transfer(std::size_t group, bool sends, std::int64_t peer, std::int32_t tag,
+                           std::uint64_t count, const char* dtype) {
+  ForeignPage* const page = pages().find(group);
+  return page == nullptr
+             ? -1
+             : begin_transfer(*page, sends, static_cast<std::uint32_t>(peer), tag, count, dtype);
+}
+
+void end_foreign_transfer(std::size_t group, unsigned which) {
+  ForeignPage* const page = pages().find(group);
+  if (page != nullptr) end_transfer(*page, which);
+}
+
+void withdraw_foreign_transfer(std::size_t group, unsigned which) {
+  ForeignPage* const page = pages().find(group);
+  if (page != nullptr) withdraw_transfer(*page, which);
+}
+
+void leave_foreign_group(std::size_t group) {
+  ForeignPage* const page = pages().find(group);
+  if (page != nullptr) page->presence = GroupPresence::foreign_left;
+}
+
+// For tests: (group id, enqueued, completed) of each group, and the entries' fields; or None.
+nb::object read_trace(nb::bytes json) {
+  Trace trace;
+  if (!parse_trace({json.c_str(), json.size()}, trace)) return nb::none();
+  nb::list statuses;
+  for (const TraceStatus& status : trace.statuses) {
+    statuses.append(nb::make_tuple(status.group_id, status.enqueued, status.completed));
+  }
+  nb::list entries;
+  for (const TraceEntry& entry : trace.entries) {
+    nb::list shape;
+    for (std::uint32_t i = 0; entry.dimensions <= 8 && i < entry.dimensions; ++i) {
+      shape.append(entry.shape[i]);
+    }
+    entries.append(nb::make_tuple(entry.group_id, entry.group, entry.description, entry.number,
+                                  entry.count, entry.backend, entry.operation, entry.dtype, shape,
+                                  entry.created_ns, entry.is_message, entry.is_done));
+  }
+  return nb::make_tuple(statuses, entries);
+}
+
+}  // namespace
+
+void bind_foreign(nb::module_& module) {
+  module.def("open_foreign_group", &open_foreign_group);
+  module.def("leave_foreign_group", &leave_foreign_group);
+  module.def("begin_foreign_transfer", &begin_foreign_transfer);
+  module.def("end_foreign_transfer", &end_foreign_transfer);
+  module.def("withdraw_foreign_transfer", &withdraw_foreign_transfer);
+  module.def("start_scribe", &start_scribe);
+  module.def("read_trace", &read_trace);
+}
+
+}  // namespace rallypoint::python

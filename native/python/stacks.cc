@@ -1,0 +1,143 @@
+// A signal that has this process write where its Python threads are, without the GIL: for whoever
+// looks at a stuck worker from outside (launch/inspection/stacks.py).
+//
+// Python's own faulthandler does the writing. It follows pointers of threads that may be running,
+// which now and then point nowhere; in a healthy process that must do no harm. So a fault in it
+// ends the attempt, not the process. This is a module of its own, because each worker loads it at
+// its start: it includes nothing else of the core.
+//
+//   rallypoint: begin      of each attempt
+//   Thread 0x... ...
+//   rallypoint: end        of one that was not broken off
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+namespace {
+
+constexpr int kAttempts = 4;
+constexpr int kFaults[] = {SIGSEGV, SIGBUS};
+constexpr char kBegin[] = "rallypoint: begin\n";
+constexpr char kEnd[] = "rallypoint: end\n";
+
+using Dump = const char* (*)(int fd, void* interpreter, PyThreadState* thread);
+
+// What faulthandler calls. Python 3.11 and 3.12 export it; null in later ones, where its handler of
+// signals has to do: that one cannot be called again after it was broken off.
+Dump dump = nullptr;
+struct sigaction faulthandlers;
+bool is_spent = false;
+int memory = -1;
+
+std::atomic_flag is_busy;
+std::atomic<bool> is_dumping;
+pthread_t dumper;
+sigjmp_buf way_out;
+struct sigaction before[std::size(kFaults)];
+
+void say(const char* text, std::size_t size) {
+  [[maybe_unused]] const ssize_t written = write(memory, text, size);
+}
+
+void faulted(int number, siginfo_t* info, void*) {
+  if (is_dumping.load() && pthread_equal(pthread_self(), dumper)) siglongjmp(way_out, 1);
+  // The program's own fault, on another thread: as if we were not here.
+  for (std::size_t i = 0; i < std::size(kFaults); ++i) {
+    if (kFaults[i] == number) sigaction(number, &before[i], nullptr);
+  }
+  if (info->si_code <= 0) raise(number);  // it was sent, and would not come again by itself
+}
+
+void catch_faults() {
+  struct sigaction ours{};
+  ours.sa_sigaction = faulted;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  sigemptyset(&ours.sa_mask);
+  sigset_t faults;
+  sigemptyset(&faults);
+  for (std::size_t i = 0; i < std::size(kFaults); ++i) {
+    sigaction(kFaults[i], &ours, &before[i]);
+    sigaddset(&faults, kFaults[i]);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &faults, nullptr);  // until the handler returns
+}
+
+void leave_faults() {
+  for (std::size_t i = 0; i < std::size(kFaults); ++i) {
+    struct sigaction now{};
+    sigaction(kFaults[i], nullptr, &now);
+    if (now.sa_sigaction == faulted) sigaction(kFaults[i], &before[i], nullptr);
+  }
+}
+
+void write_stacks(int number) {
+  if (dump != nullptr) {
+    dump(memory, nullptr, PyGILState_GetThisThreadState());
+  } else {
+    is_spent = true;
+    faulthandlers.sa_handler(number);
+    is_spent = false;
+  }
+}
+
+void asked(int number) {
+  if (is_busy.test_and_set()) return;  // on another thread
+  const int error = errno;
+  dumper = pthread_self();
+  catch_faults();
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    say(kBegin, sizeof kBegin - 1);
+    if (is_spent) break;
+    if (sigsetjmp(way_out, 1) == 0) {
+      is_dumping = true;
+      write_stacks(number);
+      is_dumping = false;
+      say(kEnd, sizeof kEnd - 1);
+      break;
+    }
+    is_dumping = false;
+  }
+  leave_faults();
+  errno = error;
+  is_busy.clear();
+}
+
+bool handle(int number) {
+  struct sigaction ours{};
+  ours.sa_handler = asked;
+  ours.sa_flags = SA_RESTART | SA_ONSTACK;
+  sigemptyset(&ours.sa_mask);
+  return sigaction(number, &ours, &faulthandlers) == 0;
+}
+
+// answer(number, fd): from now on the signal `number` has stacks written to `fd`. False: only once
+// faulthandler was registered for that signal.
+PyObject* answer(PyObject*, PyObject* arguments) {
+  int number = 0;
+  int descriptor = -1;
+  if (!PyArg_ParseTuple(arguments, "ii", &number, &descriptor)) return nullptr;
+  dump = reinterpret_cast<Dump>(dlsym(RTLD_DEFAULT, "_Py_DumpTracebackThreads"));
+  struct sigaction now{};
+  const bool is_registered = sigaction(number, nullptr, &now) == 0 && now.sa_handler != SIG_DFL;
+  if (dump == nullptr && !is_registered) Py_RETURN_FALSE;
+  memory = descriptor;
+  if (!handle(number)) return PyErr_SetFromErrno(PyExc_OSError);
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef methods[] = {{"answer", answer, METH_VARARGS, nullptr}, {}};
+PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_stacks", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__stacks() { return PyModule_Create(&module_definition); }

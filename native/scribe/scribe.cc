@@ -1,0 +1,230 @@
+#include "scribe/scribe.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "engine/process.h"
+#include "engine/waiting.h"
+#include "scribe/trace.h"
+
+namespace rallypoint {
+namespace {
+
+using DumpTrace = std::string (*)(bool includes_collectives, bool only_active);
+
+constexpr timespec kPause{0, 100'000'000};
+constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call that takes so long is worth a look
+constexpr std::uint64_t kApartNs = 1'000'000'000;  // between looks for groups that are not found
+constexpr unsigned kMostSearches = 3;
+constexpr auto kLastDump = std::chrono::seconds(1);
+
+struct Recorder {
+  const char* library;
+  const char* symbol;  // std::string (bool, bool) of c10d
+};
+constexpr Recorder kRecorders[] = {
+    {"libtorch_cpu.so", "_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb"},
+    {"libtorch_cuda.so", "_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb"},
+};
+
+DumpTrace find(const Recorder& recorder) {
+  void* const library = dlopen(recorder.library, RTLD_LAZY | RTLD_NOLOAD);
+  return library == nullptr ? nullptr
+                            : reinterpret_cast<DumpTrace>(dlsym(library, recorder.symbol));
+}
+
+std::uint64_t wall_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+struct Progress {
+  ForeignPage* page = nullptr;  // null: not known which group it is, or nobody watches it
+  bool is_known = false;
+  unsigned searches = 0;
+  std::int64_t completed = -1;
+  std::int64_t written = -1;  // what had been begun when the calls were last written
+  std::uint64_t since_ns = 0;
+};
+
+// One of PyTorch's recorders, and what has been seen in it.
+class Source {
+ public:
+  explicit Source(DumpTrace dump) : dump_(dump) {}
+
+  void look(const std::map<std::string, ForeignPage*>& pages, bool is_asked);
+
+ private:
+  bool read(bool includes_collectives, Trace& trace);
+  void fold(const std::map<std::string, ForeignPage*>& pages);
+
+  DumpTrace dump_;
+  std::map<std::int64_t, Progress> groups_;  // by the recorder's number
+  std::uint64_t folded_ns_ = 0;
+};
+
+bool Source::read(bool includes_collectives, Trace& trace) {
+  if (dump_ == nullptr) return false;
+  try {
+    if (parse_trace(dump_(includes_collectives, false), trace)) return true;
+  } catch (...) {  // it is not what it was taken for
+  }
+  dump_ = nullptr;
+  return false;
+}
+
+void Source::look(const std::map<std::string, ForeignPage*>& pages, bool is_asked) {
+  Trace trace;
+  if (!read(false, trace)) return;
+  const std::uint64_t now_ns = coarse_now_ns();
+  bool is_wanted = is_asked;
+  for (const TraceStatus& status : trace.statuses) {
+    Progress& progress = groups_[status.group_id];
+    const bool is_sought = !progress.is_known && progress.searches < kMostSearches;
+    if (is_sought && now_ns - folded_ns_ > kApartNs) is_wanted = true;
+    if (progress.completed != status.completed || status.enqueued <= status.completed) {
+      progress.completed = status.completed;
+      progress.since_ns = now_ns;
+    }
+    const bool is_behind = now_ns - progress.since_ns > kLongNs;
+    if (is_behind && progress.written != status.enqueued) is_wanted = true;
+  }
+  if (is_wanted) fold(pages);
+  for (const TraceStatus& status : trace.statuses) {
+    Progress& progress = groups_[status.group_id];
+    if (is_wanted) {
+      progress.written = status.enqueued;
+      ++progress.searches;
+    }
+    if (progress.page == nullptr) continue;
+    const auto enqueued = static_cast<std::uint64_t>(std::max<std::int64_t>(0, status.enqueued));
+    if (progress.page->enqueued != enqueued) progress.page->changed_ns = now_ns;
+    progress.page->enqueued = enqueued;
+    progress.page->completed =
+        static_cast<std::uint64_t>(std::max<std::int64_t>(0, status.completed));
+    progress.page->looked_ns = now_ns;
+  }
+}
+
+void Source::fold(const std::map<std::string, ForeignPage*>& pages) {
+  Trace trace;
+  if (!read(true, trace)) return;
+  folded_ns_ = coarse_now_ns();
+  const std::uint64_t difference_ns = wall_ns() - folded_ns_;
+  const auto monotonic = [&](std::int64_t at_ns) {
+    return at_ns <= 0 ? 0 : static_cast<std::uint64_t>(at_ns) - difference_ns;
+  };
+  std::map<std::int64_t, std::int64_t> last;    // number of each group's last call
+  std::map<std::string, std::int64_t> current;  // a name may have been another group's before
+  for (const TraceEntry& entry : trace.entries) {
+    last[entry.group_id] = std::max(last[entry.group_id], entry.number);
+    const auto [found, is_new] = current.try_emplace(entry.group, entry.group_id);
+    found->second = std::max(found->second, entry.group_id);
+  }
+  for (const TraceEntry& entry : trace.entries) {
+    Progress& progress = groups_[entry.group_id];
+    if (std::exchange(progress.is_known, true)) continue;
+    const auto found = pages.find(entry.group);
+    const bool is_watched = found != pages.end() && current[entry.group] == entry.group_id;
+    progress.page = is_watched ? found->second : nullptr;
+  }
+  for (const TraceEntry& entry : trace.entries) {
+    ForeignPage* const page = groups_[entry.group_id].page;
+    const bool is_late = entry.number + kForeignCalls <= last[entry.group_id];
+    if (page == nullptr || entry.is_message || entry.number < 1 || is_late) continue;
+    write(*page, {.number = static_cast<std::uint64_t>(entry.number) - 1,
+                  .count_of_backend = static_cast<std::uint64_t>(entry.count),
+                  .is_done = entry.is_done,
+                  .since_ns = monotonic(entry.created_ns),
+                  .ended_ns = monotonic(entry.completed_ns),
+                  .operation = entry.operation,
+                  .dtype = entry.dtype,
+                  .shape = entry.shape,
+                  .dimensions = entry.dimensions});
+  }
+}
+
+class Scribe {
+ public:
+  void watch(const std::string& name, ForeignPage& page) {
+    const std::lock_guard lock(mutex_);
+    pages_[name] = &page;
+  }
+  bool start(int signal);
+
+ private:
+  void run(int signal);
+  void stop();
+
+  std::timed_mutex mutex_;
+  std::map<std::string, ForeignPage*> pages_;
+  std::vector<Source> sources_;
+  bool is_started_ = false;
+  std::atomic<bool> is_stopped_ = false;
+};
+
+Scribe& scribe() {
+  static constinit PerProcess<Scribe> state;
+  return state.get();
+}
+
+bool Scribe::start(int signal) {
+  const std::lock_guard lock(mutex_);
+  if (is_started_) return true;
+  for (const Recorder& recorder : kRecorders) {
+    const DumpTrace dump = find(recorder);
+    if (dump != nullptr) sources_.emplace_back(dump);
+  }
+  if (sources_.empty()) return false;
+  // What the recorder uses is destroyed after this: it was made before.
+  std::atexit([] { scribe().stop(); });
+  is_started_ = true;
+  start_thread([this, signal] { run(signal); });
+  return true;
+}
+
+void Scribe::stop() {
+  const std::unique_lock lock(mutex_, kLastDump);
+  is_stopped_ = true;
+}
+
+void Scribe::run(int signal) {
+  pthread_setname_np(pthread_self(), "rally-scribe");
+  if (signal > 0) {
+    sigset_t taken;
+    sigemptyset(&taken);
+    sigaddset(&taken, signal);
+    pthread_sigmask(SIG_UNBLOCK, &taken, nullptr);
+  }
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_stopped_) return;
+      const bool is_asked = is_asked_for_more();
+      for (Source& source : sources_) source.look(pages_, is_asked);
+      if (is_asked) answer_question();
+    }
+    nanosleep(&kPause, nullptr);
+  }
+}
+
+}  // namespace
+
+void watch_group(const std::string& name, ForeignPage& page) { scribe().watch(name, page); }
+
+bool start_scribe(int signal) { return scribe().start(signal); }
+
+}  // namespace rallypoint

@@ -1,0 +1,76 @@
+"""What is known of a worker's calls, group by group: data only, read from its flight record.
+
+Times are of the monotonic clock of the worker's machine.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.record import Record
+
+
+class Call(Record, kw_only=True):
+    """One operation of a worker.
+
+    Attributes:
+        number: of the operations of its kind in its group, from 0.
+        operation: its name, e.g. ``"all_reduce"``, ``"recv"``.
+        state: "running", "done", or "failed".
+        since_ns: when it began, by the machine's monotonic clock.
+        root: a rank in the group; of a send or recv: the tag.
+        count: items of a block.
+        peer: of a send or recv: the other rank in the group, or -1 for any; of a collective None.
+        site: the line of the program that waits for it, if it has waited for some time.
+        ended_ns: when it ended, by the same clock; 0: it has not, or that is not known.
+        shape: of what it works on, where the backend tells; else only `count` is known.
+    """
+
+    number: int
+    operation: str
+    state: str
+    since_ns: int
+    dtype: str
+    operator: str
+    root: int
+    count: int
+    peer: int | None = None
+    site: str = ""
+    ended_ns: int = 0
+    shape: tuple[int, ...] = ()
+
+
+class Group(Record, kw_only=True):
+    """What a worker was in, in one group.
+
+    Attributes:
+        name: what people call it.
+        key: the same on all members.
+        members: their global ranks, in the order of their ranks in it, e.g. ``"0-3,7"``; or empty.
+        has_left: the worker has left it.
+        queued: collectives that were begun in the background and are not done.
+        calls: its last collectives, the latest last.
+        transfers: sends and receives that go on, or failed.
+        backend: who carries the calls out, e.g. ``"gloo"``.
+        is_complete: whether sends and receives are recorded as well.
+        transfers_begun: how many sends and receives there have been, also those that are done.
+    """
+
+    name: str
+    key: str
+    members: str
+    has_left: bool
+    queued: int
+    calls: tuple[Call, ...]
+    transfers: tuple[Call, ...]
+    backend: str = "rallypoint"
+    is_complete: bool = True
+    transfers_begun: int = 0
+
+    def global_rank(self, rank: int) -> int | None:
+        """What a rank in the group is called outside, if that is known."""
+        for part in self.members.split(",") if self.members else ():
+            first, _, last = part.partition("-")
+            size = int(last or first) - int(first) + 1
+            if rank < size:
+                return int(first) + rank
+            rank -= size
+        return None

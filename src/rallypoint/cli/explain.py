@@ -1,0 +1,77 @@
+"""`rallypoint explain`: why a job is stuck, slow or dead, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from rallypoint.cli.jobs.choice import RunningJob, perform
+from rallypoint.cli.options import Flag
+from rallypoint.diagnosis.explain import verdict
+from rallypoint.diagnosis.facts import Facts
+from rallypoint.launch.inspection.everywhere import look_everywhere
+from rallypoint.launch.inspection.kept import kept_jobs
+
+PROGRAM = "rallypoint explain"
+_PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")
+_MOST_SOURCE = 100  # characters
+_FLAGS = (
+    Flag("--why", "also what that rests on: who waits for whom, and where"),
+    Flag("--json", "all of it as an object of JSON, for programs"),
+)
+_USAGE = f"""\
+usage: {PROGRAM} [JOB] [FLAGS]
+
+Say why a job hangs: which rank keeps the others waiting, with what, at which line of its program,
+and for how long. It works with any backend of torch.distributed, on workers that are dead, stopped
+or hold the GIL, and changes nothing; it takes a second or two. If no such job runs, it explains the
+newest one that has failed on this machine.
+
+The exit status is 0 if nothing hangs, 3 if it is known why the job hangs, 4 if it is not, and 5 if
+there is no such job.
+"""
+
+
+def explain(words: Sequence[str]) -> int:
+    """Perform `rallypoint explain WORDS`; the exit status."""
+    return perform(PROGRAM, words, _USAGE, _FLAGS, _explain_running, _explain_ended)
+
+
+def _explain_running(job: RunningJob, values: Mapping[str, str]) -> int:
+    looks = look_everywhere(job.agents)
+    return _tell(looks.first, looks.second, looks.notes, values)
+
+
+def _explain_ended(word: str, values: Mapping[str, str]) -> int | None:
+    """Explain the newest job of that name that has failed; None: there is none."""
+    for job in kept_jobs():
+        if not word or job.run_id.startswith(word) or str(job.pid) == word:
+            name = f"job {job.run_id} (process {job.pid}: {' '.join(job.command)[:60]})"
+            note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
+            return _tell(job.facts, job.facts, (note,), values)
+    return None
+
+
+def _tell(first: Facts, second: Facts, notes: Sequence[str], values: Mapping[str, str]) -> int:
+    found = verdict(first, second)
+    if "--json" in values:
+        print(json.dumps({"run_id": second.run_id, **found.to_json(), "notes": list(notes)}))
+        return found.exit_status
+    print(found.sentence)
+    for line in [*found.evidence, *notes] if "--why" in values else notes:
+        print(f"  {line}{_source(line)}")
+    return found.exit_status
+
+
+def _source(line: str) -> str:
+    """The line of the program that evidence names, if the file is here."""
+    place = _PLACE.search(line)
+    text = linecache.getline(place[1], int(place[2])).strip() if place else ""
+    return f": {text[:_MOST_SOURCE]}" if text else ""
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,1 @@
+"""What the commands about running jobs share: which one is meant, and how it is told."""

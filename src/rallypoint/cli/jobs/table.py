@@ -1,0 +1,23 @@
+"""A table in plain text, as wide as it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
+    """Lines, with two spaces between columns; the last column is not filled up.
+
+    Args:
+        right: letters r where a column's cells stand at its right edge, e.g. ``"r r"``.
+    """
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [_line(row, widths, right) for row in [head, *rows]]
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: str) -> str:
+    cells = [
+        cell.rjust(width) if right[i : i + 1] == "r" else cell.ljust(width)
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()

@@ -1,0 +1,103 @@
+"""`rallypoint ps`: the jobs that run on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from rallypoint.base.errors import HostError
+from rallypoint.base.rank_names import name_ranks
+from rallypoint.cli.jobs.choice import RunningJob, running_jobs
+from rallypoint.cli.jobs.table import table
+from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.launch.inspection.agent_status import ask_status
+from rallypoint.launch.inspection.client import NoAnswerError
+from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.output.progress import duration
+
+PROGRAM = "rallypoint ps"
+JSON = Flag("--json", "an object of JSON for each, for programs")
+_FLAGS = (JSON, HELP)
+_USAGE = f"""\
+usage: {PROGRAM} [FLAGS]
+
+List your jobs that run on this machine: the name, the launcher's process, the workers here. A job
+of several machines is listed on each of them.
+"""
+_MOST_COMMAND = 60  # characters
+_TIMEOUT_S = 0.5
+
+
+def ps(words: Sequence[str]) -> int:
+    """Perform `rallypoint ps WORDS`; the exit status."""
+    try:
+        values, rest = parse(words, _FLAGS, program=PROGRAM, environ={})
+        if rest:
+            raise UsageError(f"{PROGRAM}: {rest[0]!r} is no flag; it takes no other words.")
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if "--help" in values:
+        print(_USAGE, describe(_FLAGS), sep="\n")
+        return 0
+    rows = [row for job in running_jobs() for row in _rows(job)]
+    if "--json" in values:
+        for row in rows:
+            print(json.dumps(row))
+    elif rows:
+        head = ("JOB", "PID", "NODE", "RANKS", "ROUND", "RUNS FOR", "COMMAND")
+        print(*table(head, [_cells(row) for row in rows], right=" r  rr "), sep="\n")
+    else:
+        print("no job of yours runs on this machine")
+    return 0
+
+
+def _rows(job: RunningJob) -> list[dict[str, object]]:
+    return [row for agent in job.agents if (row := _row(agent)) is not None]
+
+
+def _row(agent: Found) -> dict[str, object] | None:
+    row: dict[str, object] = {
+        "run_id": agent.run_id,
+        "pid": agent.pid,
+        "command": " ".join(agent.command),
+        "began": float(agent.about.get("began", "0")),
+        "directory": agent.about.get("directory", ""),
+        "logs": agent.about.get("logs") or None,
+        "nnodes": agent.about.get("nnodes", ""),
+    }
+    try:
+        status = ask_status(agent, timeout_s=_TIMEOUT_S)
+    except NoAnswerError as error:
+        return None if error.is_gone else {**row, "trouble": "does not answer"}
+    except HostError as error:
+        return {**row, "trouble": str(error)}
+    return {
+        **row,
+        "node_rank": status.node_rank,
+        "nodes": status.nodes,
+        "round": status.round,
+        "phase": status.phase,
+        "ranks": [each.rank for each in status.running],
+        "uptime_s": round(status.uptime_s, 3),
+    }
+
+
+def _cells(row: dict[str, object]) -> tuple[str, ...]:
+    command = str(row["command"])
+    if len(command) > _MOST_COMMAND:
+        command = command[: _MOST_COMMAND - 4] + " ..."
+    if "trouble" in row:
+        return (str(row["run_id"]), str(row["pid"]), "?", str(row["trouble"]), "", "", command)
+    ranks, round_number = row["ranks"], row["round"]
+    assert isinstance(ranks, list)
+    return (
+        str(row["run_id"]),
+        str(row["pid"]),
+        f"{row['node_rank']} of {row['nodes'] or row['nnodes']}",
+        name_ranks(ranks).partition(" ")[2] if ranks else "none",
+        str(round_number) if round_number != -1 else "-",
+        duration(float(str(row["uptime_s"]))),
+        command,
+    )

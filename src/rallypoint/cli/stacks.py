@@ -1,0 +1,69 @@
+"""`rallypoint stacks`: where in their programs the workers of a running job are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rallypoint.base.rank_names import name_ranks
+from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
+from rallypoint.cli.options import Flag
+from rallypoint.diagnosis.facts import Stack, Worker
+from rallypoint.launch.inspection.everywhere import look_everywhere
+from rallypoint.launch.inspection.facts_json import encode
+
+PROGRAM = "rallypoint stacks"
+_FLAGS = (
+    Flag("--rank", "of these ranks only, as in 0,3", "RANKS", "-r"),
+    Flag("--json", "an object of JSON for each rank, for programs"),
+)
+_USAGE = f"""\
+usage: {PROGRAM} [JOB] [FLAGS]
+
+Print the stacks of the workers' Python threads, innermost call first; ranks at the same place are
+told together. Nothing is installed and no debugger is attached; it takes a second or two.
+"""
+
+
+def stacks(words: Sequence[str]) -> int:
+    """Perform `rallypoint stacks WORDS`; the exit status."""
+    return perform(PROGRAM, words, _USAGE, _FLAGS, _print_stacks)
+
+
+def _print_stacks(job: RunningJob, values: Mapping[str, str]) -> int:
+    ranks = read_ranks(PROGRAM, values)
+    looks = look_everywhere(job.agents)
+    workers = [
+        worker
+        for node in looks.second.nodes
+        for worker in node.workers
+        if ranks is None or worker.rank in ranks
+    ]
+    if "--json" in values:
+        for worker in workers:
+            told = {"rank": worker.rank, "because": worker.no_stacks_because or None}
+            print(json.dumps({**told, "stacks": encode(worker.stacks)}))
+        return 0
+    by_text: dict[str, list[int]] = {}
+    for worker in workers:
+        by_text.setdefault(_text(worker), []).append(worker.rank)
+    for text, same in by_text.items():
+        print(f"{name_ranks(same)}:\n{text}")
+    for note in looks.notes:
+        print(note)
+    return 0
+
+
+def _text(worker: Worker) -> str:
+    if worker.end is not None:
+        return "  it has ended"
+    if not worker.stacks:
+        return f"  no stacks: {worker.no_stacks_because or 'it runs no Python'}"
+    return "\n".join(_thread(stack) for stack in worker.stacks)
+
+
+def _thread(stack: Stack) -> str:
+    name = "main thread" if stack.is_main else f"thread {stack.name or stack.thread}"
+    garbage = ", collecting garbage" if stack.collects_garbage else ""
+    frames = [f"    {frame.file}:{frame.line} in {frame.function}" for frame in stack.frames]
+    return "\n".join([f"  {name}{garbage}", *frames])

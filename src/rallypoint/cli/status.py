@@ -1,0 +1,101 @@
+"""`rallypoint status`: what each worker of a running job is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.recorded_call import Call
+from rallypoint.cli.jobs.choice import RunningJob, perform
+from rallypoint.cli.jobs.table import table
+from rallypoint.diagnosis.facts import Node, Worker
+from rallypoint.launch.inspection.agent_status import AgentStatus
+from rallypoint.launch.inspection.everywhere import look_everywhere
+from rallypoint.launch.output.progress import duration
+
+PROGRAM = "rallypoint status"
+_USAGE = f"""\
+usage: {PROGRAM} [JOB]
+
+Tell how a job stands: a line for each worker on all its nodes, with what it is doing, for how long,
+and where in its program. It takes a second or so. `rallypoint explain` says why a job hangs.
+"""
+_STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "in the kernel",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "ended",
+}
+_HEAD = ("RANK", "NODE", "PID", "STATE", "CPU", "MEMORY", "CALL", "AT")
+
+
+def status(words: Sequence[str]) -> int:
+    """Perform `rallypoint status WORDS`; the exit status."""
+    return perform(PROGRAM, words, _USAGE, (), _tell)
+
+
+def _tell(job: RunningJob, _: Mapping[str, str]) -> int:
+    looks = look_everywhere(job.agents)
+    print(_title(looks.status))
+    nodes = looks.second.nodes
+    rows = [_row(worker, node) for node in nodes for worker in node.workers]
+    if rows:
+        print(*table(_HEAD, rows, right="r r rr"), sep="\n")
+    for node in nodes:
+        if node.silent_s is not None:
+            print(
+                f"node {node.node_rank} ({node.host}) has not answered for {node.silent_s:.1f} s:"
+                f" {name_ranks(node.ranks)}"
+            )
+    for note in looks.notes:
+        print(note)
+    return 0
+
+
+def _title(told: AgentStatus) -> str:
+    if told.round < 0:
+        waiting = f": {told.news}" if told.news else ""
+        return f"job {told.run_id}: no round yet, after {duration(told.uptime_s)}{waiting}"
+    return (
+        f"job {told.run_id}: round {told.round}, {told.world_size} ranks on {told.nodes}"
+        f" node{'s' * (told.nodes != 1)}; {told.phase}, {duration(told.uptime_s)} after its start"
+    )
+
+
+def _row(worker: Worker, node: Node) -> tuple[str, ...]:
+    call, text = _call(worker, node.now_ns)
+    process, end = worker.process, worker.end
+    where = (str(worker.rank), node.host)
+    if end is not None:
+        how = f"killed by {end.signal}" if end.signal else f"ended with {end.code}"
+        return (*where, "-", how, "", "", text, "")
+    if process is None:
+        return (*where, "-", "not started", "", "", "", "")
+    return (
+        *where,
+        str(process.pid),
+        _STATES.get(process.state, process.state),
+        f"{process.cpu * 100:.0f} %",
+        f"{process.rss_bytes / 1e6:.0f} MB",
+        text,
+        call.site if call is not None else "",
+    )
+
+
+def _call(worker: Worker, now_ns: int) -> tuple[Call | None, str]:
+    """What it is in, or was in last, and that in words."""
+    calls = [call for group in worker.groups for call in (*group.calls[-1:], *group.transfers)]
+    running = [call for call in calls if call.state == "running"]
+    if running:
+        call = min(running, key=lambda each: each.since_ns)  # it has kept the worker the longest
+        return call, f"{_name(call)} for {(now_ns - call.since_ns) / 1e9:.1f} s"
+    if calls:
+        call = max(calls, key=lambda each: each.since_ns)
+        return call, f"after {_name(call)}, {(now_ns - call.since_ns) / 1e9:.1f} s ago"
+    return None, ""
+
+
+def _name(call: Call) -> str:
+    return call.operation if call.peer is not None else f"{call.operation} #{call.number}"

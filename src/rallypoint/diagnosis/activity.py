@@ -1,0 +1,339 @@
+"""What a rank does at the moment: from the frames of its threads, and from what the kernel says.
+
+A C function has no frame: `time.sleep(9)` shows as the line that calls it. What the thread does
+there, the kernel knows: its system call, and whether it uses its core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from rallypoint.diagnosis.facts import Frame, Process, Stack, Thread, Worker
+from rallypoint.diagnosis.verdict import Strength
+
+
+class Doing(Enum):
+    """Kinds of activity."""
+
+    COLLECTIVE = "collective"
+    TRANSFER = "send or receive"
+    CALLS = "calls"  # waits for calls of either kind: in a work's wait, or in the backward pass
+    INIT = "init"
+    STORE = "store"
+    LOADER = "loader"
+    QUEUE = "queue"
+    LOCK = "lock"
+    FILE = "file"
+    CHECKPOINT = "checkpoint"
+    SOCKET = "socket"
+    SLEEP = "sleep"
+    IMPORT = "import"
+    SUBPROCESS = "subprocess"
+    COMPILE = "compile"
+    GPU = "gpu"
+    GARBAGE = "garbage"
+    RUNS = "runs"
+    C_CODE = "C code"  # waits in it, nobody knows for what
+    UNKNOWN = "unknown"
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it waits for other ranks, as far as calls tell."""
+        return self in (Doing.COLLECTIVE, Doing.TRANSFER, Doing.CALLS, Doing.INIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What a rank, or one thread of it, does.
+
+    Attributes:
+        words: a predicate, to be followed by "at FILE:LINE": ``"is in time.sleep"``.
+        frame: the innermost line of the user's program, if it is known.
+        note: stands in brackets behind the place.
+        waits_in: for a call of a library, its name: ``"all_reduce"``, ``"backward"``.
+    """
+
+    doing: Doing
+    words: str
+    frame: Frame | None = None
+    note: str = ""
+    waits_in: str = ""
+    strength: Strength = Strength.TOLD
+
+    @property
+    def site(self) -> str:
+        """``"train.py:31"``, or empty."""
+        return short_site(f"{self.frame.file}:{self.frame.line}") if self.frame else ""
+
+    def __str__(self) -> str:
+        place = f" at {self.site}" if self.site else ""
+        return f"{self.words}{place}{f' ({self.note})' if self.note else ''}"
+
+
+def short_site(site: str) -> str:
+    """Without the directory."""
+    return site.rpartition("/")[2]
+
+
+_NOT_THE_USERS = re.compile(
+    r"^<frozen |/(site|dist)-packages/|(^|/)lib(64)?/python3(\.\d+)?t?/|python3\d+\.zip/"
+    r"|(^|/)rallypoint/(base|engine|launch|process_group|pytorch|rendezvous|store)/"
+    r"|(^|/)torch/(distributed|autograd|nn|utils|optim|cuda|multiprocessing|_\w+)/"
+    r"|(^|/)torch/(_tensor|_ops|serialization)\.py$"
+)
+_STANDARD = re.compile(r"^<frozen |(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist)-packages)")
+
+# What a frame says of its thread: the end of its file, its function (empty: any), and what that is.
+# Of several frames above the user's line the outermost counts.
+_FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
+    ("torch/distributed/distributed_c10d.py", "init_process_group|new_group|new_subgroups.*"
+     "|split_group|_new_process_group_helper", Doing.INIT, "waits in {}"),
+    ("torch/distributed/distributed_c10d.py", "destroy_process_group", Doing.C_CODE, "is in {}"),
+    ("torch/distributed/distributed_c10d.py", "i?(send|recv)|(send|recv)_object_list"
+     "|batch_isend_irecv", Doing.TRANSFER, "waits in {}"),
+    ("torch/distributed/distributed_c10d.py", "[a-z].*", Doing.COLLECTIVE, "waits in {}"),
+    ("torch/distributed/rendezvous.py", "", Doing.INIT, "waits in the rendezvous"),
+    ("torch/distributed/_functional_collectives.py", "wait_tensor|_maybe_wrap_tensor|wait"
+     "|trigger_wait", Doing.CALLS, "waits for a collective"),
+    ("rallypoint/process_group/init.py", "destroy_process_group", Doing.C_CODE, "is in {}"),
+    ("rallypoint/process_group/init.py", "", Doing.INIT, "waits in init_process_group"),
+    ("rallypoint/process_group/formation.py", "", Doing.INIT, "waits in init_process_group"),
+    ("rallypoint/process_group/subgroups.py", "", Doing.INIT, "waits in {}"),
+    ("rallypoint/process_group/point_to_point.py", "[a-z].*", Doing.TRANSFER, "waits in {}"),
+    ("rallypoint/process_group/(collectives|exchanges|all_to_all|objects|coalesced).py",
+     "[a-z].*", Doing.COLLECTIVE, "waits in {}"),
+    ("rallypoint/process_group/(work|waiting).py", "wait.*", Doing.CALLS, "waits for a call"),
+    ("rallypoint/pytorch/work.py", "wait", Doing.CALLS, "waits for a call"),
+    ("rallypoint/store/\\w+.py", "[a-z].*", Doing.STORE, "waits for a key of the store"),
+    ("torch/autograd/graph.py", "_engine_run_backward", Doing.CALLS, "is in backward"),
+    ("torch/nn/parallel/distributed.py", "", Doing.CALLS, "is in DistributedDataParallel"),
+    ("torch/utils/data/dataloader.py", "", Doing.LOADER, "waits for its data loader"),
+    ("torch/serialization.py", "save", Doing.CHECKPOINT, "is in torch.save"),
+    ("torch/serialization.py", "load", Doing.CHECKPOINT, "is in torch.load"),
+    ("torch/distributed/checkpoint/.*.py", "", Doing.CHECKPOINT, "is in a checkpoint"),
+    ("torch/_(inductor|dynamo)/.*.py", "compile\\w*|_compile\\w*|codegen\\w*", Doing.COMPILE,
+     "compiles with torch.compile"),
+    ("torch/cuda/__init__.py", "synchronize", Doing.GPU, "waits for its GPU"),
+    ("torch/cuda/streams.py", "synchronize|wait", Doing.GPU, "waits for its GPU"),
+    ("/subprocess.py", "", Doing.SUBPROCESS, "waits for a process that it started"),
+    ("/multiprocessing/process.py", "join", Doing.SUBPROCESS,
+     "waits for a process that it started"),
+    ("/multiprocessing/queues.py", "get|put", Doing.QUEUE, "waits for a queue between processes"),
+    ("/multiprocessing/(connection|synchronize).py", "", Doing.QUEUE,
+     "waits for another process of its own"),
+    ("/queue.py", "get|put|join", Doing.QUEUE, "waits for a queue of its own process"),
+    ("/threading.py", "join|_wait_for_tstate_lock", Doing.LOCK, "waits for a thread of its own"),
+    ("/threading.py", "wait|wait_for|acquire|__enter__", Doing.LOCK,
+     "waits for a lock of its own process"),
+    ("/concurrent/futures/\\w+.py", "", Doing.LOCK, "waits for a thread of its own"),
+    ("/(socket|ssl|http/client|urllib/request|selectors|asyncio/\\w+).py", "", Doing.SOCKET,
+     "waits for a connection"),
+)  # fmt: skip
+_TABLE = tuple(
+    (
+        re.compile(f"(^|/){file.removeprefix('/')}$".replace(".py", r"\.py")),
+        re.compile(function or ".*"),
+        doing,
+        words,
+    )
+    for file, function, doing, words in _FRAMES
+)
+
+# What a thread does in a system call, below a line of the user's own.
+_OF_CALLS = (
+    ("clock_nanosleep nanosleep", Doing.SLEEP, "is in time.sleep"),
+    ("wait4 waitid vfork", Doing.SUBPROCESS, "waits for a process that it started"),
+    (
+        "recvfrom recvmsg recv sendto sendmsg accept accept4 connect poll ppoll select pselect6 "
+        "epoll_wait epoll_pwait",
+        Doing.SOCKET,
+        "waits for a connection",
+    ),
+    (
+        "read pread64 readv write pwrite64 writev open openat close fsync fdatasync stat "
+        "newfstatat statx flock fcntl getdents64",
+        Doing.FILE,
+        "is in {}",
+    ),
+)
+_OF_CALL = {call: (doing, words) for calls, doing, words in _OF_CALLS for call in calls.split()}
+_FILE_NAMES = {"openat": "open", "pread64": "read", "pwrite64": "write"}
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether the line is of the user's program, not of a library."""
+    return _NOT_THE_USERS.search(frame.file) is None
+
+
+def users_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost line of the user's; else of a library that is neither Python's nor torch's."""
+    for suits in (
+        is_users,
+        lambda each: not _STANDARD.search(each.file)
+        and "/torch/" not in each.file
+        and "rallypoint/" not in each.file,
+    ):
+        found = next((frame for frame in frames if suits(frame)), None)
+        if found:
+            return found
+    return frames[0] if frames else None
+
+
+def activity(worker: Worker) -> Activity:
+    """What a worker's main thread does."""
+    process = worker.process
+    main = main_stack(worker.stacks)
+    if main is None:
+        return _unseen(worker)
+    found = _of_frames(main, process)
+    thread = _main_thread(process)
+    if found.doing is Doing.UNKNOWN:
+        found = _of_kernel(found, process, thread, [each for each in worker.stacks if each != main])
+    if worker.holds_gil and not found.doing.communicates:
+        return replace(found, note=found.note or _percent(process, thread))
+    return found
+
+
+def main_stack(stacks: Sequence[Stack]) -> Stack | None:
+    """The main thread's; Python prints it last."""
+    return next((each for each in stacks if each.is_main), stacks[-1] if stacks else None)
+
+
+def of_thread(stack: Stack) -> Activity:
+    """What another thread than the main one does, by its frames alone."""
+    return _of_frames(stack, None)
+
+
+def _unseen(worker: Worker) -> Activity:
+    """Without stacks; a thread that waits for others may be in any of these system calls."""
+    process = worker.process
+    if process is None:
+        because = "it has ended" if worker.end else "nothing could be read of its process"
+        words = f"was elsewhere: cannot tell where, because {because}"
+        return Activity(doing=Doing.UNKNOWN, words=words, strength=Strength.UNKNOWN)
+    because = worker.no_stacks_because or "its Python stack could not be read"
+    at = _of_kernel(
+        Activity(doing=Doing.UNKNOWN, words="waits"), process, _main_thread(process), []
+    )
+    does = at.words.removesuffix(" called")
+    if does == "is":
+        does = "is elsewhere"
+    if at.note:
+        does += f" ({at.note})"
+    words = f"{does}: cannot tell at which line, because {because}"
+    return Activity(doing=Doing.UNKNOWN, words=words, strength=Strength.UNKNOWN)
+
+
+def _of_frames(stack: Stack, process: Process | None) -> Activity:
+    frame = users_frame(stack.frames)
+    if stack.collects_garbage:
+        return Activity(doing=Doing.GARBAGE, words="collects garbage", frame=frame)
+    found: tuple[Doing, str, str] | None = None
+    inner = 0
+    for each in stack.frames:
+        if is_users(each):
+            break
+        inner += 1
+        found = _in_table(each) or found
+    if found is None or not found[0].communicates:
+        imports = _import(stack.frames, inner, process)
+        if imports:
+            return imports
+    if found is None:
+        return Activity(doing=Doing.UNKNOWN, words="is", frame=frame)
+    doing, words, name = found
+    if name == "_engine_run_backward":
+        name = "backward"
+    return Activity(
+        doing=doing,
+        words=words,
+        frame=frame,
+        waits_in=name if doing.communicates else "",
+        strength=Strength.INFERRED if doing is Doing.LOCK else Strength.TOLD,
+    )
+
+
+def _in_table(frame: Frame) -> tuple[Doing, str, str] | None:
+    """What the table says of a frame, and its function."""
+    for file, function, doing, words in _TABLE:
+        if file.search(frame.file) and function.fullmatch(frame.function):
+            return doing, words.format(frame.function), frame.function
+    return None
+
+
+def _import(frames: Sequence[Frame], inner: int, process: Process | None) -> Activity | None:
+    """What is being imported, if a module's own lines run: the one that was asked for first."""
+    if not any(_is_import(frame) for frame in frames):
+        return None
+    if inner and inner < len(frames) and not any(_is_import(each) for each in frames[:inner]):
+        if frames[inner].function != "<module>":
+            return None
+    elif not inner and frames[0].function != "<module>":
+        return None
+    module = ""
+    for outer, frame in reversed(list(enumerate(frames))):
+        if _is_import(frame):
+            within = [each for each in frames[:outer] if not _is_import(each)]
+            module = _module(within[-1].file) if within else ""
+            break
+    age = f"{process.age_s:.0f} s" if process else ""
+    outside = next((each for each in frames[::-1] if is_users(each)), None)
+    words = f"is still importing {module or 'a module'}"
+    return Activity(doing=Doing.IMPORT, words=words, frame=outside, note=age)
+
+
+def _is_import(frame: Frame) -> bool:
+    return frame.file.startswith("<frozen importlib")
+
+
+def _module(file: str) -> str:
+    """``transformers`` for any file of it; the name of a file of the user's own."""
+    _, _, inside = file.rpartition("-packages/")
+    if inside != file and "-packages/" in file:
+        return inside.partition("/")[0].removesuffix(".py")
+    name = short_site(file)
+    if name == "__init__.py":
+        name = file.rpartition("/")[0].rpartition("/")[2]
+    return name.removesuffix(".py")
+
+
+def _of_kernel(
+    found: Activity, process: Process | None, thread: Thread | None, others: Sequence[Stack]
+) -> Activity:
+    """What a thread does whose frames end in a line that calls C code, or run Python."""
+    cpu = thread.cpu if thread else process.cpu if process else 0.0
+    state = thread.state if thread else process.state if process else ""
+    if cpu >= 0.5 or (state == "R" and cpu > 0.1):
+        return replace(found, doing=Doing.RUNS, words="runs", note=_percent(process, thread))
+    call = thread.syscall if thread else ""
+    path = f" of {thread.path}" if thread and thread.path else ""
+    if call in _OF_CALL:
+        doing, words = _OF_CALL[call]
+        name = _FILE_NAMES.get(call, call)
+        return replace(found, doing=doing, words=words.format(name) + path)
+    if call == "futex" and any(users_frame(each.frames) for each in others):
+        lock = "waits for a lock of its own process"
+        return replace(found, doing=Doing.LOCK, words=lock, strength=Strength.INFERRED)
+    if state == "":
+        return replace(found, words="is")
+    return replace(
+        found,
+        doing=Doing.C_CODE,
+        words="waits in C code called",
+        note=call or "asleep",
+        strength=Strength.UNKNOWN,
+    )
+
+
+def _main_thread(process: Process | None) -> Thread | None:
+    if process is None:
+        return None
+    return next((each for each in process.threads if each.id == process.pid), None)
+
+
+def _percent(process: Process | None, thread: Thread | None) -> str:
+    cpu = thread.cpu if thread else process.cpu if process else 0.0
+    return f"{min(cpu, 1.0) * 100:.0f} % CPU"

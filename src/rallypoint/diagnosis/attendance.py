@@ -1,0 +1,113 @@
+"""Who is in a collective, and who is not: the same for all who wait in it, so found out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rallypoint.base.recorded_call import Call, Group
+from rallypoint.diagnosis.graph import Node
+from rallypoint.diagnosis.mismatch import differ
+from rallypoint.diagnosis.phrases import knows_root
+from rallypoint.diagnosis.sight import Condition, Rank, Sight, call_at, entered, members_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """The members of a group, as to one collective.
+
+    Attributes:
+        missing: have not called it; those of whom nothing is known count as missing.
+        held_up: have called it, but cannot go on: they are dead, stopped, or hold the GIL.
+        behind: have queued it behind an earlier call.
+        differs: they called different things.
+    """
+
+    members: tuple[int, ...]
+    missing: frozenset[int]
+    held_up: frozenset[int]
+    behind: tuple[int, ...]
+    differs: bool
+
+
+class Attendances:
+    """Of all collectives of a job."""
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self._known: dict[tuple[str, int], Attendance] = {}
+
+    def at(self, group: Group, number: int) -> Attendance:
+        """Who is in this one."""
+        key = (group.key, number)
+        if key not in self._known:
+            self._known[key] = self._find(group, number)
+        return self._known[key]
+
+    def needed(self, rank: int, group: Group, call: Call) -> list[Node]:
+        """Whom a rank needs that is in this one; all of them.
+
+        Without its root a rooted one cannot go on, whoever else is missing.
+        """
+        found = self.at(group, call.number)
+        root = group.global_rank(call.root) if knows_root(call, group) else None
+        others = [each for each in found.members if each != rank]
+        if root in others and (root in found.missing | found.held_up or found.differs):
+            assert root is not None
+            others = [root]
+        targets: list[Node] = [each for each in others if each in found.missing]
+        if found.differs:
+            targets.append(("mismatch", group.key, str(call.number)))
+        targets += [each for each in others if each in found.held_up]
+        for each in found.behind:
+            if each in others:
+                targets += self._before(self._sight.ranks[each], group)
+        return list(dict.fromkeys(targets))
+
+    def _before(self, other: Rank, group: Group) -> list[Node]:
+        """What an earlier call of a member waits for, behind which it has queued a later one."""
+        theirs = other.groups[group.key]
+        earlier = self.needed(other.rank, theirs, theirs.calls[-1])
+        return [target for target in earlier if target != other.rank]
+
+    def _find(self, group: Group, number: int) -> Attendance:
+        ranks = self._sight.ranks
+        members = members_in(group, self._sight)
+        theirs = {each: ranks[each].groups.get(group.key) for each in members}
+        missing = frozenset(
+            each for each, other in theirs.items() if other is None or entered(other) < number
+        )
+        here = [(each, other) for each, other in theirs.items() if other and each not in missing]
+        return Attendance(
+            members=members,
+            missing=missing,
+            held_up=frozenset(
+                each for each, other in here if _is_held_up(ranks[each], other, number)
+            ),
+            behind=tuple(
+                each
+                for each, other in here
+                if not ranks[each].condition.is_over and _has_queued(other, number)
+            ),
+            differs=differ(here, number),
+        )
+
+
+def members_in(group: Group, sight: Sight) -> tuple[int, ...]:
+    """The members of a group, or who is known to be in it."""
+    known = members_of(group)
+    if known:
+        return tuple(rank for rank in known if rank in sight.ranks)
+    return tuple(rank.rank for rank in sight if group.key in rank.groups)
+
+
+def _is_held_up(rank: Rank, group: Group, number: int) -> bool:
+    if rank.condition is Condition.RUNS:
+        return False
+    call = call_at(group, number)
+    return call is None or call.state == "running"
+
+
+def _has_queued(group: Group, number: int) -> bool:
+    if group.backend != "rallypoint" or not group.queued or not group.calls:
+        return False
+    return group.calls[-1].state == "running" and group.calls[-1].number < number

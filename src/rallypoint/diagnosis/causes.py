@@ -1,0 +1,260 @@
+"""Why a rank that others wait for does not come: for the roots only, never for those who wait."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rallypoint.diagnosis.activity import Doing, main_stack, of_thread
+from rallypoint.diagnosis.facts import Process, Thread
+from rallypoint.diagnosis.phrases import seconds, times
+from rallypoint.diagnosis.sight import Condition, Rank
+from rallypoint.diagnosis.verdict import Cause, Strength
+
+_FULL_BYTES = 1 << 20
+_WRITES = ("write", "pwrite64", "writev", "fsync", "fdatasync", "open", "openat")
+_LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
+_SIGNALS = {
+    "Killed": "SIGKILL",
+    "Terminated": "SIGTERM",
+    "Segmentation fault": "SIGSEGV",
+    "Bus error": "SIGBUS",
+    "Aborted": "SIGABRT",
+}
+_MOST_OF_ERROR = 80  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What keeps a rank.
+
+    Attributes:
+        words: a predicate: ``"is stopped (SIGSTOP)"``.
+        owner: what of the rank it is about: ``"data loader"``; empty: the rank itself.
+        remedy: what to do, or empty.
+    """
+
+    cause: Cause
+    words: str
+    owner: str = ""
+    remedy: str = ""
+    strength: Strength = Strength.TOLD
+
+
+def explain(rank: Rank) -> Explanation:
+    """Why this one does not come."""
+    return _TOLD_BY_CONDITION.get(rank.condition, _elsewhere)(rank)
+
+
+def _killed(rank: Rank) -> Explanation:
+    assert rank.end is not None
+    kills = rank.node.oom_kills if rank.node else None
+    who = "not by the launcher"
+    if rank.end.signal == "SIGKILL" and kills is not None:
+        struck = "did not strike" if kills == 0 else f"struck {times(kills)}"
+        who += f"; the kernel's out-of-memory killer {struck}"
+    return Explanation(cause=Cause.KILLED, words=f"is dead ({rank.end.signal}, {who})")
+
+
+def _ended(rank: Rank) -> Explanation:
+    end = rank.end
+    if end is None:
+        return Explanation(cause=Cause.ENDED, words="has ended (how is not known yet)")
+    loader = _LOADER_KILLED.search(end.error)
+    if loader:
+        signal = _SIGNALS.get(loader[2].strip(), loader[2].strip())
+        words = f"{loader[1]} was killed by {signal}"
+        return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
+    error = end.error
+    if len(error) > _MOST_OF_ERROR and "No space left" not in error:
+        error = f"{error[:_MOST_OF_ERROR]} ..."
+    return Explanation(
+        cause=Cause.ENDED, words=f"has ended (code {end.code}{f': {error}' if error else ''})"
+    )
+
+
+def _stopped(rank: Rank) -> Explanation:
+    place = "" if rank.activity.doing is Doing.UNKNOWN else f" at {rank.activity.site}"
+    return Explanation(
+        cause=Cause.STOPPED,
+        words=f"is stopped (SIGSTOP){place}",
+        remedy=f"kill -CONT {rank.pid} lets it go on" if rank.pid else "",
+    )
+
+
+def _traced(rank: Rank) -> Explanation:
+    return Explanation(cause=Cause.STOPPED, words="is stopped by a debugger")
+
+
+def _silent(rank: Rank) -> Explanation:
+    assert rank.node is not None
+    return Explanation(
+        cause=Cause.SILENT,
+        words=f"has not answered for {seconds(rank.node.silent_s or 0.0)}",
+        owner=f"node {rank.node.node_rank} ({rank.node.host})",
+    )
+
+
+def _not_seen(rank: Rank) -> Explanation:
+    return Explanation(
+        cause=Cause.NOT_SEEN,
+        words="was not seen: cannot tell what it does, because nothing was kept of it",
+        strength=Strength.UNKNOWN,
+    )
+
+
+def _in_kernel(rank: Rank) -> Explanation:
+    thread = _first_thread(rank)
+    wait = f", in {thread.wait}" if thread and thread.wait else ""
+    if thread and thread.path:
+        wait += f", {thread.syscall} of {thread.path}"
+    site = f" called at {rank.activity.site}" if rank.activity.site else ""
+    return Explanation(
+        cause=Cause.IN_KERNEL,
+        words=f"has been in the kernel (D) since the first look{wait}{site}{_disk(rank, thread)}",
+    )
+
+
+def _holds_gil(rank: Rank) -> Explanation:
+    site = rank.activity.site
+    strength = Strength.TOLD
+    others = [each for each in rank.worker.stacks if not each.is_main] if rank.worker else []
+    if rank.activity.doing.communicates or not site:  # then it is another thread
+        places = [at for each in others if (at := of_thread(each).site)]
+        site, strength = (places[0] if places else "a place unknown"), Strength.INFERRED
+    probably = "probably " if strength is Strength.INFERRED else ""
+    cpu = f" ({rank.activity.note})" if "CPU" in rank.activity.note else ""
+    return Explanation(
+        cause=Cause.HOLDS_GIL,
+        words=f"{probably}holds the GIL in C code called at {site}{cpu}",
+        strength=strength,
+    )
+
+
+_TOLD_BY_CONDITION = {
+    Condition.KILLED: _killed,
+    Condition.ENDED: _ended,
+    Condition.STOPPED: _stopped,
+    Condition.TRACED: _traced,
+    Condition.SILENT: _silent,
+    Condition.NOT_SEEN: _not_seen,
+    Condition.IN_KERNEL: _in_kernel,
+    Condition.HOLDS_GIL: _holds_gil,
+}
+
+
+def _elsewhere(rank: Rank) -> Explanation:
+    """Of one that lives, and does something else."""
+    doing = rank.activity.doing
+    if doing is Doing.LOADER:
+        return _loader(rank)
+    words, strength = str(rank.activity), rank.activity.strength
+    if doing is Doing.LOCK:
+        words += _holder(rank)
+    elif doing is Doing.SUBPROCESS:
+        words += _child(rank)
+    elif doing is Doing.C_CODE and strength is Strength.UNKNOWN:
+        words += ": cannot tell for what, because C code has no frames"
+    elif doing in (Doing.FILE, Doing.CHECKPOINT):
+        words += _disk(rank, _first_thread(rank))
+    if rank.worker and rank.worker.process and rank.worker.process.starved >= 0.3:
+        words += f"; it gets no core for {rank.worker.process.starved * 100:.0f} % of the time"
+    return Explanation(cause=Cause.ELSEWHERE, words=words, strength=strength)
+
+
+def _loader(rank: Rank) -> Explanation:
+    """The process below that does not deliver."""
+    process = rank.worker.process if rank.worker else None
+    place = f" ({rank.activity.site})" if rank.activity.site else ""
+    for words in process.ended_children if process else ():
+        if "killed" in words or "SIG" in words:
+            killed = words if words[:1].isdigit() else f"process: {words}"
+            return Explanation(
+                cause=Cause.ELSEWHERE, owner="data loader worker", words=f"{killed}{place}"
+            )
+    for child in _below(process):
+        if child.state == "Z":
+            return Explanation(
+                cause=Cause.ELSEWHERE,
+                owner="data loader worker",
+                words=f"{child.pid} has ended, and was not taken note of{place}",
+            )
+    for child in _below(process):
+        thread = next((each for each in child.threads if each.path), None)
+        if thread or child.state in ("D", "T"):
+            return _loader_is(f"its worker {child.pid} {_does(child, thread)}{place}")
+    busy = [child for child in _below(process) if child.cpu >= 0.5]
+    if busy:
+        cpu = f"{busy[0].cpu * 100:.0f} % CPU"
+        return _loader_is(f"its worker {busy[0].pid} computes ({cpu}){place}")
+    asleep = [str(child.pid) for child in _below(process)]
+    if asleep:
+        calls = {thread.syscall for child in _below(process) for thread in child.threads[:1]}
+        how = f" in {', '.join(sorted(calls - {''}))}" if calls - {""} else ""
+        return _loader_is(f"its workers ({', '.join(asleep[:4])}) sleep{how}{place}")
+    return _loader_is(f"no worker of it was found{place}")
+
+
+def _loader_is(words: str) -> Explanation:
+    return Explanation(cause=Cause.ELSEWHERE, owner="data loader", words=words)
+
+
+def _does(child: Process, thread: Thread | None) -> str:
+    state = {"D": f" (state D{_in(thread)})", "T": " (stopped)"}.get(child.state, "")
+    if thread is None:
+        return f"is in state {child.state}"
+    return f"is in {thread.syscall.removesuffix('at') or 'a call'} of {thread.path}{state}"
+
+
+def _in(thread: Thread | None) -> str:
+    return f", {thread.wait}" if thread and thread.wait else ""
+
+
+def _holder(rank: Rank) -> str:
+    """Who may have the lock that the main thread waits for."""
+    stacks = rank.worker.stacks if rank.worker else ()
+    main = main_stack(stacks)
+    others = [each for each in stacks if each != main]
+    likely = [
+        each
+        for each in others
+        if of_thread(each).frame and of_thread(each).doing is not Doing.QUEUE
+    ]
+    if not likely:
+        return ""
+    name = f'"{likely[0].name}"' if likely[0].name else likely[0].thread
+    return f" (probably held by thread {name} at {of_thread(likely[0]).site})"
+
+
+def _child(rank: Rank) -> str:
+    children = list(_below(rank.worker.process if rank.worker else None))
+    if not children:
+        return ""
+    state = " in state D" if children[0].state == "D" else ""
+    return f": {children[0].pid} ({children[0].command[:40]}){state}"
+
+
+def _disk(rank: Rank, thread: Thread | None) -> str:
+    """What is wrong with the file system that it uses, if something is."""
+    disks = rank.node.disks if rank.node else ()
+    for disk in disks:
+        if disk.is_hung:
+            return f"; the file system of {disk.path} does not answer"
+    writes = rank.activity.doing is Doing.CHECKPOINT or (thread and thread.syscall in _WRITES)
+    for disk in disks:
+        if writes and disk.free_bytes < _FULL_BYTES:
+            return f"; No space left on {disk.path}"
+    return ""
+
+
+def _first_thread(rank: Rank) -> Thread | None:
+    process = rank.worker.process if rank.worker else None
+    threads = process.threads if process else ()
+    return next((each for each in threads if process and each.id == process.pid), None)
+
+
+def _below(process: Process | None) -> Iterator[Process]:
+    for child in process.children if process else ():
+        yield child
+        yield from _below(child)

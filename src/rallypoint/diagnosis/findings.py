@@ -1,0 +1,290 @@
+"""What is wrong with a job: each thing for which ranks wait that will not come by itself.
+
+The rule that false alarms are the worst: what may still come counts only if it has been waited for
+long, longer than is usual in that group, and nothing of the job moved between the looks. The dead,
+the stopped and the deadlocked do not come, whatever moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rallypoint.diagnosis import knots
+from rallypoint.diagnosis.activity import Doing, is_users, main_stack
+from rallypoint.diagnosis.causes import Explanation, explain
+from rallypoint.diagnosis.graph import Needs, Node, Reduction, waiters_of, waiting_for
+from rallypoint.diagnosis.history import is_usual
+from rallypoint.diagnosis.leads import Lead, lead_of, lead_of_flow
+from rallypoint.diagnosis.sight import Condition, Rank, Sight
+from rallypoint.diagnosis.verdict import Cause, Strength
+from rallypoint.diagnosis.waits import Wait
+
+LONG_S = 1.5  # waits that are shorter say nothing
+_FORMING_S = 5.0  # so long a process may take until it joins
+_ALL_FORMING_S = 60.0
+_NOTHING_MOVES_S = 10.0  # in a call that all are in
+_IDLE = 0.05  # of a core
+_FINAL = (Condition.KILLED, Condition.ENDED, Condition.STOPPED, Condition.TRACED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One such thing.
+
+    Attributes:
+        ranks: whom it is about.
+        waits: of those who wait for it themselves.
+        waiters: all who wait for it, directly or not.
+        told: of these, whom the lead names.
+    """
+
+    cause: Cause
+    ranks: tuple[int, ...]
+    lead: Lead
+    waits: tuple[Wait, ...]
+    waiters: tuple[int, ...]
+    told: tuple[int, ...] = ()
+    strength: Strength = Strength.TOLD
+    is_echo: bool = False
+    when_ns: int = 0
+
+    @property
+    def order(self) -> tuple[int, int, int, int, tuple[int, ...]]:
+        """What is told first."""
+        return self.is_echo, self.cause.order, -len(self.waiters), self.when_ns, self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What the findings are drawn from; by_target: who waits, for each node, itself."""
+
+    sight: Sight
+    waits: Sequence[Wait]
+    needs: Needs
+    reduction: Reduction
+    waiters: Mapping[Node, set[Node]]
+    by_target: Mapping[Node, list[Wait]]
+
+    def waiters_for(self, *nodes: Node) -> tuple[int, ...]:
+        """The ranks that wait for one of these, directly or not."""
+        return _ranks(waiting_for(self.waiters, nodes))
+
+    def roots(self, kind: str) -> list[Node]:
+        """The roots that are no ranks."""
+        return [node for node in self.reduction.roots if _is(node, kind)]
+
+
+def find(sight: Sight, waits: Sequence[Wait], needs: Needs, reduction: Reduction) -> list[Finding]:
+    """All of them, in order."""
+    by_target: dict[Node, list[Wait]] = {}
+    for wait in waits:
+        for target in dict.fromkeys(target for clause in wait.clauses for target in clause):
+            by_target.setdefault(target, []).append(wait)
+    now = _Situation(sight, waits, needs, reduction, waiters_of(needs), by_target)
+    found = [*_of_ranks(now), *_of_mismatches(now), *_of_flows(now), *_of_knots(now)]
+    return sorted(found or _of_nothing(now), key=lambda each: each.order)
+
+
+def _is(node: Node, kind: str) -> bool:
+    return isinstance(node, tuple) and node[0] == kind
+
+
+def _of_ranks(now: _Situation) -> list[Finding]:
+    folded: dict[object, Finding] = {}
+    for rank in now.sight:
+        direct = now.by_target[rank.rank] if rank.rank in now.reduction.roots else []
+        if not _counts(rank, direct, now.sight):
+            continue
+        why = explain(rank)
+        lead = lead_of(rank, why, direct)
+        alike = folded.get((why.cause, lead.key))
+        new = Finding(
+            cause=why.cause,
+            ranks=(rank.rank,),
+            lead=lead,
+            waits=tuple(direct),
+            waiters=now.waiters_for(rank.rank),
+            strength=_strength(why, direct),
+            is_echo=rank.condition is Condition.ENDED and bool(_waits_of(now.waits, rank.rank)),
+            when_ns=rank.end.ended_ns if rank.end else 0,
+        )
+        folded[why.cause, lead.key] = _joined(alike, new) if alike else new
+    return list(folded.values())
+
+
+def _joined(one: Finding, other: Finding) -> Finding:
+    ranks = (*one.ranks, *other.ranks)
+    return replace(
+        one,
+        ranks=ranks,
+        waits=tuple(dict.fromkeys((*one.waits, *other.waits))),
+        waiters=tuple(sorted({*one.waiters, *other.waiters} - set(ranks))),
+        is_echo=one.is_echo and other.is_echo,
+    )
+
+
+def _strength(why: Explanation, direct: Sequence[Wait]) -> Strength:
+    if why.strength is not Strength.TOLD:
+        return why.strength
+    if direct and all(wait.strength is Strength.INFERRED for wait in direct):
+        return Strength.INFERRED
+    return Strength.TOLD
+
+
+def _counts(rank: Rank, direct: Sequence[Wait], sight: Sight) -> bool:
+    """Whether this rank is a reason to speak of a hang."""
+    if rank.condition is Condition.ENDED and not (rank.end and rank.end.code):
+        # At its end a job's ranks leave one after the other.
+        return max((wait.for_s or 0.0 for wait in direct), default=0.0) >= LONG_S
+    if rank.condition in _FINAL:
+        return True
+    if rank.condition is Condition.SILENT:
+        return not sight.moved and bool(direct or not sight.knows_calls)
+    if rank.condition is Condition.NOT_SEEN and not direct:
+        return False
+    return bool(direct) and not sight.moved and _is_long(rank, direct)
+
+
+def _is_long(rank: Rank, direct: Sequence[Wait]) -> bool:
+    """Whether it has been waited for so long that it is worth a word."""
+    longest = max(direct, key=lambda wait: wait.for_s or 0.0)
+    process = rank.worker.process if rank.worker else None
+    if longest.for_s is None:  # only stacks tell
+        if process is None:
+            return True
+        if longest.strength is Strength.TOLD:  # in init_process_group
+            return process.age_s >= _FORMING_S
+        return process.cpu < _IDLE and rank.lingers
+    if longest.for_s < LONG_S:
+        return False
+    return longest.group is None or not is_usual(longest.group, longest.for_s)
+
+
+def _of_mismatches(now: _Situation) -> list[Finding]:
+    found = []
+    for node in now.roots("mismatch"):
+        assert isinstance(node, tuple)
+        direct = now.by_target[node]
+        if max(wait.for_s or 0.0 for wait in direct) < LONG_S:
+            continue
+        lead, ranks, strength = knots.mismatch(now.sight, direct[0], int(node[2]))
+        waiters = tuple(rank for rank in now.waiters_for(node) if rank not in ranks)
+        found.append(
+            Finding(
+                cause=Cause.MISMATCH,
+                ranks=ranks,
+                lead=lead,
+                waits=(),
+                waiters=waiters,
+                told=tuple(wait.rank for wait in direct),
+                strength=strength,
+            )
+        )
+    return found
+
+
+def _of_flows(now: _Situation) -> list[Finding]:
+    if now.sight.moved:
+        return []
+    return [
+        Finding(
+            cause=Cause.NETWORK,
+            ranks=(),
+            lead=lead_of_flow(now.sight, node[1], now.by_target[node]),
+            waits=tuple(now.by_target[node]),
+            waiters=now.waiters_for(node),
+        )
+        for node in now.roots("host")
+        if isinstance(node, tuple)
+    ]
+
+
+def _of_knots(now: _Situation) -> list[Finding]:
+    circle = knots.circle(now.waits, now.needs, now.reduction.stuck)
+    if not circle:
+        return []
+    inferred = any(wait.strength is not Strength.TOLD for wait in circle)
+    if min(wait.for_s if wait.for_s is not None else LONG_S for wait in circle) < LONG_S:
+        return []
+    sight = now.sight
+    if any(_works_beside(sight.ranks[wait.rank]) for wait in circle):
+        return []
+    if sight.moved and (inferred or any(sight.ranks[wait.rank].moved for wait in circle)):
+        return []
+    ranks = tuple(wait.rank for wait in circle)
+    return [
+        Finding(
+            cause=Cause.DEADLOCK,
+            ranks=ranks,
+            lead=knots.lead(sight, circle, probably=inferred),
+            waits=(),
+            waiters=now.waiters_for(*ranks),
+            strength=Strength.INFERRED if inferred else Strength.TOLD,
+        )
+    ]
+
+
+def _works_beside(rank: Rank) -> bool:
+    """Whether another Python thread of it runs, which may call what is waited for."""
+    worker = rank.worker
+    if worker is None or worker.process is None:
+        return False
+    runs = any(each.cpu >= 0.5 for each in worker.process.threads if each.id != rank.pid)
+    main = main_stack(worker.stacks)
+    return runs and any(
+        frame for each in worker.stacks if each != main for frame in each.frames if is_users(frame)
+    )
+
+
+def _of_nothing(now: _Situation) -> list[Finding]:
+    """All are in one call, or all form their group, and nothing happens."""
+    idle = all(
+        rank.worker is None or rank.worker.process is None or rank.worker.process.cpu < _IDLE
+        for rank in now.sight
+    )
+    if now.sight.moved or not idle:
+        return []
+    forming = [rank for rank in now.sight if _forms_long(rank)]
+    if forming and len(forming) == len(now.sight.ranks):
+        text = (
+            f"{{who}} {forming[0].activity}: cannot tell for what, because all are in it, and "
+            "what their store holds is not known"
+        )
+        return [_unexplained(text, [rank.rank for rank in forming], [])]
+    within = [
+        wait for wait in now.waits if not wait.clauses and (wait.for_s or 0) >= _NOTHING_MOVES_S
+    ]
+    if not within or len({wait.words for wait in within}) > 1:
+        return []
+    text = (
+        f"{{who}} all entered {within[0].words}, and nothing moves in it: cannot tell why, "
+        "because nothing is known of what is between them"
+    )
+    return [_unexplained(text, [wait.rank for wait in within], within)]
+
+
+def _forms_long(rank: Rank) -> bool:
+    process = rank.worker.process if rank.worker else None
+    if process is None or process.age_s < _ALL_FORMING_S:
+        return False
+    return rank.activity.doing is Doing.INIT
+
+
+def _unexplained(text: str, ranks: Iterable[int], waits: Iterable[Wait]) -> Finding:
+    return Finding(
+        cause=Cause.TRANSPORT,
+        ranks=tuple(ranks),
+        lead=Lead.of(text),
+        waits=tuple(waits),
+        waiters=(),
+        strength=Strength.UNKNOWN,
+    )
+
+
+def _waits_of(waits: Iterable[Wait], rank: int) -> list[Wait]:
+    return [wait for wait in waits if wait.rank == rank]
+
+
+def _ranks(nodes: Iterable[Node]) -> tuple[int, ...]:
+    return tuple(sorted(node for node in nodes if isinstance(node, int)))

@@ -1,0 +1,129 @@
+"""Who waits for whom, as a graph, and who must move so that all can.
+
+A node waits for all of its clauses, and for one target of each: a collective is a clause for each
+member that is missing, a receive from any rank one clause with all of them. What waits for nothing
+can move, and then whoever waits for it (the AND-OR graphs of Hilbrich et al., "Distributed wait
+state tracking for runtime MPI deadlock detection", SC'13).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+# A rank; or what else can be waited for: ("mismatch", key, number), ("host", address).
+Node = int | tuple[str, ...]
+Clause = frozenset[Node]
+Needs = Mapping[Node, tuple[Clause, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What became of a graph.
+
+    Attributes:
+        roots: what waits for nothing and is waited for -> who waits for it, itself.
+        stuck: what could not move even if all roots did.
+    """
+
+    roots: Mapping[Node, frozenset[Node]]
+    stuck: frozenset[Node]
+
+
+def reduce_graph(needs: Needs) -> Reduction:
+    """Take away whatever can move, until nothing can."""
+    needs = {node: _least(clauses) for node, clauses in needs.items()}
+    unmet = {node: set(clauses) for node, clauses in needs.items()}
+    of_target: dict[Node, list[tuple[Node, Clause]]] = {}
+    for node, clauses in needs.items():
+        for clause in clauses:
+            for target in clause:
+                of_target.setdefault(target, []).append((node, clause))
+    free = [node for node in {*needs, *of_target} if not unmet.get(node)]
+    ready = deque(free)
+    moves = set(free)
+    while ready:
+        for waiter, clause in of_target.get(ready.popleft(), ()):
+            unmet[waiter].discard(clause)
+            if not unmet[waiter] and waiter not in moves:
+                moves.add(waiter)
+                ready.append(waiter)
+    roots = {
+        node: frozenset(waiter for waiter, _ in of_target[node])
+        for node in free
+        if node in of_target
+    }
+    return Reduction(roots, frozenset(needs) - moves)
+
+
+def waiters_of(needs: Needs) -> dict[Node, set[Node]]:
+    """The same from the other side: who waits for each, itself."""
+    waiters: dict[Node, set[Node]] = {}
+    for node, clauses in needs.items():
+        for clause in clauses:
+            for target in clause:
+                waiters.setdefault(target, set()).add(node)
+    return waiters
+
+
+def waiting_for(waiters: Mapping[Node, set[Node]], targets: Iterable[Node]) -> frozenset[Node]:
+    """Who waits for one of these, directly or not; without themselves."""
+    given = frozenset(targets)
+    found = set(given)
+    ahead = list(given)
+    while ahead:
+        new = waiters.get(ahead.pop(), set()) - found
+        found |= new
+        ahead += new
+    return frozenset(found - given)
+
+
+def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
+    """The shortest circle among what is stuck, from its smallest rank on, in order of waiting."""
+    ways = {
+        node: sorted(
+            {target for clause in needs[node] if clause <= stuck for target in clause}, key=_order
+        )
+        for node in stuck
+    }
+    best: tuple[Node, ...] = ()
+    for start in sorted(stuck, key=_order):
+        circle = _circle_from(start, ways, shorter_than=len(best))
+        if circle:
+            best = circle
+        if len(best) == 2:
+            break
+    return best
+
+
+def _circle_from(
+    start: Node, ways: Mapping[Node, list[Node]], shorter_than: int
+) -> tuple[Node, ...]:
+    """The shortest way from `start` back to it, or nothing if it is as long as what is known."""
+    came_from: dict[Node, Node] = {}
+    ahead = deque([start])
+    while ahead:
+        node = ahead.popleft()
+        for target in ways[node]:
+            if target == start:
+                path = [node]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return () if shorter_than and len(path) >= shorter_than else tuple(path[::-1])
+            if target not in came_from:
+                came_from[target] = node
+                ahead.append(target)
+    return ()
+
+
+def _least(clauses: tuple[Clause, ...]) -> tuple[Clause, ...]:
+    """Without what follows from another clause."""
+    distinct = list(dict.fromkeys(clauses))
+    return tuple(
+        one for one in distinct if len(one) == 1 or not any(other < one for other in distinct)
+    )
+
+
+def _order(node: Node) -> tuple[int, str]:
+    return (node, "") if isinstance(node, int) else (1 << 62, str(node))

@@ -1,0 +1,50 @@
+"""Whether ranks called different things under one number, and who is at odds with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rallypoint.base.recorded_call import Call, Group
+from rallypoint.diagnosis.phrases import knows_root, size
+from rallypoint.diagnosis.sight import call_at
+
+# In others the ranks' sizes may differ, or the backends count different things.
+_EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
+_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+
+Sides = list[list[tuple[int, Group, Call]]]
+
+
+def differ(groups: Iterable[tuple[int, Group | None]], number: int) -> bool:
+    """Whether two members called what cannot go together."""
+    return len(sides(groups, number)) > 1
+
+
+def sides(groups: Iterable[tuple[int, Group | None]], number: int) -> Sides:
+    """Who called the same, the fewest first; ranks that have not called are left out."""
+    found: Sides = []
+    for rank, group in groups:
+        call = call_at(group, number) if group else None
+        if group is None or call is None:
+            continue
+        for side in found:
+            if _agree((side[0][1], side[0][2]), (group, call)):
+                side.append((rank, group, call))
+                break
+        else:
+            found.append([(rank, group, call)])
+    return sorted(found, key=len)
+
+
+def _agree(one: tuple[Group, Call], other: tuple[Group, Call]) -> bool:
+    (group, a), (their_group, b) = one, other
+    if a.operation != b.operation:
+        return False
+    if knows_root(a, group) and knows_root(b, their_group) and a.root != b.root:
+        return False
+    pairs: list[tuple[object, object]] = [(a.dtype, b.dtype)]
+    if a.operation in _WITH_OPERATOR:
+        pairs.append((a.operator, b.operator))
+    if a.operation in _EQUAL_SIZES:
+        pairs.append((size(a), size(b)))
+    return all(x == y or not x or not y for x, y in pairs)

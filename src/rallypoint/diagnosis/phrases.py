@@ -1,0 +1,99 @@
+"""Calls, times and ranks in words: the same in every sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.recorded_call import Call, Group
+
+_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
+_PLURALS = {
+    "is": "are",
+    "was": "were",
+    "has": "have",
+    "waits": "wait",
+    "runs": "run",
+    "uses": "use",
+    "holds": "hold",
+    "collects": "collect",
+    "compiles": "compile",
+}
+_MOST_OF_RANKS = 48  # characters
+
+
+def some_ranks(ranks: Iterable[int]) -> str:
+    """``ranks 0-2``; many scattered ones are counted."""
+    listed = sorted(ranks)
+    text = name_ranks(listed)
+    if len(text) <= _MOST_OF_RANKS:
+        return text
+    return f"{len(listed)} ranks ({', '.join(map(str, listed[:3]))}, ...)"
+
+
+def does(words: str, count: int) -> str:
+    """A predicate for so many ranks: ``is in time.sleep``, ``are in time.sleep``."""
+    verb, _, rest = words.partition(" ")
+    return words if count == 1 else f"{_PLURALS.get(verb, verb)} {rest}"
+
+
+def seconds(duration_s: float) -> str:
+    """``12.0 s``, ``340 s``, ``25 min``."""
+    if duration_s < 100:
+        return f"{duration_s:.1f} s"
+    return f"{duration_s:.0f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"
+
+
+def numbered(call: Call) -> str:
+    """``all_reduce #17``, or ``recv, tag 7``; some records know only the number."""
+    if call.peer is not None:
+        return f"{call.operation}, tag {call.root}"
+    return f"{call.operation or 'operation'} #{call.number}"
+
+
+def items(call: Call) -> str:
+    """``float32[2, 4]``, or empty if that is not known."""
+    if call.shape:
+        return f"{call.dtype}[{', '.join(map(str, call.shape))}]"
+    return f"{call.dtype}[{call.count}]" if call.count and call.dtype else ""
+
+
+def size(call: Call) -> int:
+    """How many items it works on; 0: not known."""
+    return prod(call.shape) if call.shape else call.count
+
+
+def knows_root(call: Call, group: Group) -> bool:
+    """Whether the record tells from or to which rank a collective goes."""
+    return (
+        call.operation in _WITH_ROOT
+        and group.backend == "rallypoint"
+        and group.global_rank(call.root) is not None
+    )
+
+
+def details(call: Call, group: Group) -> str:
+    """``float32[8], SUM``: what is to be the same on all ranks."""
+    parts = [items(call)]
+    if call.operation in _WITH_OPERATOR and call.operator:
+        parts.append(call.operator)
+    if knows_root(call, group):
+        parts.append(f"{_WITH_ROOT[call.operation]} {group.global_rank(call.root)}")
+    return ", ".join(filter(None, parts))
+
+
+def signature(call: Call, group: Group) -> str:
+    """``all_reduce(float32[8], SUM)``."""
+    return f"{call.operation}({details(call, group)})"
+
+
+def times(count: int) -> str:
+    """``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def listed(parts: Sequence[str], most: int) -> str:
+    """Joined by commas; what is too much is left out."""
+    return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")

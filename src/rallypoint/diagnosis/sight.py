@@ -1,0 +1,209 @@
+"""Rank by rank, what two looks at a job say: whether it lives, what it does, whether it moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from rallypoint.base.recorded_call import Call, Group
+from rallypoint.diagnosis.activity import Activity, activity, main_stack
+from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
+
+_HARDLY_RUNS = 0.05  # of a core
+
+
+class Condition(Enum):
+    """Whether a rank can move at all."""
+
+    RUNS = "runs"
+    KILLED = "killed"
+    ENDED = "ended"
+    STOPPED = "stopped"
+    TRACED = "traced"
+    SILENT = "silent"
+    IN_KERNEL = "in the kernel"
+    HOLDS_GIL = "holds the GIL"
+    NOT_SEEN = "not seen"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self in (Condition.KILLED, Condition.ENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What is known of one rank.
+
+    Attributes:
+        node: where it runs; None: not known.
+        worker: as in the second look; None: it was not seen.
+        groups: those that it is in, by key, without those that it left and formed anew.
+        moved: it began or ended a call between the looks.
+        lingers: its main thread was at the same place in both.
+    """
+
+    rank: int
+    node: Node | None
+    worker: Worker | None
+    condition: Condition
+    activity: Activity
+    groups: Mapping[str, Group]
+    moved: bool
+    lingers: bool
+
+    @property
+    def end(self) -> End | None:
+        """How it has ended."""
+        return self.worker.end if self.worker else None
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0: not known."""
+        return self.worker.process.pid if self.worker and self.worker.process else 0
+
+    @property
+    def has_record(self) -> bool:
+        """Whether its calls are known."""
+        return self.worker is not None and self.worker.has_record
+
+    def since_s(self, then_ns: int) -> float | None:
+        """How long ago that was."""
+        if self.node is None or then_ns <= 0:
+            return None
+        return max(0.0, (self.node.now_ns - then_ns) / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is known of all ranks, by rank."""
+
+    ranks: Mapping[int, Rank]
+    second: Facts
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self.ranks.values())
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything did."""
+        return any(rank.moved for rank in self)
+
+    @property
+    def knows_calls(self) -> bool:
+        """Whether any rank's calls are known."""
+        return any(
+            group.calls or group.transfers for rank in self for group in rank.groups.values()
+        )
+
+
+def look(first: Facts, second: Facts) -> Sight:
+    """Put two looks together; they may be the same one."""
+    earlier: dict[int, Worker] = {}
+    if first.round == second.round:
+        earlier = {worker.rank: worker for node in first.nodes for worker in node.workers}
+    ranks: dict[int, Rank] = {}
+    for node in second.nodes:
+        workers = {worker.rank: worker for worker in node.workers}
+        for rank in sorted({*node.ranks, *workers}):
+            ranks[rank] = _rank(rank, node, workers.get(rank), earlier.get(rank))
+    for rank in range(second.world_size):
+        if rank not in ranks:
+            ranks[rank] = _rank(rank, None, None, None)
+    return Sight(dict(sorted(ranks.items())), second)
+
+
+def entered(group: Group) -> int:
+    """The highest number that this worker has called in a group, or queued; -1: none."""
+    last = group.calls[-1] if group.calls else None
+    number = last.number if last else -1
+    if group.backend != "rallypoint" or not group.queued:
+        return number
+    runs = last is not None and last.state == "running"
+    return number + group.queued - (1 if runs else 0)
+
+
+def call_at(group: Group, number: int) -> Call | None:
+    """The collective of that number, if the record still has it."""
+    return next((call for call in group.calls if call.number == number), None)
+
+
+def members_of(group: Group) -> tuple[int, ...]:
+    """Global ranks in the order of the group; empty: not known."""
+    return _members(group.members)
+
+
+@lru_cache(maxsize=1024)
+def _members(text: str) -> tuple[int, ...]:
+    ranges = (part.partition("-") for part in text.split(",") if part)
+    return tuple(
+        rank for first, _, last in ranges for rank in range(int(first), int(last or first) + 1)
+    )
+
+
+def _rank(rank: int, node: Node | None, worker: Worker | None, before: Worker | None) -> Rank:
+    return Rank(
+        rank=rank,
+        node=node,
+        worker=worker,
+        condition=_condition(node, worker, before),
+        activity=activity(worker or Worker(rank=rank, local_rank=0, process=None)),
+        groups=_current(worker.groups) if worker else {},
+        moved=worker is not None and before is not None and _calls(worker) != _calls(before),
+        lingers=worker is None or before is None or _place(worker) == _place(before),
+    )
+
+
+def _condition(node: Node | None, worker: Worker | None, before: Worker | None) -> Condition:
+    if node is not None and node.silent_s is not None:
+        return Condition.SILENT
+    if worker is None:
+        return Condition.NOT_SEEN
+    if worker.end is not None and not worker.end.by_launcher:
+        return Condition.KILLED if worker.end.signal else Condition.ENDED
+    if worker.process is None:
+        # What the launcher ended had been in what its record says.
+        is_known = worker.end or worker.groups or worker.stacks
+        return Condition.RUNS if is_known else Condition.NOT_SEEN
+    return _of_living(worker, worker.process, before)
+
+
+def _of_living(worker: Worker, process: Process, before: Worker | None) -> Condition:
+    """A debugger and a disk stop a process for moments; what lasts shows in both looks."""
+    earlier = before.process if before else None
+    if earlier is None or earlier.state == process.state:
+        if process.state in _LASTING:
+            return _LASTING[process.state]
+        if process.state == "D" and process.cpu < _HARDLY_RUNS:
+            return Condition.IN_KERNEL
+    return Condition.HOLDS_GIL if worker.holds_gil else Condition.RUNS
+
+
+_LASTING = {"T": Condition.STOPPED, "t": Condition.TRACED, "Z": Condition.ENDED}
+
+
+def _current(groups: tuple[Group, ...]) -> dict[str, Group]:
+    renewed = {group.name for group in groups if not group.has_left}
+    return {group.key: group for group in groups if not (group.has_left and group.name in renewed)}
+
+
+def _place(worker: Worker) -> object:
+    main = main_stack(worker.stacks)
+    return main.frames if main else ()
+
+
+def _calls(worker: Worker) -> object:
+    """What changes when a worker begins or ends a call."""
+    return {
+        (
+            group.key,
+            group.has_left,
+            group.queued,
+            group.transfers_begun,
+            tuple((call.number, call.state) for call in group.calls[-2:]),
+            tuple((call.number, call.operation, call.peer, call.state) for call in group.transfers),
+        )
+        for group in worker.groups
+    }

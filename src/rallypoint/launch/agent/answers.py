@@ -1,0 +1,114 @@
+"""What the agent tells programs, and other agents, that ask; imported when the first one does.
+
+It tells what it knows at once and reads nothing: whoever asks gets the workers' process numbers and
+the memory of their flight records, and looks for itself. For agents that ask it has a process look.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Sequence
+
+from rallypoint.launch.agent.node import NodeState
+from rallypoint.launch.inspection.looker import Looker
+from rallypoint.launch.inspection.relay import Relay
+from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
+from rallypoint.launch.job import Job
+from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.launch.worker_group import Exit, signal_name
+from rallypoint.rendezvous.job.round import Seat
+
+
+class AgentAnswers(Answers):
+    """Answers for one agent.
+
+    Args:
+        seat: its seat in the newest round.
+        pids: the workers' process numbers, by rank; 0: not started yet.
+        records: the descriptors of what its workers record.
+        oom_kills: how often the out-of-memory killer has struck since the job began, if known.
+        stop: ends the job.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        state: NodeState,
+        rounds: RoundSource,
+        selector: selectors.BaseSelector,
+        *,
+        began: float,
+        seat: Callable[[], Seat | None],
+        pids: Callable[[], dict[int, int]],
+        records: Callable[[], Sequence[int]],
+        oom_kills: Callable[[], int | None],
+        stop: Callable[[str], None],
+    ) -> None:
+        self.conversations = Conversations(selector, self)
+        self._looker = Looker(selector, self.conversations)
+        self.relay = Relay(rounds, self._looker.look)
+        self._job, self._state, self._rounds = job, state, rounds
+        self._began = began
+        self._seat, self._pids, self._records = seat, pids, records
+        self._oom_kills = oom_kills
+        self._stop = stop
+
+    def close(self) -> None:
+        """Drop whoever is asking."""
+        self._looker.close()
+        self.conversations.close()
+
+    def status(self) -> dict[str, object]:
+        """See Answers."""
+        state, seat, pids = self._state, self._seat(), self._pids()
+        return {
+            "run_id": self._job.run_id,
+            "host": self._job.host,
+            "pid": os.getpid(),
+            "node_rank": state.node_rank,
+            "phase": state.phase.value,
+            "round": state.round,
+            "nodes": seat.nodes if seat is not None else 0,
+            "world_size": seat.world_size if seat is not None else 0,
+            "uptime_s": time.monotonic() - self._began,
+            "oom_kills": self._oom_kills(),
+            "news": self._rounds.news,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "local_rank": local_rank,
+                    "pid": pids.get(rank, 0),
+                    **self._end_of(rank),
+                }
+                for rank, local_rank in state.group.local_ranks.items()
+            ],
+        }
+
+    def records(self) -> Sequence[int]:
+        """See Answers."""
+        return self._records()
+
+    def stop(self, why: str) -> None:
+        """See Answers."""
+        self._stop(why)
+
+    def others(self, reply: Reply) -> None:
+        """See Answers."""
+        self.relay.ask(reply)
+
+    def _end_of(self, rank: int) -> dict[str, object]:
+        group = self._state.group
+        end: Exit | None = group.exits.get(rank)
+        error = group.errors.get(rank)
+        if end is None:
+            return {"error": f"{error.type}: {error.message}"[:300]} if error else {}
+        return {
+            "pid": end.pid,
+            "code": end.code,
+            "signal": signal_name(end.signal) if end.signal else "",
+            "by_launcher": rank in group.stopped,
+            "error": end.start_error or (f"{error.type}: {error.message}"[:300] if error else ""),
+            "ended_at": end.time_s,
+        }

@@ -1,0 +1,32 @@
+"""The agent's entry among those that programs find on this machine."""
+
+from __future__ import annotations
+
+import time
+
+from rallypoint.launch.inspection.entries import Entry, describe_agent
+from rallypoint.launch.job import Job
+
+
+def make_entry(job: Job, logs: str) -> Entry | None:
+    """Where programs find this agent; None: there is no place for it, and nothing depends on it."""
+    rendezvous, nodes = job.rendezvous, job.nodes
+    if rendezvous is not None:
+        meets_at = ",".join(map(str, rendezvous.endpoints))
+        nnodes = f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
+    else:
+        meets_at = f"{nodes.master_addr}:{nodes.master_port}" if nodes.count > 1 else ""
+        nnodes = str(nodes.count)
+    try:
+        return Entry(
+            describe_agent(
+                run_id=job.run_id,
+                meets_at=meets_at,
+                command=job.command,
+                logs=logs,
+                began=time.time(),
+                nnodes=nnodes,
+            )
+        )
+    except OSError:
+        return None

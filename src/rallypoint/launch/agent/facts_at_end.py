@@ -1,0 +1,85 @@
+"""What an agent knows of its workers when the job has failed, as facts. Imported only then.
+
+The calls are those that it saw at the first sign of trouble; how workers ended came later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from rallypoint.diagnosis.facts import End, Facts, Node, Worker
+from rallypoint.launch.inspection.kept import KeptJob
+from rallypoint.launch.inspection.stacks import Answer
+from rallypoint.launch.job import Job
+from rallypoint.launch.output.flight_report import FlightRecords
+from rallypoint.launch.worker_group import WorkerGroup, signal_name
+from rallypoint.rendezvous.job.round import Seat
+
+_NOT_ASKED = "the job has ended"
+
+
+def job_at_end(
+    job: Job,
+    seat: Seat,
+    group: WorkerGroup,
+    records: FlightRecords,
+    stacks: Mapping[int, Answer],
+    *,
+    oom_kills: int | None,
+    status: int,
+) -> KeptJob:
+    """All of it.
+
+    Args:
+        records: of the newest round; looked at.
+        stacks: what the workers answered then, by rank, if they were asked.
+        oom_kills: how often the out-of-memory killer has struck since the job began, if known.
+        status: what the launcher exits with.
+    """
+    now_ns = records.seen_ns
+    failed = {failure.exit.rank: failure for failure in group.failures() if not failure.is_echo}
+    workers = []
+    for rank, local_rank in group.local_ranks.items():
+        end, failure = group.exits.get(rank), failed.get(rank)
+        told = None
+        # Who was stopped, or only lost a peer, was still there at the look.
+        if end is not None and (failure is not None or end.succeeded):
+            ago_s = time.time() - end.time_s
+            told = End(
+                code=end.code,
+                signal=signal_name(end.signal) if end.signal else "",
+                error=failure.what if failure is not None and failure.error else "",
+                ended_ns=time.monotonic_ns() - int(ago_s * 1e9),
+            )
+        workers.append(
+            Worker(
+                rank=rank,
+                local_rank=local_rank,
+                process=None,
+                end=told,
+                groups=records.groups_of(rank),
+                has_record=bool(records.groups_of(rank)),
+                stacks=stacks[rank].stacks if rank in stacks else (),
+                no_stacks_because=stacks[rank].because if rank in stacks else _NOT_ASKED,
+            )
+        )
+    node = Node(
+        node_rank=seat.node_rank,
+        host=job.host,
+        now_ns=now_ns,
+        ranks=tuple(group.local_ranks),
+        workers=tuple(workers),
+        oom_kills=oom_kills,
+    )
+    return KeptJob(
+        run_id=job.run_id,
+        pid=os.getpid(),
+        command=job.command,
+        ended=time.time(),
+        status=status,
+        facts=Facts(
+            run_id=job.run_id, round=seat.number, world_size=seat.world_size, nodes=(node,)
+        ),
+    )

@@ -1,0 +1,88 @@
+"""What an agent remembers of a round in which something went wrong, to tell it, now and later.
+
+At the first sign of trouble it looks at the workers' flight records, before they react to it; where
+somebody ends a job in which workers have waited for long, it also asks these where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.cluster.memory_limit import count_oom_kills
+from rallypoint.launch.job import Job
+from rallypoint.launch.output.flight_report import FlightRecords
+from rallypoint.launch.worker_group import WorkerGroup
+from rallypoint.rendezvous.job.round import Seat
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.inspection.stacks import Answer
+
+_LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
+
+
+class Trouble:
+    """One round's.
+
+    Attributes:
+        records: the memory that its workers write.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.records = FlightRecords(workers)
+        self._stacks: Mapping[int, Answer] = {}  # by rank
+
+    def look(self, local_ranks: Mapping[int, int]) -> bool:
+        """Remember what the workers (global rank -> local rank) are in; the first look counts.
+
+        Returns whether this was the first.
+        """
+        return self.records.look(local_ranks)
+
+    def look_at_stacks(self, pids: Mapping[int, int]) -> None:
+        """Somebody ends the job: where are the workers (process -> rank), if any waits for long?"""
+        if self._stacks or not self.records.lines(least_s=_LONG_S):
+            return
+        from rallypoint.launch.inspection.stacks import ask_for_stacks
+
+        try:
+            self._stacks = {pids[pid]: answer for pid, answer in ask_for_stacks(pids).items()}
+        except Exception:  # the job is to end, whatever can be learnt of it
+            return
+
+    def lines(self, *, was_stopped: bool = False) -> list[str]:
+        """What the workers were in, as lines; of a job that was stopped, only if it was long."""
+        told = self.records.lines(least_s=_LONG_S if was_stopped else 0.0)
+        return [f"  {line}" for line in told]
+
+    def keep(
+        self, job: Job, seat: Seat, group: WorkerGroup, *, oom_kills: int | None, status: int
+    ) -> None:
+        """Leave it to `rallypoint explain`, if there is anything."""
+        if not self.records.seen_ns:
+            return
+        from rallypoint.launch.agent.facts_at_end import job_at_end
+        from rallypoint.launch.inspection.kept import keep
+
+        records, stacks = self.records, self._stacks
+        try:
+            keep(job_at_end(job, seat, group, records, stacks, oom_kills=oom_kills, status=status))
+        except Exception:  # how the launcher ends does not depend on it
+            return
+
+
+class OomKills:
+    """How often the out-of-memory killer strikes."""
+
+    def __init__(self) -> None:
+        self._before = count_oom_kills()
+
+    @property
+    def new(self) -> int | None:
+        """How often since `reset`; None: the kernel does not say."""
+        now = count_oom_kills()
+        return None if self._before is None or now is None else now - self._before
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._before = count_oom_kills()

@@ -1,0 +1,140 @@
+"""Asks the agents that entries.py has found; for programs, which may wait."""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rallypoint.base.errors import HostError
+from rallypoint.launch.inspection.entries import Found
+
+_CHUNK = 1 << 16
+_MAX_ANSWER = 64 << 20
+_MOST_DESCRIPTORS = 4
+
+
+class NoAnswerError(HostError):
+    """The agent did not answer in time, or has just ended.
+
+    Attributes:
+        is_gone: it has ended.
+    """
+
+    def __init__(self, message: str, *, is_gone: bool) -> None:
+        super().__init__(message)
+        self.is_gone = is_gone
+
+
+class Asking:
+    """A connection to an agent, for one request; to be closed.
+
+    Args:
+        name: what errors call the agent.
+    """
+
+    def __init__(self, connection: socket.socket, name: str, *, timeout_s: float = 2.0) -> None:
+        self._connection = connection
+        self._name = name
+        self._timeout_s = timeout_s
+        self._data = b""
+        self._descriptors = array.array("i")
+
+    @classmethod
+    def at(cls, agent: Found, *, timeout_s: float = 2.0) -> Asking:
+        """Connect to it.
+
+        Raises:
+            NoAnswerError: it has just ended, or is stopped.
+        """
+        asking = cls(socket.socket(socket.AF_UNIX), f"process {agent.pid}", timeout_s=timeout_s)
+        try:
+            asking._connection.settimeout(timeout_s)
+            asking._connection.connect(agent.socket)
+        except OSError as error:
+            asking.close()
+            raise asking._no_answer(error) from None
+        return asking
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def ask(self, request: dict[str, object]) -> tuple[dict[str, Any], list[int]]:
+        """What it answers, and the descriptors that come with that, which are the caller's.
+
+        Raises:
+            NoAnswerError: it does not answer.
+            HostError: it refuses the request.
+        """
+        self.send(request)
+        deadline = time.monotonic() + self._timeout_s
+        return self._next(deadline), list(self._descriptors)
+
+    def send(self, request: dict[str, object]) -> None:
+        """Ask for what comes line by line.
+
+        Raises:
+            NoAnswerError: it does not listen.
+        """
+        try:
+            self._connection.settimeout(self._timeout_s)
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise self._no_answer(error) from None
+
+    def lines(self, until: float) -> Iterator[dict[str, Any]]:
+        """What comes until then (time.monotonic), or until there is no more."""
+        while True:
+            try:
+                yield self._next(until)
+            except NoAnswerError:
+                return
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._data:
+            try:
+                self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+                part, new, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
+            except OSError as error:
+                raise self._no_answer(error) from None
+            self._descriptors.extend(new)
+            if not part or len(self._data) > _MAX_ANSWER:
+                raise self._no_answer(None)
+            self._data += part
+        line, _, self._data = self._data.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise HostError(f"the agent ({self._name}) gave an answer that makes no sense.")
+        if "error" in answer:
+            raise HostError(f"the agent ({self._name}) refuses: {answer['error']}.")
+        return answer
+
+    def _no_answer(self, error: OSError | None) -> NoAnswerError:
+        if isinstance(error, TimeoutError | BlockingIOError):
+            text = f"has not answered for {self._timeout_s:g} s; it may be stopped or stuck."
+            return NoAnswerError(f"the agent ({self._name}) {text}", is_gone=False)
+        return NoAnswerError(f"the agent ({self._name}) has just ended.", is_gone=True)
+
+
+def ask(agent: Found, request: dict[str, object], *, timeout_s: float = 2.0) -> dict[str, Any]:
+    """What it answers.
+
+    Raises:
+        NoAnswerError: it does not answer.
+        HostError: it refuses the request.
+    """
+    with Asking.at(agent, timeout_s=timeout_s) as asking:
+        return asking.ask(request)[0]

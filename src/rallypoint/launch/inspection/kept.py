@@ -1,0 +1,84 @@
+"""What is kept of a job that failed, so that it can be explained afterwards: one small file.
+
+    ${XDG_STATE_HOME:-~/.local/state}/rallypoint/PID.TIME.json        the newest twenty
+
+It holds what the agent saw at the first sign of trouble, and how its workers ended. An agent that
+was killed keeps nothing; and each node keeps its own part only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.base.errors import HostError
+from rallypoint.diagnosis.facts import Facts
+from rallypoint.launch.inspection.facts_json import decode, encode
+
+_MOST_FILES = 20
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptJob:
+    """A job that has ended.
+
+    Attributes:
+        pid: its launcher's, here.
+        ended: seconds since the epoch.
+        status: what the launcher exited with.
+    """
+
+    run_id: str
+    pid: int
+    command: tuple[str, ...]
+    ended: float
+    status: int
+    facts: Facts
+
+
+def keep(job: KeptJob) -> None:
+    """Write it down; if there is no place for it, nothing is kept."""
+    directory = _directory()
+    data = json.dumps(encode(job))
+    if len(data) > _MOST_BYTES:
+        return
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = directory / f"{job.pid}.{int(job.ended)}.json"
+        path.with_suffix(".new").write_text(data)
+        path.with_suffix(".new").rename(path)
+        for old in _newest_first(directory)[_MOST_FILES:]:
+            old.unlink()
+    except OSError:
+        return
+
+
+def kept_jobs() -> list[KeptJob]:
+    """What this user's failed jobs have left on this machine, the newest first."""
+    jobs = []
+    for path in _newest_first(_directory()):
+        try:
+            jobs.append(decode(KeptJob, json.loads(path.read_text())))
+        except (OSError, ValueError, HostError):  # of another version, say
+            continue
+    return jobs
+
+
+def _directory() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "rallypoint"
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    times = {path: time for path in directory.glob("*.json") if (time := _time_of(path))}
+    return sorted(times, key=lambda path: times[path], reverse=True)
+
+
+def _time_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another launcher has just removed it
+        return 0.0

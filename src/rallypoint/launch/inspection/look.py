@@ -1,0 +1,116 @@
+"""What is to be seen of a node of a job, by a program on it that asks the node's agent.
+
+    agent: who runs, who has ended ---+
+    flight records: what calls -------+--> facts, twice, half a second apart
+    /proc: what the kernel knows -----+
+    stacks: where in the program -----+
+
+It takes one second at most, whatever state the workers are in.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rallypoint.base.flight_record import read_groups
+from rallypoint.base.recorded_call import Group
+from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
+from rallypoint.diagnosis.facts import End, Node, Process, Worker
+from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
+from rallypoint.launch.inspection.client import Asking
+from rallypoint.launch.inspection.processes import Look
+from rallypoint.launch.inspection.stacks import Answer, ask_for_stacks
+
+BETWEEN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLooks:
+    """Two looks at one node."""
+
+    status: AgentStatus
+    first: Node
+    second: Node
+
+
+def look_twice(agent: Asking) -> NodeLooks:
+    """What is seen of an agent's node now, and `BETWEEN_S` later.
+
+    Raises:
+        NoAnswerError: the agent does not answer.
+        HostError: its answer makes no sense.
+    """
+    told, descriptors = agent.ask({"ask": "look"})
+    try:
+        status = read_status(told)
+        pids = [each.pid for each in status.running]
+        before = Look(pids)
+        stacks = ask_for_stacks(pids)
+        first = _node(status, descriptors, before.processes(before), stacks)
+        time.sleep(max(0.0, before.at + BETWEEN_S - time.monotonic()))
+        stacks = ask_for_stacks(pids)
+        second = _node(status, descriptors, Look(pids).processes(before), stacks)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return NodeLooks(status=status, first=first, second=second)
+
+
+def _node(
+    status: AgentStatus,
+    descriptors: Sequence[int],
+    processes: Mapping[int, Process],
+    answers: Mapping[int, Answer],
+) -> Node:
+    now_ns = time.monotonic_ns()
+    return Node(
+        node_rank=status.node_rank,
+        host=status.host,
+        now_ns=now_ns,
+        ranks=tuple(each.rank for each in status.ranks),
+        workers=tuple(
+            _worker(
+                each,
+                _groups(descriptors, each.local_rank),
+                processes.get(each.pid),
+                answers.get(each.pid, Answer((), "it was not asked")),
+                now_ns,
+            )
+            for each in status.ranks
+        ),
+        oom_kills=status.oom_kills,
+    )
+
+
+def _groups(descriptors: Sequence[int], local_rank: int) -> tuple[Group, ...]:
+    return read_groups(descriptors[0], local_rank * FLIGHT_RECORD_BYTES) if descriptors else ()
+
+
+def _worker(
+    rank: RankStatus,
+    groups: tuple[Group, ...],
+    process: Process | None,
+    answer: Answer,
+    now_ns: int,
+) -> Worker:
+    ago_s = max(0.0, time.time() - rank.ended_at)
+    end = End(
+        code=rank.code,
+        signal=rank.signal,
+        by_launcher=rank.by_launcher,
+        error=rank.error,
+        ended_ns=now_ns - int(ago_s * 1e9),
+    )
+    return Worker(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        process=process,
+        end=end if rank.has_ended else None,
+        groups=groups,
+        has_record=bool(groups),
+        stacks=answer.stacks,
+        no_stacks_because=answer.because,
+    )

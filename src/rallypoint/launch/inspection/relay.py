@@ -1,0 +1,113 @@
+"""Looks at the other nodes of a job: who asks whom, over the agents' own connections.
+
+    program --"others"--> agent --"others"--> coordinator --"look"--> each other agent
+    program <---a line---- agent <------------ coordinator <--"coming"-- each, at once
+    program <---a line---- agent <------------ coordinator <--"node"---- each, when it has looked
+
+Nobody waits and nothing is kept for long: the program that asks knows for how long it listens. The
+agent that coordinates tells first who is to be expected. On a busy machine a look may be late; that
+an agent does not even answer at once tells more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rallypoint.launch.inspection.requests import Reply
+from rallypoint.launch.rounds.source import RoundSource
+
+_MOST_ASKING = 16
+Look = Callable[[Reply], None]
+
+
+class Relay:
+    """One agent's part in it.
+
+    Args:
+        look: looks at this node, and replies with what it has seen.
+    """
+
+    def __init__(self, rounds: RoundSource, look: Look) -> None:
+        self._rounds = rounds
+        self._look = look
+        self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
+        self._last = 0
+
+    def ask(self, reply: Reply) -> None:
+        """A program asks for all other nodes; a reply for each, and one before that names them."""
+        roster = self._rounds.roster()
+        if roster is None or not roster.leader:
+            return reply({"members": [], "why": "" if roster is None else roster.why})
+        self._last += 1
+        self._asking[self._last] = reply
+        self._asking.pop(self._last - _MOST_ASKING, None)
+        if roster.leader == roster.me:
+            return self._ask_all(roster.me, self._last)
+        return self._say(roster.leader, ask="others", number=self._last)
+
+    def heard(self, sender: str, payload: bytes) -> None:
+        """Another agent asks, or answers; what makes no sense is left out."""
+        try:
+            message = json.loads(payload)
+            if isinstance(message, dict) and isinstance(message.get("number"), int):
+                self._take(sender, message)
+        except Exception:  # no question may ever end a job
+            return
+
+    def _take(self, sender: str, message: dict[str, Any]) -> None:
+        number, asker = message["number"], str(message.get("asker", ""))
+        match message.get("ask"):
+            case "others":
+                self._ask_all(sender, number)
+            case "look":
+                roster = self._rounds.roster()
+                key = "" if roster is None else roster.me
+                self._say(sender, ask="coming", number=number, asker=asker, key=key)
+                self._look(
+                    lambda seen: self._say(sender, ask="node", number=number, asker=asker, **seen)
+                )
+            case "node" | "members" | "coming":
+                self._pass_on(asker, number, message)
+
+    def _ask_all(self, asker: str, number: int) -> None:
+        """This agent coordinates: say who there is, and have each look."""
+        roster = self._rounds.roster()
+        if roster is None or roster.leader != roster.me:
+            return
+        members, first = [], 0
+        for each in sorted(roster.members, key=lambda each: each.node_rank):
+            members.append(
+                {
+                    "key": each.key,
+                    "node_rank": each.node_rank,
+                    "host": each.host,
+                    "silent_s": each.silent_s,
+                    "ranks": [first, first + each.local_world_size],
+                    "is_asking": each.key == asker,
+                }
+            )
+            first += each.local_world_size
+        self._pass_on(asker, number, {"ask": "members", "members": members, "why": ""})
+        for each in roster.members:
+            if each.key == asker:
+                continue
+            if each.key == roster.me:
+                self._pass_on(asker, number, {"ask": "coming", "key": each.key})
+                self._look(lambda seen: self._pass_on(asker, number, {"ask": "node", **seen}))
+            else:
+                self._say(each.key, ask="look", number=number, asker=asker)
+
+    def _pass_on(self, asker: str, number: int, message: dict[str, object]) -> None:
+        """To the agent whose program has asked."""
+        roster = self._rounds.roster()
+        if roster is not None and asker not in ("", roster.me):
+            return self._say(asker, **{**message, "number": number, "asker": asker})
+        reply = self._asking.get(number)
+        if reply is not None:
+            reply(message)
+        return None
+
+    def _say(self, to: str, /, **message: object) -> None:
+        self._rounds.inquire(to, json.dumps(message).encode())

@@ -1,0 +1,170 @@
+"""Asks workers where their Python threads are: by a signal that they answer in C.
+
+base/worker_hook.py has prepared it (native/python/stacks.cc), with memory whose name holds the
+signal's number; all that is needed is found in /proc, at any time. A signal that a process does
+not handle would kill it, so it is sent only if the memory is still open there and the signal
+caught, and only to a thread that can take it: one of ours if there is one, because a signal ends
+some system calls of the program.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from rallypoint._native import signal_thread
+from rallypoint.base.record import Record
+from rallypoint.base.worker_hook import STACKS_NAME
+from rallypoint.launch.inspection.faulthandler_text import parse_stacks
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.diagnosis.facts import Stack
+
+SCRIBE = "rally-scribe"  # a thread that has nothing to do with the program (native/scribe)
+_MEMORY = f"/memfd:{STACKS_NAME}"
+_MOST_BYTES = 1 << 20
+_BEGIN, _END = "rallypoint: begin\n", "rallypoint: end\n"
+_LOOK_S = 0.0005
+_MOMENT_S = 0.005
+_UNABLE = {
+    "T": "the process is stopped",
+    "t": "a debugger has stopped the process",
+    "D": "its thread sleeps in the kernel and takes no signal",
+    "Z": "the process has ended",
+    "X": "the process has ended",
+}
+
+
+class Answer(Record):
+    """What a process said: its stacks, or why there are none."""
+
+    stacks: tuple[Stack, ...]
+    because: str = ""
+
+
+class UnansweredError(Exception):
+    """There will be no stacks, because ..."""
+
+
+def ask_for_stacks(pids: Iterable[int], *, wait_s: float = 0.1) -> dict[int, Answer]:
+    """Where the Python threads of these processes are; of all together within `wait_s`.
+
+    Each process has its own memory for the answer; two callers at a time would confuse each other.
+    """
+    answers: dict[int, Answer] = {}
+    asked = []
+    for pid in pids:
+        try:
+            asked.append(_Question(pid))
+        except UnansweredError as error:
+            answers[pid] = Answer((), str(error))
+        except OSError:
+            answers[pid] = Answer((), "the process has ended, or cannot be looked at")
+    deadline = time.monotonic() + wait_s
+    while asked:
+        is_late = time.monotonic() >= deadline
+        for question in list(asked):
+            answer = question.answer(is_late=is_late)
+            if answer is not None:
+                answers[question.pid] = answer
+                asked.remove(question)
+        if asked:
+            time.sleep(_LOOK_S)
+    return answers
+
+
+class _Question:
+    """A signal on its way to a process, and the memory in which it answers."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor, number = _memory_of(pid)
+        self._bit = 1 << (number - 1)
+        self._thread = _thread_of(pid)
+        self._check()
+        self._begin = self._end()
+        self._memory = os.open(f"/proc/{pid}/fd/{self._descriptor}", os.O_RDWR)
+        trouble = signal_thread(pid, self._thread, number)
+        if trouble:
+            os.close(self._memory)
+            raise OSError(trouble, os.strerror(trouble))
+
+    def _check(self) -> None:
+        """Whether the signal does no harm, and will be taken."""
+        status = self._status()
+        if status["State"].startswith("D"):  # for a moment many are
+            time.sleep(_MOMENT_S)
+            status = self._status()
+        if not int(status["SigCgt"], 16) & self._bit:
+            raise UnansweredError("the program has taken the signal's handler away")
+        if status["State"][:1] in _UNABLE:
+            raise UnansweredError(_UNABLE[status["State"][:1]])
+        if self._is_busy(status):
+            raise UnansweredError("its thread blocks the signal, or has not answered the last one")
+
+    def answer(self, *, is_late: bool) -> Answer | None:
+        """What it has said, once that is complete or it `is_late`."""
+        try:
+            # What has begun to write and is not busy afterwards has written everything.
+            is_done = self._end() > self._begin and not self._is_busy(self._status())
+            end = self._end()
+        except (OSError, KeyError, ValueError):
+            os.close(self._memory)
+            return Answer((), "the process has ended")
+        if not is_late and not is_done:
+            return None
+        length = max(0, min(end - self._begin, _MOST_BYTES))
+        text = os.pread(self._memory, length, self._begin).decode("ascii", errors="replace")
+        os.truncate(self._memory, 0)  # the next answer begins where this one ended
+        os.close(self._memory)
+        if not is_done:
+            return Answer((), "the process did not answer in time")
+        stacks, mark, _ = text.rpartition(_BEGIN)[2].rpartition(_END)
+        if not mark:
+            return Answer((), "its threads ran on while they were looked at")
+        return Answer(parse_stacks(stacks))
+
+    def _is_busy(self, status: dict[str, str]) -> bool:
+        """Whether the signal waits, or its handler runs: it is blocked meanwhile."""
+        return bool((int(status["SigPnd"], 16) | int(status["SigBlk"], 16)) & self._bit)
+
+    def _status(self) -> dict[str, str]:
+        lines = _read(f"/proc/{self.pid}/task/{self._thread}/status").splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    def _end(self) -> int:
+        """How much it has ever written."""
+        first = _read(f"/proc/{self.pid}/fdinfo/{self._descriptor}").splitlines()[0]
+        return int(first.partition(":")[2])
+
+
+def _memory_of(pid: int) -> tuple[int, int]:
+    """The descriptor of a process's memory for stacks, and the signal that has them written."""
+    directory = f"/proc/{pid}/fd"
+    for name in os.listdir(directory):
+        try:
+            target = os.readlink(f"{directory}/{name}")
+        except OSError:
+            continue
+        number = target[len(_MEMORY) :].partition(" ")[0]
+        if target.startswith(_MEMORY) and number.isdecimal():
+            return int(name), int(number)
+    raise UnansweredError("the process is no Python program of ours, or has closed its descriptors")
+
+
+def _thread_of(pid: int) -> int:
+    """Our own thread there, or else the main one."""
+    for name in os.listdir(f"/proc/{pid}/task"):
+        try:
+            if _read(f"/proc/{pid}/task/{name}/comm").rstrip("\n") == SCRIBE:
+                return int(name)
+        except OSError:
+            continue  # it has just ended
+    return pid
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()

@@ -1,0 +1,172 @@
+"""Records what groups of other backends are in, for a launcher that wonders why a job is stuck.
+
+Only in workers that were handed a flight record, and only once there is such a group. Collectives
+are what PyTorch's Flight Recorder knows, written by a thread that needs no GIL (native/scribe/).
+That recorder passes over gloo's sends and receives, so these are seen where Python makes them. What
+goes wrong here is kept from the program. docs/decisions/081-evidence-of-other-backends.md
+"""
+
+# ruff: noqa: ANN401 - PyTorch's objects
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from rallypoint.base import worker_hook
+
+_Forget = Callable[..., None]  # what _forgetting returns
+
+_OURS = "rallypoint"
+_RECORDED = ("gloo", "nccl")  # by PyTorch's Flight Recorder; both have threads anyway
+_DEFAULT = "default_pg"
+_ANY = -1
+
+_groups: dict[int, int] = {}  # by id of a process group: its place in the record
+_alive: dict[int, Any] = {}  # the same: a weak reference
+_transfers: dict[
+    int, tuple[int, int, Any]
+] = {}  # by id of a Work: group, which one, weak reference
+_dtypes: dict[Any, str] = {}
+
+
+def install() -> None:
+    """Have PyTorch's groups of other backends recorded as they are made."""
+    import torch.distributed.distributed_c10d as c10d
+
+    make = getattr(c10d, "_new_process_group_helper", None)
+    if make is None:
+        return
+
+    @functools.wraps(make)
+    def made(*arguments: Any, **named: Any) -> Any:
+        result = make(*arguments, **named)
+        with contextlib.suppress(Exception):
+            _watch(result[0], arguments, named)
+        return result
+
+    c10d._new_process_group_helper = made
+
+
+def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    from rallypoint import _native
+    from rallypoint.engine.flight_record import describe, keep_record_of_others
+
+    if not isinstance(group, dist.ProcessGroup) or id(group) in _groups:
+        return  # this rank is no member, or it was asked for again
+    backends = {group._get_backend(device).name() for device in group._device_types}
+    others = sorted(backends - {_OURS})
+    if not others:
+        return
+    keep_record_of_others()
+    name = group.group_name
+    ranks = named.get("global_ranks_in_group", arguments[2] if len(arguments) > 2 else ())
+    title = _title(name, group.group_desc)
+    said = json.loads(describe(title, f"torch {name}", list(ranks) or range(group.size())))
+    said |= {"backend": ",".join(others), "is_complete": True}
+    number = _native.open_foreign_group(name, json.dumps(said))
+    if number < 0:
+        return
+    if not hasattr(dist.Work.wait, "__wrapped__"):
+        _wrap_transfers(dist)
+    _groups[id(group)] = number
+    _alive[id(group)] = weakref.ref(group, functools.partial(_leave, id(group)))
+    if any(name in _RECORDED for name in others):
+        _native.start_scribe(worker_hook.stacks_signal)
+
+
+def _leave(key: int, _: object) -> None:
+    from rallypoint import _native
+
+    del _alive[key]
+    _native.leave_foreign_group(_groups.pop(key))
+
+
+def _title(name: str, description: str) -> str:
+    if description == _DEFAULT:
+        return "default group"
+    return f"group {name if description in ('', 'undefined') else description}"
+
+
+def _wrap_transfers(dist: Any) -> None:
+    """See the sends, receives and waits that Python calls, of all groups."""
+    kind, work = dist.ProcessGroup, dist.Work
+    forget = _forgetting()
+    kind.send = _beginning(kind, "send", forget, sends=True, has_peer=True)
+    kind.recv = _beginning(kind, "recv", forget, sends=False, has_peer=True)
+    kind.recv_anysource = _beginning(kind, "recv_anysource", forget, sends=False, has_peer=False)
+    work.wait = _ending(work, "wait", forget)
+
+
+def _forgetting() -> _Forget:
+    from rallypoint._native import end_foreign_transfer  # each import would take 2 us
+
+    def forget(key: int, _: object = None) -> None:
+        """It is done, or nobody can wait for it any more."""
+        held = _transfers.pop(key, None)
+        if held is not None:
+            end_foreign_transfer(held[0], held[1])
+
+    return forget
+
+
+def _beginning(
+    kind: Any, name: str, forget: _Forget, *, sends: bool, has_peer: bool
+) -> Callable[..., Any]:
+    from rallypoint._native import begin_foreign_transfer, withdraw_foreign_transfer
+
+    original = getattr(kind, name)
+
+    @functools.wraps(vars(kind)[name])  # what can be put back
+    def transfer(group: Any, *arguments: Any, **named: Any) -> Any:
+        number = _groups.get(id(group))
+        if number is None or named:
+            return original(group, *arguments, **named)
+        which = -1
+        try:
+            tensor, tag = arguments[0][0], arguments[-1]
+            dtype = _dtypes.get(tensor.dtype) or _named(tensor.dtype)
+            peer = arguments[1] if has_peer else _ANY
+            which = begin_foreign_transfer(number, sends, peer, tag, tensor.numel(), dtype)
+        except Exception:  # the original has a better word for it
+            pass
+        try:
+            work = original(group, *arguments)
+        except BaseException:
+            if which >= 0:
+                withdraw_foreign_transfer(number, which)
+            raise
+        if which >= 0 and work is not None:
+            key = id(work)
+            _transfers[key] = number, which, weakref.ref(work, functools.partial(forget, key))
+        return work
+
+    return transfer
+
+
+def _ending(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
+    original = getattr(kind, name)
+
+    @functools.wraps(vars(kind)[name])
+    def wait(work: Any, *arguments: Any, **named: Any) -> Any:
+        key = id(work)
+        if key not in _transfers:
+            return original(work, *arguments, **named)
+        try:
+            return original(work, *arguments, **named)
+        finally:
+            forget(key)
+
+    return wait
+
+
+def _named(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    _dtypes[dtype] = name
+    return name

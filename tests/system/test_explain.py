@@ -1,0 +1,403 @@
+"""Jobs that hang, each for a reason of its own: `rallypoint explain` names the rank and the line.
+
+The same programs run with arrays of NumPy ("N"), with PyTorch's gloo ("G") and with our backend in
+PyTorch ("T"), and with the culprit first and last among the ranks. The launcher knows nothing of
+them but the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = pytest.mark.system
+
+BEGIN = {
+    "N": "import numpy as np, rallypoint as dist\n"
+    "dist.init_process_group()\n"
+    "def ones(n=8): return np.ones(n, np.float32)\n",
+    "G": "import torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "def ones(n=8): return torch.ones(n)\n",
+    "T": "import torch, torch.distributed as dist\n"
+    "dist.init_process_group('rallypoint')\n"
+    "def ones(n=8): return torch.ones(n)\n",
+}
+COMMON = """
+import ctypes, os, pathlib, signal, sys, threading, time
+rank, size, culprit = dist.get_rank(), dist.get_world_size(), int(sys.argv[1])
+for _ in range(3):
+    dist.all_reduce(ones())
+pathlib.Path(f"ready.{rank}").touch()
+"""
+NEVER_JOINS = """
+import os, pathlib, sys, time
+if os.environ["RANK"] == sys.argv[1]:
+    pathlib.Path("ready.late").touch()
+    time.sleep(600)  # HERE
+"""
+ENOUGH_S = 2.5  # for a wait to count as one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A program, and what must be said of it.
+
+    Attributes:
+        body: what comes after the first three collectives; a line that ends with ``# NAME`` is
+            known as {NAME} below.
+        says: parts of the sentence, in this order; {c} is the culprit, {others} are the others.
+        status: what `explain` exits with.
+        joins: the culprit takes part at first; else it sleeps before it joins.
+        later_s: how long it takes until all are where they are to be.
+        signal: what it gets then.
+        files: sources in C, to be compiled.
+    """
+
+    body: str
+    says: tuple[str, ...]
+    kinds: str = "NGT"
+    ranks: int = 3
+    status: int = 3
+    joins: bool = True
+    later_s: float = 0
+    signal: int = 0
+    files: dict[str, str] = field(default_factory=dict)
+
+
+CASES = {
+    "a rank sleeps": Case(
+        body="""
+if rank == culprit:
+    time.sleep(600)  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} never entered all_reduce #", "sleep at {HERE}", "{others} wait", "{WAIT}"),
+    ),
+    "other operations under one number": Case(
+        body="""
+if rank == culprit:
+    dist.barrier()  # HERE
+dist.all_reduce(ones())  # WAIT
+time.sleep(600)
+""",
+        says=("rank {c}", "barrier", "{others}", "all_reduce"),
+        kinds="G",
+    ),
+    "stopped": Case(
+        body="""
+if rank == culprit:
+    time.sleep(600)
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} is stopped (SIGSTOP)", "{others} wait", "kill -CONT {pid}"),
+        signal=signal.SIGSTOP,
+    ),
+    "each waits for the other": Case(
+        body="""
+dist.recv(ones(), 1 - rank)  # HERE
+""",
+        says=("deadlock: rank 0 waits for rank 1 in recv", "{HERE}", "rank 1 for rank 0"),
+        kinds="G",  # our engine finds such circles itself, and raises
+        ranks=2,
+    ),
+    "a ring of sends": Case(
+        body="""
+dist.send(ones(1 << 22), (rank + 1) % size)  # HERE
+""",
+        says=("deadlock: rank 0 waits for rank 1 in send", "{HERE}", "rank 2", "rank 3 for rank 0"),
+        kinds="G",
+        ranks=4,
+    ),
+    "two groups crossed": Case(
+        body="""
+one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+first, second = (one, other) if rank == culprit else (other, one)
+dist.all_reduce(ones(), group=first)  # HERE
+dist.all_reduce(ones(), group=second)
+""",
+        says=("deadlock", "rank 0 waits", "all_reduce #0", "rank 1", "rank 0", "{HERE}"),
+        kinds="N",
+        ranks=2,
+    ),
+    "a lock of its own": Case(
+        body="""
+lock = threading.Lock()
+def keep():
+    with lock:
+        time.sleep(600)  # KEEP
+if rank == culprit:
+    threading.Thread(target=keep, daemon=True).start()
+    time.sleep(0.5)
+    lock.acquire()  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c}", "waits for a lock of its own process at {HERE}", "{others} wait"),
+    ),
+    "C code that does not end": Case(
+        body="""
+if rank == culprit:
+    ctypes.PyDLL("./spin.so").spin()  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} ", "runs at {HERE}", "{others} wait"),
+        files={"spin.c": "void spin(void) { volatile int on = 1; while (on) {} }"},
+    ),
+    "an endless loop": Case(
+        body="""
+if rank == culprit:
+    while True:
+        pass  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} never entered all_reduce", "runs at worker.py:", "% CPU", "{others} wait"),
+    ),
+    "in the kernel": Case(
+        body="""
+if rank == culprit:
+    ctypes.CDLL("./vfork.so").wait_for_child()  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c}", "in the kernel (D)", "{others} wait"),
+        files={
+            "vfork.c": "#include <unistd.h>\n"
+            "void wait_for_child(void) { if (vfork() == 0) { sleep(600); _exit(0); } }"
+        },
+    ),
+    "uneven batches": Case(
+        body="""
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for _ in range(2 if rank == culprit else 3):
+    model(ones()).sum().backward()  # WAIT
+if rank == culprit:
+    time.sleep(600)  # HERE
+""",
+        says=("rank {c} never entered all_reduce", "sleep at {HERE}", "{others} wait", "{WAIT}"),
+        kinds="GT",
+        later_s=5,  # DistributedDataParallel imports much
+    ),
+    "a data loader that hangs": Case(
+        body="""
+os.path.exists("pipe") or rank == culprit and os.mkfifo("pipe")
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        if rank == culprit:
+            open("pipe").read()
+        return ones()
+for batch in torch.utils.data.DataLoader(Data(), num_workers=1, batch_size=2):  # HERE
+    dist.all_reduce(batch)  # WAIT
+time.sleep(600)
+""",
+        says=("rank {c}'s data loader", "pipe", "{others} wait", "{WAIT}"),
+        kinds="G",
+        ranks=2,
+    ),
+    "one that never joins": Case(
+        body="",
+        says=("rank {c} never joined", "{HERE}", "{others} wait"),
+        joins=False,
+        later_s=6,
+    ),
+    "nobody waits": Case(
+        body="""
+time.sleep(600)
+""",
+        says=("no hang", "no rank waits for another"),
+        status=0,
+    ),
+    "a slow rank": Case(
+        body="""
+while True:
+    if rank == culprit:
+        until = time.monotonic() + 0.06
+        while time.monotonic() < until:
+            pass
+    dist.all_reduce(ones())
+""",
+        says=("no hang", "rank {c} comes last in ", " of 3"),
+        kinds="NT",
+        status=0,
+    ),
+}
+READS_TORCH = [
+    pytest.mark.needs_torch,
+    pytest.mark.skipif(
+        find_spec("torch") is not None
+        and tuple(map(int, version("torch").split(".")[:2])) >= (2, 14),
+        reason="PyTorch 2.14 and later: its records are not read yet",
+    ),
+]
+ALL = [
+    pytest.param(
+        name,
+        kind,
+        culprit,
+        id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
+        marks=[] if kind == "N" else READS_TORCH,
+    )
+    for i, (name, case) in enumerate(CASES.items())
+    for kind in case.kinds
+    # Importing torch takes seconds: there the culprit is the first, or the last, by turns.
+    for culprit in ([0, case.ranks - 1] if kind == "N" else [(i % 2) * (case.ranks - 1)])
+]
+
+
+def explain(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rallypoint", "explain", *words]
+    began = time.monotonic()
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - began < 5
+    return done
+
+
+def places(script: Path) -> dict[str, str]:
+    """Where the lines are that have a name."""
+    lines = script.read_text().splitlines()
+    named = ((line.rpartition("# ")[2], number) for number, line in enumerate(lines, 1))
+    return {name: f"{script.name}:{number}" for name, number in named if name.isupper()}
+
+
+def in_order(parts: tuple[str, ...], text: str) -> bool:
+    at = 0
+    for part in parts:
+        found = text.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def name(ranks: list[int]) -> str:
+    runs = f"{ranks[0]}-{ranks[-1]}" if ranks[-1] - ranks[0] == len(ranks) - 1 > 0 else ""
+    text = runs or ", ".join(map(str, ranks))
+    return f"rank{'s' * (len(ranks) > 1)} {text}"
+
+
+@pytest.mark.parametrize(("title", "kind", "culprit"), ALL)
+def test_live(launch: Launch, title: str, kind: str, culprit: int) -> None:
+    case = CASES[title]
+    for file, text in case.files.items():
+        source = launch.directory / file
+        source.write_text(text)
+        library = source.with_suffix(".so")
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
+    late = "" if case.joins else NEVER_JOINS
+    script = Path(launch.script(late + BEGIN[kind] + COMMON + case.body))
+    process = launch.start("--nproc-per-node", str(case.ranks), str(script), str(culprit))
+    launch.wait_for("ready.*", case.ranks if case.joins else 1)
+    pids = worker_pids(process.pid)
+    if case.signal:
+        time.sleep(1)
+        os.kill(pids[culprit], case.signal)
+    try:
+        time.sleep(ENOUGH_S + case.later_s)
+        done = explain(str(process.pid), "--json")
+        told = json.loads(done.stdout)
+        others = [rank for rank in range(case.ranks) if rank != culprit]
+        known = {**places(script), "c": culprit, "others": name(others), "pid": pids[culprit]}
+        parts = tuple(part.format(**known) for part in case.says)
+        sentence = told["sentence"]
+        assert in_order(parts, sentence), f"{sentence!r} does not say {parts}"
+        assert len(sentence) <= 240
+        assert done.returncode == told["exit_status"] == case.status
+        plain = explain(str(process.pid))
+        assert plain.stdout.split()[:2] == sentence.split()[:2]
+    finally:
+        if case.signal == signal.SIGSTOP:
+            os.kill(pids[culprit], signal.SIGCONT)
+        process.kill()
+
+
+def worker_pids(launcher: int) -> list[int]:
+    command = [sys.executable, "-m", "rallypoint", "status", str(launcher)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [int(pid) for pid in re.findall(r"(?m)^ *\d+ +\S+ +(\d+) ", told)]
+
+
+ENDS = {
+    "killed": (
+        "time.sleep(2)\n    os.kill(os.getpid(), signal.SIGKILL)",
+        "rank {c} is dead (SIGKILL, not by the launcher; the kernel's out-of-memory killer did not",
+        1,
+    ),
+    "stopped while it hangs": ("time.sleep(600)  # HERE", "at {HERE}", 143),
+}
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize("how", ENDS)
+def test_after_the_end(launch: Launch, how: str, culprit: int) -> None:
+    code, part, status = ENDS[how]
+    body = f"if rank == culprit:\n    {code}\ndist.all_reduce(ones())  # WAIT\n"
+    script = Path(launch.script(BEGIN["N"] + COMMON + body))
+    process = launch.start("--nproc-per-node", "3", str(script), str(culprit))
+    launch.wait_for("ready.*", 3)
+    if status == 143:
+        time.sleep(2)
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == status
+    done = explain(str(process.pid))
+    others = name([rank for rank in range(3) if rank != culprit])
+    known = {**places(script), "c": culprit, "others": others}
+    parts = (part, "{others} wait", "{WAIT}")
+    assert in_order(tuple(each.format(**known) for each in parts), done.stdout), done.stdout
+    assert f"rank {culprit} " in done.stdout.partition(";")[0]
+    assert done.returncode == 3
+    assert f"with exit status {status}" in done.stdout
+
+
+def test_nothing_is_kept_of_a_job_that_succeeded(launch: Launch) -> None:
+    process = launch.start(launch.script("pass"))
+    assert process.wait(30) == 0
+    assert explain(str(process.pid)).returncode == 5
+
+
+HEALTHY = """
+import random
+chance = random.Random(f"{sys.argv[1]} {rank}")
+group = dist.new_group([0, 1])
+while True:
+    time.sleep(chance.choice([0, 0, 0, 0.001, 0.05, 0.4]))
+    which = random.Random(len(seen)).randrange(4)
+    seen.append(which)
+    if which == 0:
+        dist.all_reduce(ones(1000))
+    elif which == 1:
+        dist.broadcast(ones(), src=len(seen) % size)
+    elif which == 2 and rank < 2:
+        dist.all_reduce(ones(), group=group)
+    elif which == 3 and rank < 2:
+        (dist.send if rank == len(seen) % 2 else dist.recv)(ones(), 1 - rank)
+"""
+
+
+@pytest.mark.parametrize("kind", ["N", pytest.param("G", marks=READS_TORCH)])
+def test_healthy_jobs_are_not_said_to_hang(launch: Launch, kind: str) -> None:
+    asked = int(os.environ.get("RALLYPOINT_TEST_HEALTHY", "8"))
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    script = launch.script(BEGIN[kind] + COMMON + "seen = []\n" + HEALTHY)
+    process = launch.start("--nproc-per-node", "3", script, str(seed))
+    launch.wait_for("ready.*", 3)
+    for _ in range(asked):
+        time.sleep(chance.random())
+        done = explain(str(process.pid), "--why")
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.startswith("no hang")
+    assert process.poll() is None, launch.err
+    process.kill()

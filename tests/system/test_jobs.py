@@ -1,0 +1,150 @@
+"""Commands about running jobs: ps, status, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = pytest.mark.system
+
+WAITING = """
+import os, time, numpy as np, rallypoint as dist
+dist.init_process_group()
+rank = dist.get_rank()
+array = np.ones(8, np.float32)
+for _ in range(5):
+    dist.all_reduce(array)
+open(f"ready.{rank}", "w")
+if rank == 1:
+    time.sleep(100)
+dist.all_reduce(array)
+"""
+
+
+def rallypoint(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rallypoint", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def start_waiting_job(launch: Launch, *flags: str) -> str:
+    """The process number of its launcher."""
+    process = launch.start("--nproc-per-node", "3", *flags, launch.script(WAITING))
+    launch.wait_for("ready.*", 3)
+    return str(process.pid)
+
+
+def test_a_job_is_listed_told_and_stopped(launch: Launch) -> None:
+    pid = start_waiting_job(launch, "--rdzv-id", "my-job")
+    rows = [json.loads(line) for line in rallypoint("ps", "--json").stdout.splitlines()]
+    (row,) = [row for row in rows if row["pid"] == int(pid)]
+    assert (row["ranks"], row["round"], row["nodes"]) == ([0, 1, 2], 0, 1)
+    assert row["directory"] == str(launch.directory)
+    assert re.search(rf"(?m)^\S+ +{pid}  0 of 1  0-2 ", rallypoint("ps").stdout)
+
+    time.sleep(1)  # lines of programs are noted where a call has waited for a while
+    told = rallypoint("status", pid).stdout.splitlines()
+    assert re.match(r"job my-job: round 0, 3 ranks on 1 node; running, \d+\.\d s after", told[0])
+    assert re.search(r"^ +0 +\S+ +\d+ .* all_reduce #5 for \d+\.\d s +\S*worker\.py:11$", told[2])
+    assert re.search(r"^ +1 +\S+ +\d+  sleeps .* after all_reduce #4, \d+\.\d s ago$", told[3])
+
+    stopped = rallypoint("stop", pid)
+    assert (stopped.returncode, stopped.stdout) == (0, "")
+    assert re.fullmatch(rf"job \S+ \(process {pid}\) has ended\n", stopped.stderr)
+    assert launch.process is not None
+    assert launch.process.wait(20) == 128 + signal.SIGTERM
+    assert "stopped by `rallypoint stop` after" in launch.err
+    assert rallypoint("status", pid).returncode == 5
+    assert pid not in rallypoint("ps").stdout
+
+
+def test_of_several_jobs_one_must_be_named(launch: Launch, tmp_path: Path) -> None:
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = Launch(directory)
+    first, second = (start_waiting_job(each, "--rdzv-id", "twin") for each in (launch, other))
+    try:
+        refused = rallypoint("status")
+        assert refused.returncode == 2
+        assert first in refused.stderr
+        assert second in refused.stderr
+        assert rallypoint("status", first).returncode == 0
+        assert rallypoint("stop", second).returncode == 0
+    finally:
+        assert other.process is not None
+        other.process.kill()
+        other.process.wait()
+    assert launch.process is not None
+    assert launch.process.poll() is None
+
+
+def test_an_agent_that_is_stopped_is_said_to_be(launch: Launch) -> None:
+    pid = start_waiting_job(launch)
+    os.kill(int(pid), signal.SIGSTOP)
+    try:
+        assert re.search(rf" {pid} .*does not answer", rallypoint("ps").stdout)
+        refused = rallypoint("stop", pid)
+        assert refused.returncode == 1
+        assert "may be stopped or stuck" in refused.stderr
+        assert f"kill -9 {pid}" in refused.stderr
+    finally:
+        os.kill(int(pid), signal.SIGCONT)
+
+
+def test_nothing_of_a_killed_launcher_is_listed(launch: Launch) -> None:
+    pid = start_waiting_job(launch)
+    os.kill(int(pid), signal.SIGKILL)
+    assert launch.process is not None
+    launch.process.wait()
+    assert pid not in rallypoint("ps").stdout
+    assert rallypoint("status", pid).returncode == 5
+
+
+def test_help_teaches() -> None:
+    for command in ("logs", "ps", "status", "stop"):
+        told = rallypoint(command, "--help")
+        assert told.returncode == 0
+        assert told.stdout.startswith(f"usage: rallypoint {command} ")
+        assert rallypoint(command, "--wrong").returncode == 2
+
+
+WRITING = """
+import sys, time
+rank = int(__import__("os").environ["RANK"])
+for number in range(30):
+    print(f"line {number} of {rank}", flush=True)
+print(f"error of {rank}", file=sys.stderr, flush=True)
+open(f"ready.{rank}", "w")
+time.sleep(2)
+print("the end", end="", flush=True)
+"""
+
+
+def test_logs_of_a_job_that_keeps_them(launch: Launch) -> None:
+    process = launch.start(
+        *("--nproc-per-node", "2", "--log-dir", "logs", "--redirects", "3"), launch.script(WRITING)
+    )
+    pid = str(process.pid)
+    launch.wait_for("ready.*", 2)
+    of_one = rallypoint("logs", pid, "--rank", "1", "-n", "3")
+    assert of_one.stdout == "line 27 of 1\nline 28 of 1\nline 29 of 1\n"
+    assert of_one.stderr == "error of 1\n"
+    of_all = rallypoint("logs", "-n0", pid).stdout.splitlines()
+    assert of_all == [f"[{rank}] line {i} of {rank}" for rank in range(2) for i in range(30)]
+    followed = rallypoint("logs", "-f", "-r0", "-n1", pid)
+    assert followed.stdout == "line 29 of 0\nthe end\n"
+    assert process.wait(20) == 0
+
+
+def test_logs_of_a_job_that_keeps_none(launch: Launch) -> None:
+    refused = rallypoint("logs", start_waiting_job(launch))
+    assert refused.returncode == 1
+    assert "--log-dir DIR --redirects 3" in refused.stderr

@@ -1,0 +1,87 @@
+"""Commands about a job of several nodes: each is seen from all, and a silent one is named."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import SOON_S
+from tests.system.test_jobs import WAITING
+
+from rallypoint.testing.hosts import Host, Hosts
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("needs_hosts")]
+
+RALLYPOINT = (sys.executable, "-m", "rallypoint")
+WAYS = {
+    "elastic": "--nnodes 3 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400",
+    "static": "--nnodes 3 --master-addr 10.77.0.1 --master-port 29500 --node-rank {}",
+}
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts(3) as hosts:
+        yield hosts
+
+
+def told(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
+    command = host.enter(*RALLYPOINT, *words)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_is_seen_from_each_of_its_nodes(hosts: Hosts, tmp_path: Path, way: str) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WAITING)
+    words = f"run {WAYS[way]} --nproc-per-node 2 {script}"
+    nodes = [
+        host.popen([*RALLYPOINT, *words.format(host.number - 1).split()], cwd=tmp_path)
+        for host in hosts.hosts
+    ]
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("ready.*"))) < 6:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1)
+        for host in hosts.hosts:
+            began = time.monotonic()
+            status = told(host, "status").stdout
+            assert time.monotonic() - began < 5
+            rows = re.findall(r"(?m)^ *(\d) +(host\d|\S+) +\d+ +\w+ .* (all_reduce #\d)", status)
+            assert [(row[0], row[2]) for row in rows] == [
+                (str(rank), "all_reduce #4" if rank == 1 else "all_reduce #5") for rank in range(6)
+            ], status
+            explained = told(host, "explain")
+            assert re.match(
+                r"rank 1 never entered all_reduce #5 of default group: it is in time\.sleep at"
+                r" worker\.py:10; ranks 0, 2-5 wait for it at worker\.py:11 \(\d+\.\d s\)\.$",
+                explained.stdout,
+            ), explained
+            assert explained.returncode == 3
+
+        (agent,) = re.findall(r"(?m)^\S+ +(\d+) ", told(hosts[3], "ps").stdout)
+        hosts[3].run("kill", "-STOP", agent)
+        try:
+            status = told(hosts[1], "status").stdout
+            assert re.search(r"node \d \(\S+\) has not answered for \d+\.\d s: ranks ", status)
+            why = told(hosts[1], "explain", "--why").stdout
+            assert re.search(r"node \d \(\S+\) has not answered", why), why
+        finally:
+            hosts[3].run("kill", "-CONT", agent)
+            nodes[2].send_signal(signal.SIGCONT)  # nsenter stops with its child
+
+        assert told(hosts[2], "stop").returncode == 0
+        statuses = [node.wait(SOON_S + 20) for node in nodes]
+        assert statuses == [1, 128 + signal.SIGTERM, 1]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()

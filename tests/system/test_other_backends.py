@@ -1,0 +1,232 @@
+"""What PyTorch's gloo groups are in, as the launcher's memory tells it: live, and after SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Launch
+from tests.system.test_flight_record import record_of
+
+from rallypoint.base.flight_record import ask_for_more, has_told_more, read_groups
+from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
+from rallypoint.launch.inspection.stacks import ask_for_stacks
+
+pytest.importorskip("torch")
+
+from rallypoint.pytorch.versions import HAS_BACKENDS
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.needs_torch,
+    pytest.mark.skipif(HAS_BACKENDS, reason="PyTorch 2.14 and later: its records are not read yet"),
+]
+
+BEGIN = """
+import ctypes, os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+array = torch.ones(4, 3)
+for _ in range(40):
+    dist.all_reduce(array)
+def ready():
+    time.sleep(0.3)
+    os.symlink(str(os.getpid()), f"ready.{rank}")
+"""
+
+
+def start(launch: Launch, code: str, ranks: int, **environ: str) -> int:
+    """The record's descriptor, once all ranks have called ready()."""
+    script = launch.script(BEGIN + code)
+    launch.start("--nproc-per-node", str(ranks), script, environ=environ)
+    launch.wait_for("ready.*", ranks)
+    return record_of(launch)
+
+
+def groups_of(record: int, rank: int, *, asks: bool = True) -> dict[str, Group]:
+    offset = rank * FLIGHT_RECORD_BYTES
+    if asks:
+        ask_for_more(record, offset)
+        deadline = time.monotonic() + 60
+        while not has_told_more(record, offset):
+            assert time.monotonic() < deadline, f"rank {rank} does not answer"
+            time.sleep(0.01)
+    return {group.name: group for group in read_groups(record, offset)}
+
+
+def brief(call: Call) -> tuple[object, ...]:
+    return call.operation, call.number, call.state, call.dtype, call.shape
+
+
+STUCK = """
+pair = dist.new_group([1, 2], group_desc="pair")
+if rank > 0:
+    dist.broadcast(torch.zeros(2, dtype=torch.int64), src=1, group=pair)
+    dist.send(array, 3 - rank) if rank == 1 else dist.recv(array, 3 - rank)
+ready()
+if rank == 0:
+    dist.all_reduce(torch.zeros(7, 1, 2, dtype=torch.bfloat16))
+if rank == 1:
+    dist.recv(torch.zeros(5), src=2, tag=77)
+if rank == 2:
+    began = time.monotonic()
+    ctypes.CDLL(None).sleep(20)  # a signal to this thread would end it
+    os.symlink(str(time.monotonic() - began), "slept")
+    time.sleep(1000)
+"""
+
+
+def test_a_stuck_job(launch: Launch) -> None:
+    record = start(launch, STUCK, 3)
+    time.sleep(1)  # until all are where they stay
+    now_ns = time.monotonic_ns()
+    seen = [groups_of(record, rank) for rank in range(3)]
+    for rank in range(3):
+        default = seen[rank]["default group"]
+        assert (default.backend, default.members, default.key) == ("gloo", "0-2", "torch 0")
+        assert default.is_complete
+        assert [call.number for call in default.calls] == [*range(9 if rank == 0 else 8, 40)] + (
+            [40] if rank == 0 else []
+        )
+        assert all(0 < now_ns - call.since_ns < 300e9 for call in default.calls)
+        assert brief(default.calls[-2]) == (
+            "all_reduce",
+            39 if rank == 0 else 38,
+            "done",
+            "float32",
+            (4, 3),
+        )
+    stuck = seen[0]["default group"].calls[-1]
+    assert brief(stuck) == ("all_reduce", 40, "running", "bfloat16", (7, 1, 2))
+    assert stuck.count == 14
+    assert seen[0].keys() == {"default group"}
+    for rank in (1, 2):
+        pair = seen[rank]["group pair"]
+        assert pair.members == "1-2"
+        assert [brief(call) for call in pair.calls] == [("broadcast", 0, "done", "int64", (2,))]
+    (receive,) = seen[1]["default group"].transfers
+    assert (receive.operation, receive.peer, receive.root) == ("recv", 2, 77)
+    assert (receive.state, receive.dtype, receive.count) == ("running", "float32", 5)
+    assert seen[0]["default group"].transfers == seen[2]["default group"].transfers == ()
+
+    pids = [int((launch.directory / f"ready.{rank}").readlink().name) for rank in range(3)]
+    answers = ask_for_stacks(pids, wait_s=5)
+    innermost = []
+    for pid in pids:
+        (main,) = [stack for stack in answers[pid].stacks if stack.is_main]
+        innermost.append(next(f for f in main.frames if f.file.endswith("worker.py")).line)
+    lines = (BEGIN + STUCK).splitlines()
+    assert [lines[line - 1].split("(")[0].strip() for line in innermost] == [
+        "dist.all_reduce",
+        "dist.recv",
+        "ctypes.CDLL",
+    ]
+    (slept,) = launch.wait_for("slept*")
+    assert float(slept.readlink().name) > 19.9  # the thread of ours took the signal
+
+    os.kill(pids[0], signal.SIGKILL)
+    assert launch.process is not None
+    launch.process.wait(60)
+    after = groups_of(record, 0, asks=False)["default group"]
+    assert after.calls[-1] == stuck
+    assert "rank 0 in all_reduce #40 (14 x bfloat16)" in launch.err
+    assert "rank 1 in recv from rank 2 (5 x float32, tag 77)" in launch.err
+    os.close(record)
+
+
+def test_what_is_behind_is_written_without_being_asked(launch: Launch) -> None:
+    code = "ready()\nif rank == 0: dist.barrier()\nelse: time.sleep(1000)\n"
+    record = start(launch, code, 2)
+    deadline = time.monotonic() + 60
+    seen: list[Call] = []
+    while not seen or seen[-1].operation != "barrier":
+        assert time.monotonic() < deadline
+        last = groups_of(record, 0, asks=False)["default group"].calls[-1]
+        seen.append(last)
+    assert {(call.number, call.state) for call in seen} <= {(39, "done"), (40, "running")}
+    assert time.monotonic_ns() - seen[-1].since_ns > 1.9e9
+    os.close(record)
+
+
+def test_without_pytorchs_recorder(launch: Launch) -> None:
+    code = "ready()\nif rank: dist.recv(array, 0)\nelse: dist.all_reduce(array)\n"
+    record = start(launch, code, 2, TORCH_FR_BUFFER_SIZE="0")
+    time.sleep(1)
+    first, second = (groups_of(record, rank)["default group"] for rank in range(2))
+    assert first.calls == second.calls == ()
+    assert [call.operation for call in (*first.transfers, *second.transfers)] == ["recv"]
+    os.close(record)
+
+
+MESSAGES = """
+other = 1 - rank
+works = [dist.irecv(torch.zeros(3), other, tag=i) for i in range(20)]
+ones = torch.ones(3)
+sent = [dist.isend(ones, other, tag=i) for i in range(20)]
+for work in works:
+    work.wait()
+sent[3].wait()
+dist.barrier()
+del sent  # the others are never waited for
+group = dist.group.WORLD
+send, receive = torch.ones(3), torch.zeros(3)
+work = group.send(tensors=[send], dstRank=other, tag=50)
+group.recv_anysource([receive], 50).wait()
+work.wait()
+assert receive.sum() == 3
+sparse = torch.ones(3).to_sparse()
+for wrong in (lambda: group.send([sparse], other, 0), lambda: group.send(7), lambda: group.recv()):
+    try:
+        wrong()
+    except (RuntimeError, TypeError, ValueError):
+        continue
+    raise AssertionError(wrong)
+before = dist.group.WORLD
+dist.destroy_process_group()
+del group, before, work, works
+import rallypoint
+rallypoint.init_process_group()
+rallypoint.all_reduce(__import__("numpy").ones(8))
+dist.init_process_group("gloo")
+dist.all_reduce(array)
+late = dist.irecv(torch.zeros(3), other, tag=9)
+ready()
+time.sleep(1000)
+"""
+
+
+def test_messages_and_groups_that_come_and_go(launch: Launch) -> None:
+    record = start(launch, MESSAGES, 2)
+    groups_of(record, 0)
+    groups = read_groups(record, 0)
+    assert [(group.backend, group.has_left) for group in groups] == [
+        ("gloo", True),
+        ("rallypoint", False),
+        ("gloo", False),
+    ]
+    assert groups[0].transfers == ()
+    assert [call.operation for call in groups[1].calls] == ["all_reduce"]
+    assert [brief(call) for call in groups[2].calls] == [
+        ("all_reduce", 0, "done", "float32", (4, 3))
+    ]
+    assert [(call.peer, call.root) for call in groups[2].transfers] == [(1, 9)]
+    os.close(record)
+
+
+def test_a_program_without_a_launcher_is_left_alone(tmp_path: Path) -> None:
+    code = (
+        "import torch.distributed as dist, sys, os\n"
+        f"dist.init_process_group('gloo', rank=0, world_size=1, init_method='file://{tmp_path}/s')\n"
+        "assert 'rallypoint.pytorch.other_backends' not in sys.modules\n"
+        "assert not hasattr(dist.Work.wait, '__wrapped__')\n"
+        "tasks = '/proc/self/task'\n"
+        "names = [open(f'{tasks}/{t}/comm').read() for t in os.listdir(tasks)]\n"
+        "assert 'rally-scribe\\n' not in names, names\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

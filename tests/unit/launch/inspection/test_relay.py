@@ -1,0 +1,99 @@
+"""Agents that look for each other: who is asked, who answers, and what makes no sense."""
+
+from __future__ import annotations
+
+import json
+import random
+import selectors
+from typing import Any
+
+from rallypoint.launch.inspection.relay import Look, Relay
+from rallypoint.launch.inspection.requests import Reply
+from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
+from rallypoint.rendezvous.job.reports import Report
+
+
+class Agents:
+    """Some agents, the first of which coordinates; what one says to another comes at once."""
+
+    def __init__(self, count: int, *, stopped: tuple[int, ...] = ()) -> None:
+        members = tuple(Colleague(f"key{i}", i, f"host{i}", 2, 0.0) for i in range(count))
+        self.stopped = stopped
+        self.rounds = [Connected(self, i, members) for i in range(count)]
+        self.relays = [Relay(rounds, self._look(i)) for i, rounds in enumerate(self.rounds)]
+
+    def _look(self, number: int) -> Look:
+        return lambda reply: reply({"first": {}, "second": {"node_rank": number}})
+
+    def ask(self, number: int) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        reply: Reply = told.append
+        self.relays[number].ask(reply)
+        return told
+
+
+class Connected(RoundSource):
+    """An agent's connections to the others."""
+
+    def __init__(self, agents: Agents, number: int, members: tuple[Colleague, ...]) -> None:
+        super().__init__(f"key{number}")
+        self._agents, self._members = agents, members
+
+    def roster(self) -> Roster:
+        leads = self.key == "key0"
+        return Roster(me=self.key, leader="key0", members=self._members if leads else ())
+
+    def inquire(self, key: str, payload: bytes) -> None:
+        number = int(key.removeprefix("key"))
+        if number not in self._agents.stopped:
+            self._agents.relays[number].heard(self.key, payload)
+
+    def open(self, selector: selectors.BaseSelector) -> None: ...
+
+    def tell(self, report: Report) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_each_agent_gets_all_others() -> None:
+    agents = Agents(4)
+    for asking in range(4):
+        members, *rest = agents.ask(asking)
+        assert [each["is_asking"] for each in members["members"]] == [i == asking for i in range(4)]
+        assert [each["ranks"] for each in members["members"]] == [[0, 2], [2, 4], [4, 6], [6, 8]]
+        coming = sorted(str(each["key"]) for each in rest if each["ask"] == "coming")
+        assert coming == [f"key{i}" for i in range(4) if i != asking]
+        seen = sorted(each["second"]["node_rank"] for each in rest if each["ask"] == "node")
+        assert seen == [i for i in range(4) if i != asking]
+
+
+def test_one_that_is_stopped_is_missing() -> None:
+    _, *rest = Agents(3, stopped=(2,)).ask(1)
+    assert {each.get("key") for each in rest if each["ask"] == "coming"} == {"key0"}
+
+
+def test_without_a_coordinator_nobody_is_asked() -> None:
+    (told,) = Agents(3, stopped=(0,)).ask(2) or [{}]
+    assert told == {}
+
+
+def test_nonsense_is_left_out() -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    agents = Agents(3)
+    words: list[object] = ["look", "node", "others", "members", "coming", "key1", "key9", None, 7]
+    for _ in range(2000):
+        keys = ("ask", "number", "asker", "key", "members", "to", "first")
+        message = {key: chance.choice(words) for key in chance.sample(keys, chance.randrange(7))}
+        if chance.random() < 0.7:
+            message["number"] = chance.randrange(3)
+        data = json.dumps(message).encode()
+        if chance.random() < 0.2:
+            data = data[: chance.randrange(len(data) + 1)]
+        agents.relays[chance.randrange(3)].heard(f"key{chance.randrange(3)}", data)
+    assert len(agents.ask(1)) == 5
