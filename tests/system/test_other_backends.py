@@ -193,7 +193,10 @@ del group, before, work, works
 import rallypoint
 rallypoint.init_process_group()
 rallypoint.all_reduce(__import__("numpy").ones(8))
-dist.init_process_group("gloo")
+# In the job's store, gloo would find where the first group had listened.
+host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = dist.PrefixStore("second", dist.TCPStore(host, port, is_master=False))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 dist.all_reduce(array)
 late = dist.irecv(torch.zeros(3), other, tag=9)
 ready()
