@@ -216,7 +216,7 @@ class Participant:
 
     def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
         """A `Call` found nobody."""
-        self._search.why = f"{at}: {why}"
+        self._search.unreachable(at, why, now, stands=self.part is not Part.SEEKING)
         return self._decide(now)
 
     def reported(self, report: Report, now: float) -> Decision:

@@ -24,6 +24,7 @@ from rallypoint.rendezvous.job.round import Endpoint
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a beat
 _SEEK_S = 0.5
+_NOBODY_S = 0.02  # doubled up to that: of nodes that start together, some find nobody yet
 _HOPELESS = 3  # tries
 _ASK = 3  # voters at a time: thousands may seek at once, and each voter would hear of all
 
@@ -47,6 +48,7 @@ class Search:
         self._random, self._gone = random, gone
         self._term = 0  # the highest one seen
         self._tries = 0
+        self._nobody_s = _NOBODY_S
         self._since = 0.0
         self._notice_at = 0.0
 
@@ -54,7 +56,7 @@ class Search:
         """There is no coordinator from now on."""
         self.campaign = None
         self._since, self._notice_at = now, now + NOTICE_EVERY_S
-        self._tries = 0
+        self._tries, self._nobody_s = 0, _NOBODY_S
 
     def begin_again(self, now: float) -> None:
         """For another job."""
@@ -122,6 +124,13 @@ class Search:
             at = Endpoint(host=voter.address, port=voter.port)
             asked.append(Send(to=voter.key, at=at, message=join))
         return asked
+
+    def unreachable(self, at: Endpoint, why: str, now: float, *, stands: bool) -> None:
+        """Nobody is there, at least not yet."""
+        self.why = f"{at}: {why}"
+        if not stands and self.act_at is not None:
+            self.act_at = min(self.act_at, now + self._nobody_s)
+            self._nobody_s = min(2 * self._nobody_s, _SEEK_S)
 
     def act(self, now: float, *, stands: bool) -> list[Action]:
         """Ask; or, who stands as a candidate, campaign."""
