@@ -7,6 +7,8 @@
 // its start: it includes nothing else of the core.
 //
 //   rallypoint: begin      of each attempt
+//   rallypoint: at 0x...   the instruction where this thread was, if it is the main one
+//   rallypoint: gil 0x...  the thread that holds the GIL, 0x0: none; Python 3.11 alone tells
 //   Thread 0x... ...
 //   rallypoint: end        of one that was not broken off
 
@@ -16,10 +18,12 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 namespace {
@@ -27,6 +31,8 @@ namespace {
 constexpr int kAttempts = 4;
 constexpr int kFaults[] = {SIGSEGV, SIGBUS};
 constexpr char kBegin[] = "rallypoint: begin\n";
+constexpr char kAt[] = "rallypoint: at 0x";
+[[maybe_unused]] constexpr char kGil[] = "rallypoint: gil 0x";
 constexpr char kEnd[] = "rallypoint: end\n";
 
 using Dump = const char* (*)(int fd, void* interpreter, PyThreadState* thread);
@@ -46,6 +52,38 @@ struct sigaction before[std::size(kFaults)];
 
 void say(const char* text, std::size_t size) {
   [[maybe_unused]] const ssize_t written = write(memory, text, size);
+}
+
+void say_number(const char* name, std::size_t size, std::uintptr_t number) {
+  char digits[2 * sizeof number + 1];
+  char* at = digits + sizeof digits;
+  *--at = '\n';
+  do {
+    *--at = "0123456789abcdef"[number % 16];
+    number /= 16;
+  } while (number != 0);
+  say(name, size);
+  say(at, static_cast<std::size_t>(digits + sizeof digits - at));
+}
+
+void say_instruction(const void* context) {
+  if (getpid() != gettid()) return;
+  const auto& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
+  std::uintptr_t instruction = 0;
+#if defined(__x86_64__)
+  instruction = static_cast<std::uintptr_t>(machine.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  instruction = machine.pc;
+#endif
+  if (instruction != 0) say_number(kAt, sizeof kAt - 1, instruction);
+}
+
+// From 3.12 on the function tells the asking thread's own state.
+void say_gil() {
+#if PY_VERSION_HEX < 0x030C0000
+  const PyThreadState* holder = _PyThreadState_UncheckedGet();
+  say_number(kGil, sizeof kGil - 1, holder == nullptr ? 0 : holder->thread_id);
+#endif
 }
 
 void faulted(int number, siginfo_t* info, void*) {
@@ -89,7 +127,7 @@ void write_stacks(int number) {
   }
 }
 
-void asked(int number) {
+void asked(int number, siginfo_t*, void* context) {
   if (is_busy.test_and_set()) return;  // on another thread
   const int error = errno;
   dumper = pthread_self();
@@ -99,6 +137,8 @@ void asked(int number) {
     if (is_spent) break;
     if (sigsetjmp(way_out, 1) == 0) {
       is_dumping = true;
+      say_instruction(context);
+      say_gil();
       write_stacks(number);
       is_dumping = false;
       say(kEnd, sizeof kEnd - 1);
@@ -113,8 +153,8 @@ void asked(int number) {
 
 bool handle(int number) {
   struct sigaction ours{};
-  ours.sa_handler = asked;
-  ours.sa_flags = SA_RESTART | SA_ONSTACK;
+  ours.sa_sigaction = asked;
+  ours.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);
   return sigaction(number, &ours, &faulthandlers) == 0;
 }

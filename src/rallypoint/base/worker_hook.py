@@ -88,16 +88,19 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
     import time
     import traceback
 
+    from rallypoint.base import full_disk
     from rallypoint.base.control_message import WorkerError, encode
 
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
         name = f"{kind.__module__}.{name}"
+    message = ""
     try:
         message = str(error)
+        message = full_disk.named(message, error, trace)
     except Exception:
-        message = "<its message cannot be printed>"
+        message = message or "<its message cannot be printed>"
     is_exit = kind is SystemExit  # by choice: where it was made says nothing
     text = "" if is_exit else "".join(traceback.format_exception(kind, error, trace))
     startup = _is_startup(error, trace)

@@ -192,8 +192,8 @@ def activity(worker: Worker) -> Activity:
     thread = _main_thread(process)
     if found.doing is Doing.UNKNOWN:
         found = _of_kernel(found, process, thread, [each for each in worker.stacks if each != main])
-    if worker.holds_gil and not found.doing.communicates:
-        return replace(found, note=found.note or _percent(process, thread))
+    if worker.library and found.doing is Doing.RUNS:
+        return replace(found, note=f"{found.note} in {worker.library}")
     return found
 
 

@@ -15,6 +15,7 @@ from rallypoint.diagnosis.verdict import Cause, Strength
 _FULL_BYTES = 1 << 20
 _WRITES = ("write", "pwrite64", "writev", "fsync", "fdatasync", "open", "openat")
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
+_DISK_FULL = re.compile(r"No space left on device[^)]*is full\)?")  # base/full_disk.py
 _SIGNALS = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",
@@ -66,8 +67,9 @@ def _ended(rank: Rank) -> Explanation:
         signal = _SIGNALS.get(loader[2].strip(), loader[2].strip())
         words = f"{loader[1]} was killed by {signal}"
         return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
-    error = end.error
-    if len(error) > _MOST_OF_ERROR and "No space left" not in error:
+    full = _DISK_FULL.search(end.error)
+    error = full[0] if full else end.error
+    if len(error) > _MOST_OF_ERROR and not full:
         error = f"{error[:_MOST_OF_ERROR]} ..."
     return Explanation(
         cause=Cause.ENDED, words=f"has ended (code {end.code}{f': {error}' if error else ''})"
@@ -117,17 +119,16 @@ def _in_kernel(rank: Rank) -> Explanation:
 
 
 def _holds_gil(rank: Rank) -> Explanation:
-    site = rank.activity.site
-    strength = Strength.TOLD
-    others = [each for each in rank.worker.stacks if not each.is_main] if rank.worker else []
-    if rank.activity.doing.communicates or not site:  # then it is another thread
-        places = [at for each in others if (at := of_thread(each).site)]
-        site, strength = (places[0] if places else "a place unknown"), Strength.INFERRED
+    assert rank.worker is not None
+    # Code that runs may let go of it between the looks; that which sleeps does not.
+    strength = Strength.INFERRED if rank.worker.library else Strength.TOLD
+    holder = next((each for each in rank.worker.stacks if each.thread == rank.worker.gil), None)
+    site = of_thread(holder).site if holder else ""
     probably = "probably " if strength is Strength.INFERRED else ""
     cpu = f" ({rank.activity.note})" if "CPU" in rank.activity.note else ""
     return Explanation(
         cause=Cause.HOLDS_GIL,
-        words=f"{probably}holds the GIL in C code called at {site}{cpu}",
+        words=f"{probably}holds the GIL in C code called at {site or 'a place unknown'}{cpu}",
         strength=strength,
     )
 

@@ -120,7 +120,8 @@ class Worker:
         groups: its calls, by group.
         has_record: whether it keeps a flight record at all.
         stacks: its Python threads; empty: `no_stacks_because` says why.
-        holds_gil: whether some thread holds the GIL and does not give it back; None: not known.
+        library: the file in whose code its main thread runs, if it runs and that is known.
+        gil: the thread that holds the GIL, as in `Stack`; "0x0": none; empty: not known.
     """
 
     rank: int
@@ -131,7 +132,8 @@ class Worker:
     has_record: bool = True
     stacks: tuple[Stack, ...] = ()
     no_stacks_because: str = ""
-    holds_gil: bool | None = None
+    library: str = ""
+    gil: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

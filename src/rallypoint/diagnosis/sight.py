@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -12,6 +13,7 @@ from rallypoint.diagnosis.activity import Activity, activity, main_stack
 from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
 
 _HARDLY_RUNS = 0.05  # of a core
+_INTERPRETER = re.compile(r"$|(lib)?python\d")  # or not known
 
 
 class Condition(Enum):
@@ -178,7 +180,23 @@ def _of_living(worker: Worker, process: Process, before: Worker | None) -> Condi
             return _LASTING[process.state]
         if process.state == "D" and process.cpu < _HARDLY_RUNS:
             return Condition.IN_KERNEL
-    return Condition.HOLDS_GIL if worker.holds_gil else Condition.RUNS
+    return Condition.HOLDS_GIL if _keeps_gil(worker, process, before) else Condition.RUNS
+
+
+def _keeps_gil(worker: Worker, process: Process, before: Worker | None) -> bool:
+    """Whether one thread had the GIL in both looks, and no Python ran that would hand it on."""
+    if before is None or before.gil != worker.gil:
+        return False
+    now, then = (
+        next((each for each in seen.stacks if each.thread == worker.gil), None)
+        for seen in (worker, before)
+    )
+    if now is None or then is None or now.frames != then.frames:
+        return False
+    if all(thread.cpu < _HARDLY_RUNS for thread in process.threads):
+        return True
+    libraries = (before.library, worker.library)
+    return now.is_main and not any(map(_INTERPRETER.match, libraries))
 
 
 _LASTING = {"T": Condition.STOPPED, "t": Condition.TRACED, "Z": Condition.ENDED}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from rallypoint.diagnosis.explain import verdict
 from rallypoint.diagnosis.facts import Facts, Node, Thread
 from rallypoint.diagnosis.verdict import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Kind
@@ -154,12 +156,43 @@ def test_another_thread_holds_the_gil() -> None:
     main = stack(f"{TORCH}/distributed/distributed_c10d.py:3252 all_reduce", "/home/u/train.py:40")
     other = stack("/home/u/ext.py:12", is_main=False, thread="0x2")
     facts = job(
-        worker(0, group(done(15), call(16)), stacks=[other, main], holds_gil=True),
+        worker(0, group(done(15), call(16)), stacks=[other, main], gil="0x2"),
         waiting(1, group(done(16), call(17))),
     )
     found = looked(facts)
-    assert "rank 0 probably holds the GIL in C code called at ext.py:12" in found.sentence
+    assert "rank 0 holds the GIL in C code called at ext.py:12" in found.sentence
     assert "its all_reduce #16 cannot return" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("library", "cpu", "holds"),
+    [("spin.so", 1.0, True), ("python3.11", 1.0, False), ("libpython3.11.so.1.0", 1.0, False),
+     ("", 1.0, False), ("", 0.0, True)],
+)  # fmt: skip
+def test_python_that_runs_hands_the_gil_on(library: str, cpu: float, holds: bool) -> None:
+    culprit = worker(
+        0,
+        group(done(16)),
+        stacks=[stack("/home/u/train.py:31")],
+        at=process(0, state="R" if cpu else "S", cpu=cpu),
+        gil="0x1",
+        library=library,
+    )
+    found = looked(job(culprit, waiting(1, group(done(16), call(17)))))
+    assert ("holds the GIL in C code called at train.py:31" in found.sentence) is holds
+    assert ("probably" in found.sentence) is (holds and cpu > 0)
+    assert (f"(100 % CPU in {library})" in found.sentence) is bool(library)
+
+
+def test_who_let_go_of_the_gil_between_the_looks_does_not_hold_it() -> None:
+    facts = [
+        job(
+            worker(0, group(done(16)), stacks=[stack(f"/home/u/train.py:{line}")], gil="0x1"),
+            waiting(1, group(done(16), call(17))),
+        )
+        for line in (31, 32)
+    ]
+    assert "GIL" not in verdict(*facts).sentence
 
 
 def test_a_circle_is_none_if_another_thread_may_open_it() -> None:

@@ -2,7 +2,7 @@
 
     agent: who runs, who has ended ---+
     flight records: what calls -------+--> facts, twice, half a second apart
-    /proc: what the kernel knows -----+
+    the kernel: processes, network ---+
     stacks: where in the program -----+
 
 It takes one second at most, whatever state the workers are in.
@@ -21,6 +21,7 @@ from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.facts import End, Node, Process, Worker
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
 from rallypoint.launch.inspection.client import Asking
+from rallypoint.launch.inspection.flows import waiting_flows
 from rallypoint.launch.inspection.processes import Look
 from rallypoint.launch.inspection.stacks import Answer, ask_for_stacks
 
@@ -48,10 +49,10 @@ def look_twice(agent: Asking) -> NodeLooks:
         status = read_status(told)
         pids = [each.pid for each in status.running]
         before = Look(pids)
-        stacks = ask_for_stacks(pids)
+        stacks = ask_for_stacks(pids, running=before.running())
         first = _node(status, descriptors, before.processes(before), stacks)
         time.sleep(max(0.0, before.at + BETWEEN_S - time.monotonic()))
-        stacks = ask_for_stacks(pids)
+        stacks = ask_for_stacks(pids, running=before.running())
         second = _node(status, descriptors, Look(pids).processes(before), stacks)
     finally:
         for descriptor in descriptors:
@@ -82,6 +83,7 @@ def _node(
             for each in status.ranks
         ),
         oom_kills=status.oom_kills,
+        flows=waiting_flows({each.pid: each.rank for each in status.running}),
     )
 
 
@@ -113,4 +115,6 @@ def _worker(
         has_record=bool(groups),
         stacks=answer.stacks,
         no_stacks_because=answer.because,
+        library=answer.library,
+        gil=answer.gil,
     )

@@ -89,6 +89,10 @@ class Look:
         for child in self._below.get(pid, [])[:_MOST_CHILDREN]:
             self._add(child)
 
+    def running(self) -> set[int]:
+        """The roots whose main thread was running."""
+        return {root for root, task in self._tasks.items() if task.state == "R"}
+
     def processes(self, before: Look) -> dict[int, Process]:
         """The roots that are there, with what has changed since the look before."""
         return {root: self._process(root, before) for root in self._roots if root in self._tasks}

@@ -4,14 +4,15 @@ base/worker_hook.py has prepared it (native/python/stacks.cc), with memory whose
 signal's number; all that is needed is found in /proc, at any time. A signal that a process does
 not handle would kill it, so it is sent only if the memory is still open there and the signal
 caught, and only to a thread that can take it: one of ours if there is one, because a signal ends
-some system calls of the program.
+some system calls of the program. A main thread that runs is in none, and tells in whose code.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from rallypoint._native import signal_thread
 from rallypoint.base.record import Record
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SCRIBE = "rally-scribe"  # a thread that has nothing to do with the program (native/scribe)
 _MEMORY = f"/memfd:{STACKS_NAME}"
 _MOST_BYTES = 1 << 20
+_AT = re.compile(r"^rallypoint: at 0x([0-9a-f]+)$", re.MULTILINE)
+_GIL = re.compile(r"^rallypoint: gil (0x[0-9a-f]+)$", re.MULTILINE)
 _BEGIN, _END = "rallypoint: begin\n", "rallypoint: end\n"
 _LOOK_S = 0.0005
 _MOMENT_S = 0.005
@@ -38,26 +41,38 @@ _UNABLE = {
 
 
 class Answer(Record):
-    """What a process said: its stacks, or why there are none."""
+    """What a process said: its stacks, or why there are none.
+
+    Attributes:
+        library: the file in whose code the main thread ran, if it ran and was asked itself.
+        gil: the thread that held the GIL; empty: not known; "0x0": none.
+    """
 
     stacks: tuple[Stack, ...]
     because: str = ""
+    library: str = ""
+    gil: str = ""
 
 
 class UnansweredError(Exception):
     """There will be no stacks, because ..."""
 
 
-def ask_for_stacks(pids: Iterable[int], *, wait_s: float = 0.1) -> dict[int, Answer]:
+def ask_for_stacks(
+    pids: Iterable[int], *, wait_s: float = 0.1, running: Container[int] = ()
+) -> dict[int, Answer]:
     """Where the Python threads of these processes are; of all together within `wait_s`.
 
     Each process has its own memory for the answer; two callers at a time would confuse each other.
+
+    Args:
+        running: of these the main thread is asked itself, if it still runs.
     """
     answers: dict[int, Answer] = {}
     asked = []
     for pid in pids:
         try:
-            asked.append(_Question(pid))
+            asked.append(_Question(pid, asks_main=pid in running))
         except UnansweredError as error:
             answers[pid] = Answer((), str(error))
         except OSError:
@@ -78,11 +93,14 @@ def ask_for_stacks(pids: Iterable[int], *, wait_s: float = 0.1) -> dict[int, Ans
 class _Question:
     """A signal on its way to a process, and the memory in which it answers."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, asks_main: bool) -> None:
         self.pid = pid
         self._descriptor, number = _memory_of(pid)
         self._bit = 1 << (number - 1)
-        self._thread = _thread_of(pid)
+        self._thread = pid
+        self._asks_main = asks_main and self._status()["State"].startswith("R")
+        if not self._asks_main:
+            self._thread = _thread_of(pid)
         self._check()
         self._begin = self._end()
         self._memory = os.open(f"/proc/{pid}/fd/{self._descriptor}", os.O_RDWR)
@@ -124,7 +142,12 @@ class _Question:
         stacks, mark, _ = text.rpartition(_BEGIN)[2].rpartition(_END)
         if not mark:
             return Answer((), "its threads ran on while they were looked at")
-        return Answer(parse_stacks(stacks))
+        at, gil = _AT.search(stacks), _GIL.search(stacks)
+        return Answer(
+            parse_stacks(stacks),
+            library=_library(self.pid, int(at[1], 16)) if at and self._asks_main else "",
+            gil=gil[1] if gil else "",
+        )
 
     def _is_busy(self, status: dict[str, str]) -> bool:
         """Whether the signal waits, or its handler runs: it is blocked meanwhile."""
@@ -163,6 +186,19 @@ def _thread_of(pid: int) -> int:
         except OSError:
             continue  # it has just ended
     return pid
+
+
+def _library(pid: int, address: int) -> str:
+    """The file whose code is there."""
+    try:
+        for line in _read(f"/proc/{pid}/maps").splitlines():
+            places, *_, path = line.split(maxsplit=5)
+            first, _, end = places.partition("-")
+            if int(first, 16) <= address < int(end, 16):
+                return path.rpartition("/")[2]
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def _read(path: str) -> str:

@@ -58,7 +58,8 @@ WORKER = Worker(
     process=PROCESS,
     groups=(GROUP,),
     stacks=(Stack(thread="0x1", frames=(Frame(file="a.py", line=1, function="f"),), is_main=True),),
-    holds_gil=True,
+    library="spin.so",
+    gil="0x7f",
 )
 DEAD = Worker(rank=0, local_rank=0, process=None, end=End(code=None, signal="SIGKILL"))
 FACTS = Facts(
