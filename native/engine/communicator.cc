@@ -21,6 +21,8 @@ constexpr unsigned kLooks = 3;      // in vain, before it is noted where the pro
 constexpr std::uint16_t kSend = 4;  // schedule/collective.py
 constexpr std::uint16_t kReceive = 0xFFFF;
 
+constexpr unsigned kLooksForMail = 16;
+
 // A host that also notes, once a wait takes long, where the program stands.
 class Noter : public Host {
  public:
@@ -33,12 +35,12 @@ class Noter : public Host {
   bool is_alone() override { return host_.is_alone(); }
   std::string site() override { return host_.site(); }
   bool is_interrupted() override {
-    if (++looks_ >= kLooks) note(host_);
+    if (++looks_ >= kLooks) note(host_, looks_);
     return host_.is_interrupted();
   }
 
  private:
-  virtual void note(Host& host) = 0;
+  virtual void note(Host& host, unsigned look) = 0;
 
   Host& host_;
   unsigned looks_ = 0;
@@ -51,7 +53,7 @@ class CallNoter final : public Noter {
   CallNoter(Host& host, GroupRecord& record) : Noter(host), record_(record) {}
 
  private:
-  void note(Host& host) override {
+  void note(Host& host, unsigned) override {
     if (!record_.is_kept()) return;
     const std::uint64_t running = record_.running();
     if (running == 0 || running == noted_) return;
@@ -63,20 +65,33 @@ class CallNoter final : public Noter {
   std::uint64_t noted_ = 0;
 };
 
+// Waits for a send or receive; of a receive it also notes what has come from there instead.
 class TransferNoter final : public Noter {
  public:
-  TransferNoter(Host& host, GroupRecord& record, const Work& work)
-      : Noter(host), record_(record), work_(work) {}
+  TransferNoter(Host& host, GroupRecord& record, const Work& work, const Mailbox& mailbox,
+                const Transfer& transfer)
+      : Noter(host), record_(record), work_(work), mailbox_(mailbox), transfer_(transfer) {}
 
  private:
-  void note(Host& host) override {
-    if (work_.record() == nullptr || std::exchange(is_noted_, true)) return;
-    record_.set_site(*work_.record(), host.site());
+  void note(Host& host, unsigned look) override {
+    if (work_.record() == nullptr) return;
+    const bool is_first = !std::exchange(is_noted_, true);
+    if (!is_first && (transfer_.sends || look % kLooksForMail != 0)) return;
+    const auto tag = transfer_.sends ? std::nullopt : mailbox_.unwanted_tag(transfer_);
+    if (!is_first && tag == tag_) return;
+    if (is_first) site_ = host.site();
+    tag_ = tag;
+    const std::string came = tag ? '\0' + std::to_string(*tag) : "";
+    record_.set_site(*work_.record(), site_ + came);
   }
 
   GroupRecord& record_;
   const Work& work_;
+  const Mailbox& mailbox_;
+  const Transfer& transfer_;
   bool is_noted_ = false;
+  std::string site_;
+  std::optional<std::int32_t> tag_;
 };
 
 std::deque<Ring> make_rings(const Region& region) {
@@ -317,7 +332,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
   const bool has_end = timeout_s < kForeverS;
   bool is_said = false;
   bool has_slept = false;
-  TransferNoter noter(host, record_, work);
+  TransferNoter noter(host, record_, work, mailbox_, transfer);
   mail_waiters_.fetch_add(1);
   {
     Waiter waiter(region_, policy_, host, &mailbox_);

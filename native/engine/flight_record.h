@@ -39,7 +39,8 @@ struct alignas(64) RecordedCall {
 static_assert(sizeof(RecordedCall) == 64);
 inline constexpr std::uint64_t kChanging = static_cast<std::uint64_t>(CallState::running);
 
-// The line of the program where a thread waits for a call: noted only if it has waited for long.
+// The line of the program where a thread waits for a call: noted only if it has waited for long. Of
+// a receive, behind a NUL, the tag of a message that has come from there instead.
 struct alignas(64) CallSite {
   std::atomic<std::uint64_t> number;  // the call's plus one; 0 while it changes
   Relaxed<std::uint64_t> text[23];    // ends with a NUL

@@ -20,6 +20,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -103,6 +104,9 @@ class Mailbox final : public Alarm {
   // Sends nothing more; until the time, waits for what is on its way to other hosts.
   void finish(double until_s);
   std::size_t size() const { return pending_.load(std::memory_order_acquire); }
+
+  // Of a receive that waits: the tag of the oldest message from there that nobody has asked for.
+  std::optional<std::int32_t> unwanted_tag(const Transfer& receive) const;
 
   // A thread waits for this transfer, and nobody else in the process will do anything: then ranks
   // that wait for each other in a circle are in trouble. Null when it waits no more.
@@ -213,7 +217,7 @@ class Mailbox final : public Alarm {
   Region& region_;
   const PeerMemory& memory_;
   unsigned spins_;
-  std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // of all below
   PeerViews views_;
   std::unique_ptr<tcp::Courier> courier_;
   Items sends_;

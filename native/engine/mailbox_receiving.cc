@@ -80,6 +80,21 @@ bool Mailbox::match(Item& item) {
   return false;
 }
 
+std::optional<std::int32_t> Mailbox::unwanted_tag(const Transfer& receive) const {
+  const std::lock_guard lock(mutex_);
+  const bool any = receive.peer == kAnyRank;
+  for (std::uint32_t i = 0; i < (any ? region_.ranks() : 1); ++i) {
+    const std::uint32_t source = any ? i : receive.peer;
+    const std::uint64_t all = outbox(source).published.load(std::memory_order_acquire) + 1;
+    const int slot = find(source, region_.rank(), nullptr, all);
+    if (slot >= 0) return envelope(source, slot).tag.load(std::memory_order_relaxed);
+    for (const Stashed& each : stash_) {
+      if (!each.is_wanted && each.transfer.peer == source) return each.transfer.tag;
+    }
+  }
+  return std::nullopt;
+}
+
 // The message that must be the oldest of its source, if it is there.
 int Mailbox::find_expected(std::uint32_t source, std::int32_t tag) const {
   const Expected& next = expected_[source];

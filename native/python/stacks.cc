@@ -8,7 +8,7 @@
 //
 //   rallypoint: begin      of each attempt
 //   rallypoint: at 0x...   the instruction where this thread was, if it is the main one
-//   rallypoint: gil 0x...  the thread that holds the GIL, 0x0: none; Python 3.11 alone tells
+//   rallypoint: gil 0x...  the thread that holds the GIL, 0: none; Python 3.11 alone tells
 //   Thread 0x... ...
 //   rallypoint: end        of one that was not broken off
 
@@ -54,16 +54,15 @@ void say(const char* text, std::size_t size) {
   [[maybe_unused]] const ssize_t written = write(memory, text, size);
 }
 
+// With leading zeros, as faulthandler writes threads.
 void say_number(const char* name, std::size_t size, std::uintptr_t number) {
   char digits[2 * sizeof number + 1];
-  char* at = digits + sizeof digits;
-  *--at = '\n';
-  do {
-    *--at = "0123456789abcdef"[number % 16];
-    number /= 16;
-  } while (number != 0);
+  digits[sizeof digits - 1] = '\n';
+  for (std::size_t i = sizeof digits - 1; i-- > 0; number /= 16) {
+    digits[i] = "0123456789abcdef"[number % 16];
+  }
   say(name, size);
-  say(at, static_cast<std::size_t>(digits + sizeof digits - at));
+  say(digits, sizeof digits);
 }
 
 void say_instruction(const void* context) {

@@ -50,6 +50,9 @@ if os.environ["RANK"] == sys.argv[1]:
     time.sleep(600)  # HERE
 """
 ENOUGH_S = 2.5  # for a wait to count as one
+SPIN = "void spin(void) { volatile int on = 1; while (on) {} }"
+TELLS_GIL = sys.version_info < (3, 12)
+HOLDS_GIL = "probably holds the GIL in C code called at" if TELLS_GIL else "runs at"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +150,34 @@ dist.all_reduce(ones())  # WAIT
 """,
         says=("rank {c}", "waits for a lock of its own process at {HERE}", "{others} wait"),
     ),
-    "C code that does not end": Case(
+    "C code that keeps the GIL": Case(
         body="""
 if rank == culprit:
     ctypes.PyDLL("./spin.so").spin()  # HERE
 dist.all_reduce(ones())  # WAIT
 """,
-        says=("rank {c} ", "runs at {HERE}", "{others} wait"),
-        files={"spin.c": "void spin(void) { volatile int on = 1; while (on) {} }"},
+        says=("rank {c} ", f"{HOLDS_GIL} {{HERE}} (", "% CPU in spin.so)", "{others} wait"),
+        files={"spin.c": SPIN},
+    ),
+    "C code that sleeps with the GIL": Case(
+        body="""
+if rank == culprit:
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} ", "holds the GIL in C code called at {HERE}", "{others} wait"),
+        kinds="NG" if TELLS_GIL else "",
+    ),
+    "C code that gives the GIL back": Case(
+        body="""
+if rank == culprit:
+    ctypes.CDLL("./spin.so").spin()  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} never entered", "runs at {HERE} (", "% CPU in spin.so)", "{others} wait"),
+        kinds="NG",
+        files={"spin.c": SPIN},
     ),
     "an endless loop": Case(
         body="""
@@ -211,6 +234,40 @@ time.sleep(600)
         says=("rank {c} never joined", "{HERE}", "{others} wait"),
         joins=False,
         later_s=6,
+    ),
+    "a wrong tag": Case(
+        body="""
+if rank == culprit:
+    dist.send(ones(), 1 - rank, tag=1)
+else:
+    dist.recv(ones(), 1 - rank, tag=0)  # WAIT
+dist.all_reduce(ones())
+""",
+        says=("rank {c} sent tag 1 to {others}, which waits for tag 0", "{WAIT}"),
+        kinds="NG",
+        ranks=2,
+    ),
+    "a wrong tag, and something else": Case(
+        body="""
+if rank == culprit:
+    dist.send(ones(), 1 - rank, tag=1)
+    time.sleep(600)  # HERE
+dist.recv(ones(), 1 - rank, tag=0)  # WAIT
+""",
+        says=("rank {c} sent tag 1 to {others}, which waits for tag 0 ({WAIT}); ", "{HERE}"),
+        kinds="N",  # gloo's send waits for its receiver
+        ranks=2,
+    ),
+    "a receive from anyone": Case(
+        body="""
+if rank == culprit:
+    dist.recv(ones(), src=None, tag=3)  # ANY
+elif rank == 1:
+    time.sleep(600)  # HERE
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank 1 ", "sleep at {HERE}", "wait"),
+        kinds="NG",
     ),
     "nobody waits": Case(
         body="""

@@ -94,16 +94,22 @@ def _group(looks: list[bytes], names: dict[str, list[str]]) -> Group | None:
     )
 
 
-def _site(looks: list[bytes], at: int) -> tuple[int, str]:
-    """The number of the call that waits there, plus one, and where."""
+def _site(looks: list[bytes], at: int) -> tuple[int, str, int | None]:
+    """The number of the call that waits there, plus one; where; the tag that came instead."""
     (before, _), (number, text), (after, _) = (_SITE.unpack_from(look, at) for look in looks)
     if not before == number == after:
-        return 0, ""
-    return number, text.partition(b"\0")[0].decode(errors="replace")
+        return 0, "", None
+    site, _, rest = text.partition(b"\0")
+    tag = rest.partition(b"\0")[0]
+    return number, site.decode(errors="replace"), int(tag) if tag else None
 
 
 def _calls(
-    looks: list[bytes], first: int, most: int, names: dict[str, list[str]], site: tuple[int, str]
+    looks: list[bytes],
+    first: int,
+    most: int,
+    names: dict[str, list[str]],
+    site: tuple[int, str, int | None],
 ) -> tuple[Call, ...]:
     found = []
     for at in range(first, first + most * _CALL.size, _CALL.size):
@@ -125,6 +131,7 @@ def _calls(
                 count=count,
                 peer=None if first == _FIRST_CALL else -1 if peer == _ANY_RANK else peer,
                 site=site[1] if site[0] == number + 1 else "",
+                came_tag=site[2] if site[0] == number + 1 else None,
                 # What was there before is earlier than the beginning.
                 ended_ns=ended_ns if _STATES[word & 3] != "running" and ended_ns >= since_ns else 0,
             )

@@ -20,6 +20,8 @@ class Call(Record, kw_only=True):
         count: items of a block.
         peer: of a send or recv: the other rank in the group, or -1 for any; of a collective None.
         site: the line of the program that waits for it, if it has waited for some time.
+        came_tag: of a recv that has waited for some time: the tag of the oldest message from there
+            that nobody receives; None: there is none, or it is not known.
         ended_ns: when it ended, by the same clock; 0: it has not, or that is not known.
         shape: of what it works on, where the backend tells; else only `count` is known.
     """
@@ -34,6 +36,7 @@ class Call(Record, kw_only=True):
     count: int
     peer: int | None = None
     site: str = ""
+    came_tag: int | None = None
     ended_ns: int = 0
     shape: tuple[int, ...] = ()
 

@@ -121,7 +121,7 @@ class Worker:
         has_record: whether it keeps a flight record at all.
         stacks: its Python threads; empty: `no_stacks_because` says why.
         library: the file in whose code its main thread runs, if it runs and that is known.
-        gil: the thread that holds the GIL, as in `Stack`; "0x0": none; empty: not known.
+        gil: the thread that holds the GIL, as in `Stack`, or one of number 0; empty: not known.
     """
 
     rank: int

@@ -98,6 +98,9 @@ def _of_ranks(now: _Situation) -> list[Finding]:
             continue
         why = explain(rank)
         lead = lead_of(rank, why, direct)
+        came = next(filter(None, (knots.came_instead(now.sight, wait) for wait in direct)), "")
+        if came:
+            lead = replace(lead, text=f"{came}; {lead.text}", key=came)
         alike = folded.get((why.cause, lead.key))
         new = Finding(
             cause=why.cause,

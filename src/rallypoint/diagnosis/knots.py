@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rallypoint.diagnosis import mismatch as mismatches
 from rallypoint.diagnosis.activity import short_site
+from rallypoint.diagnosis.attendance import members_in
 from rallypoint.diagnosis.graph import Needs, Node, smallest_cycle
 from rallypoint.diagnosis.leads import Lead
 from rallypoint.diagnosis.phrases import items, listed, numbered, signature, some_ranks
@@ -74,7 +75,11 @@ def _of_transfers(waits: Sequence[Wait]) -> str:
 
 
 def _wrong_tags(sight: Sight, waits: Sequence[Wait]) -> str:
-    """If two would be each other's, but for the tag."""
+    """If two are, or would be, each other's but for the tag."""
+    for wait in waits:
+        came = came_instead(sight, wait)
+        if came:
+            return f"{came}: neither can go on"
     if len(waits) != 2 or waits[0].group is None or waits[1].group is None:
         return ""
     calls = {
@@ -90,6 +95,21 @@ def _wrong_tags(sight: Sight, waits: Sequence[Wait]) -> str:
     return (
         f"rank {send.rank} sent tag {send.call.root} to rank {recv.rank}, which waits for tag "
         f"{recv.call.root}{f' ({places})' if places else ''}: neither can go on"
+    )
+
+
+def came_instead(sight: Sight, wait: Wait) -> str:
+    """What a receive got that it does not wait for, if it is known."""
+    call, group = wait.call, wait.group
+    if call is None or group is None or call.came_tag is None or call.peer is None:
+        return ""
+    members = members_in(group, sight)
+    if not 0 <= call.peer < len(members):
+        return ""
+    place = f" ({wait.site})" if wait.site else ""
+    return (
+        f"rank {members[call.peer]} sent tag {call.came_tag} to rank {wait.rank}, which waits for "
+        f"tag {call.root}{place}"
     )
 
 

@@ -45,7 +45,7 @@ class Answer(Record):
 
     Attributes:
         library: the file in whose code the main thread ran, if it ran and was asked itself.
-        gil: the thread that held the GIL; empty: not known; "0x0": none.
+        gil: the thread that held the GIL; as in `Stack`; empty: not known.
     """
 
     stacks: tuple[Stack, ...]
