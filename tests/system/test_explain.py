@@ -63,6 +63,7 @@ class Case:
         body: what comes after the first three collectives; a line that ends with ``# NAME`` is
             known as {NAME} below.
         says: parts of the sentence, in this order; {c} is the culprit, {others} are the others.
+        says_after: the same, once somebody has ended the job; empty: they are the same.
         status: what `explain` exits with.
         joins: the culprit takes part at first; else it sleeps before it joins.
         later_s: how long it takes until all are where they are to be.
@@ -72,6 +73,7 @@ class Case:
 
     body: str
     says: tuple[str, ...]
+    says_after: tuple[str, ...] = ()
     kinds: str = "NGT"
     ranks: int = 3
     status: int = 3
@@ -373,10 +375,17 @@ def test_live(launch: Launch, title: str, kind: str, culprit: int) -> None:
         assert done.returncode == told["exit_status"] == case.status
         plain = explain(str(process.pid))
         assert plain.stdout.split()[:2] == sentence.split()[:2]
+        if case.status == 3:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(40) == 128 + signal.SIGTERM
+            ended = explain(str(process.pid)).stdout
+            parts = tuple(part.format(**known) for part in case.says_after or case.says)
+            assert in_order(parts, ended), f"{ended!r} does not say {parts} after the end"
     finally:
-        if case.signal == signal.SIGSTOP:
-            os.kill(pids[culprit], signal.SIGCONT)
-        process.kill()
+        if process.poll() is None:
+            if case.signal == signal.SIGSTOP:
+                os.kill(pids[culprit], signal.SIGCONT)
+            process.kill()
 
 
 def worker_pids(launcher: int) -> list[int]:

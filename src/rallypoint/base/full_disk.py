@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 
 _ALMOST_NONE_BYTES = 1 << 20
@@ -50,26 +51,26 @@ def _paths(error: BaseException, trace: TracebackType | None) -> Iterator[str]:
             path = getattr(value, "name", value) if hasattr(value, "write") else value
             if isinstance(path, (str, os.PathLike)):
                 yield str(os.fspath(path))
-    for name in os.listdir("/proc/self/fd")[:_MOST_PATHS]:
+    for link in Path("/proc/self/fd").iterdir():
         try:
-            yield os.readlink(f"/proc/self/fd/{name}")
+            yield str(link.readlink())
         except OSError:  # the directory's own
             continue
-    yield os.getcwd()
+    yield "."
 
 
 def _full(path: str) -> str:
     """The root of the file system on which the path is, if that is full."""
     if len(path) > _MOST_CHARACTERS or "\0" in path:
         return ""
-    path = os.path.abspath(path)
-    if path.startswith(("/proc/", "/sys/", "/dev/pts")):
+    place = Path(path).absolute()
+    if place.parts[1:2] in (("proc",), ("sys",), ("dev",)) and place.parts[2:3] != ("shm",):
         return ""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    space = os.statvfs(path)
+    while not place.exists():
+        place = place.parent
+    space = os.statvfs(place)
     if not space.f_blocks or space.f_bavail * space.f_frsize >= _ALMOST_NONE_BYTES:
         return ""
-    while not os.path.ismount(path):
-        path = os.path.dirname(path)
-    return path
+    while not place.is_mount():
+        place = place.parent
+    return str(place)

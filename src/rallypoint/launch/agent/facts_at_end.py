@@ -11,13 +11,14 @@ from collections.abc import Mapping
 
 from rallypoint.diagnosis.facts import End, Facts, Node, Worker
 from rallypoint.launch.inspection.kept import KeptJob
+from rallypoint.launch.inspection.look import Whereabouts
 from rallypoint.launch.inspection.stacks import Answer
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
 from rallypoint.rendezvous.job.round import Seat
 
-_NOT_ASKED = "the job has ended"
+_NOT_LOOKED = Whereabouts(None, Answer((), "the job has ended"))
 
 
 def job_at_end(
@@ -25,7 +26,7 @@ def job_at_end(
     seat: Seat,
     group: WorkerGroup,
     records: FlightRecords,
-    stacks: Mapping[int, Answer],
+    whereabouts: Mapping[int, Whereabouts],
     *,
     oom_kills: int | None,
     status: int,
@@ -34,7 +35,7 @@ def job_at_end(
 
     Args:
         records: of the newest round; looked at.
-        stacks: what the workers answered then, by rank, if they were asked.
+        whereabouts: of the workers then, by rank, if it was looked at.
         oom_kills: how often the out-of-memory killer has struck since the job began, if known.
         status: what the launcher exits with.
     """
@@ -43,6 +44,7 @@ def job_at_end(
     workers = []
     for rank, local_rank in group.local_ranks.items():
         end, failure = group.exits.get(rank), failed.get(rank)
+        where = whereabouts.get(rank, _NOT_LOOKED)
         told = None
         # Who was stopped, or only lost a peer, was still there at the look.
         if end is not None and (failure is not None or end.succeeded):
@@ -57,12 +59,14 @@ def job_at_end(
             Worker(
                 rank=rank,
                 local_rank=local_rank,
-                process=None,
+                process=where.process,
                 end=told,
                 groups=records.groups_of(rank),
                 has_record=bool(records.groups_of(rank)),
-                stacks=stacks[rank].stacks if rank in stacks else (),
-                no_stacks_because=stacks[rank].because if rank in stacks else _NOT_ASKED,
+                stacks=where.answer.stacks,
+                no_stacks_because=where.answer.because,
+                library=where.answer.library,
+                gil=where.answer.gil,
             )
         )
     node = Node(

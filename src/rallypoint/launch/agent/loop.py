@@ -302,7 +302,7 @@ class Agent:
         self._look_at_calls()
         if self._trouble is not None:
             pids = {worker.pid: rank for rank, worker in self._workers.items() if worker.pid}
-            self._trouble.look_at_stacks(pids)
+            self._trouble.look_closely(pids)
 
     # Programs, and other agents, that ask.
 

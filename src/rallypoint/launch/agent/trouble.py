@@ -1,11 +1,12 @@
 """What an agent remembers of a round in which something went wrong, to tell it, now and later.
 
 At the first sign of trouble it looks at the workers' flight records, before they react to it; where
-somebody ends a job in which workers have waited for long, it also asks these where they are.
+somebody ends a job in which workers have waited for long, it also looks where they are.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from rallypoint.cluster.memory_limit import count_oom_kills
@@ -16,9 +17,10 @@ from rallypoint.rendezvous.job.round import Seat
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
-    from rallypoint.launch.inspection.stacks import Answer
+    from rallypoint.launch.inspection.look import Whereabouts
 
 _LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
+_FORMING_S = 3.0  # so long a job may have no group
 
 
 class Trouble:
@@ -30,7 +32,8 @@ class Trouble:
 
     def __init__(self, workers: int) -> None:
         self.records = FlightRecords(workers)
-        self._stacks: Mapping[int, Answer] = {}  # by rank
+        self._began = time.monotonic()
+        self._whereabouts: Mapping[int, Whereabouts] = {}  # by rank
 
     def look(self, local_ranks: Mapping[int, int]) -> bool:
         """Remember what the workers (global rank -> local rank) are in; the first look counts.
@@ -39,14 +42,15 @@ class Trouble:
         """
         return self.records.look(local_ranks)
 
-    def look_at_stacks(self, pids: Mapping[int, int]) -> None:
+    def look_closely(self, pids: Mapping[int, int]) -> None:
         """Somebody ends the job: where are the workers (process -> rank), if any waits for long?"""
-        if self._stacks or not self.records.lines(least_s=_LONG_S):
+        forms = not self.records.has_groups and time.monotonic() - self._began > _FORMING_S
+        if self._whereabouts or not (forms or self.records.lines(least_s=_LONG_S)):
             return
-        from rallypoint.launch.inspection.stacks import ask_for_stacks
+        from rallypoint.launch.inspection.look import look_where
 
         try:
-            self._stacks = {pids[pid]: answer for pid, answer in ask_for_stacks(pids).items()}
+            self._whereabouts = {pids[pid]: found for pid, found in look_where(pids).items()}
         except Exception:  # the job is to end, whatever can be learnt of it
             return
 
@@ -64,9 +68,9 @@ class Trouble:
         from rallypoint.launch.agent.facts_at_end import job_at_end
         from rallypoint.launch.inspection.kept import keep
 
-        records, stacks = self.records, self._stacks
+        records, where = self.records, self._whereabouts
         try:
-            keep(job_at_end(job, seat, group, records, stacks, oom_kills=oom_kills, status=status))
+            keep(job_at_end(job, seat, group, records, where, oom_kills=oom_kills, status=status))
         except Exception:  # how the launcher ends does not depend on it
             return
 

@@ -103,9 +103,7 @@ def _connection(message: bytes, family: int) -> _Connection | None:
     while len(rest) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(rest)
         if kind == _INFO and size >= _ATTRIBUTE.size + _TCP_INFO.size:
-            retransmits, data_ms, acknowledged_ms = _TCP_INFO.unpack_from(
-                rest, _ATTRIBUTE.size
-            )
+            retransmits, data_ms, acknowledged_ms = _TCP_INFO.unpack_from(rest, _ATTRIBUTE.size)
             silent_s = min(data_ms, acknowledged_ms) / 1000
             return _Connection(inode, str(peer), waiting, retransmits, silent_s)
         rest = rest[max(4, -(-size // 4) * 4) :]

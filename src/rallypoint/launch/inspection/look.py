@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import Group
@@ -26,6 +27,7 @@ from rallypoint.launch.inspection.processes import Look
 from rallypoint.launch.inspection.stacks import Answer, ask_for_stacks
 
 BETWEEN_S = 0.5
+_BRIEFLY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,23 @@ class NodeLooks:
     status: AgentStatus
     first: Node
     second: Node
+
+
+class Whereabouts(NamedTuple):
+    """What the kernel says of a process, if it is there, and it of its stacks."""
+
+    process: Process | None
+    answer: Answer
+
+
+def look_where(pids: Iterable[int]) -> dict[int, Whereabouts]:
+    """Where some processes are, in a tenth of a second: there is no time for more."""
+    pids = tuple(pids)
+    before = Look(pids)
+    answers = ask_for_stacks(pids, running=before.running())
+    time.sleep(max(0.0, before.at + _BRIEFLY_S - time.monotonic()))
+    processes = Look(pids).processes(before)
+    return {pid: Whereabouts(processes.get(pid), answers[pid]) for pid in pids}
 
 
 def look_twice(agent: Asking) -> NodeLooks:

@@ -67,6 +67,11 @@ class FlightRecords:
         """When they were looked at (time.monotonic_ns); 0: they were not."""
         return self._seen_ns
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether any of them had been in a group by then."""
+        return any((self._seen or {}).values())
+
     def groups_of(self, rank: int) -> tuple[Group, ...]:
         """What that worker was in then."""
         return (self._seen or {}).get(rank, ())
