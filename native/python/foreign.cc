@@ -32,14 +32,21 @@ Pages& pages() {
   return *state;
 }
 
-int open_foreign_group(const std::string& name, const std::string& description) {
+int open_foreign_group(const std::string& description) {
   Pages& known = pages();
   if (known.generation != generation()) return -1;
   ForeignPage* const page = open_foreign_page(description);
   if (page == nullptr) return -1;
-  watch_group(name, *page);
   known.all.push_back(page);
   return static_cast<int>(known.all.size()) - 1;
+}
+
+bool record_foreign_calls(std::size_t group, const std::string& backend, const std::string& name,
+                          int signal) {
+  ForeignPage* const page = pages().find(group);
+  if (page == nullptr || !watch_group(backend, name, *page)) return false;
+  start_scribe(signal);
+  return true;
 }
 
 int begin_foreign_transfer(std::size_t group, bool sends, std::int64_t peer, std::int32_t tag,
@@ -66,9 +73,10 @@ void leave_foreign_group(std::size_t group) {
 }
 
 // For tests: (group id, enqueued, completed) of each group, and the entries' fields; or None.
-nb::object read_trace(nb::bytes json) {
+nb::object read_trace(nb::bytes json, bool is_of_hooks) {
   Trace trace;
   if (!parse_trace({json.c_str(), json.size()}, trace)) return nb::none();
+  if (is_of_hooks) as_others_count(trace);
   nb::list statuses;
   for (const TraceStatus& status : trace.statuses) {
     statuses.append(nb::make_tuple(status.group_id, status.enqueued, status.completed));
@@ -90,11 +98,11 @@ nb::object read_trace(nb::bytes json) {
 
 void bind_foreign(nb::module_& module) {
   module.def("open_foreign_group", &open_foreign_group);
+  module.def("record_foreign_calls", &record_foreign_calls);
   module.def("leave_foreign_group", &leave_foreign_group);
   module.def("begin_foreign_transfer", &begin_foreign_transfer);
   module.def("end_foreign_transfer", &end_foreign_transfer);
   module.def("withdraw_foreign_transfer", &withdraw_foreign_transfer);
-  module.def("start_scribe", &start_scribe);
   module.def("read_trace", &read_trace);
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -21,7 +22,10 @@
 namespace rallypoint {
 namespace {
 
-using DumpTrace = std::string (*)(bool includes_collectives, bool only_active);
+// A recorder's text, with or without the calls; null: there is none.
+using DumpTrace = std::function<std::string(bool includes_calls)>;
+// The name of a backend, and that of a group.
+using Pages = std::map<std::pair<std::string, std::string>, ForeignPage*>;
 
 constexpr timespec kPause{0, 100'000'000};
 constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call that takes so long is worth a look
@@ -29,19 +33,37 @@ constexpr std::uint64_t kApartNs = 1'000'000'000;  // between looks for groups t
 constexpr unsigned kMostSearches = 3;
 constexpr auto kLastDump = std::chrono::seconds(1);
 
-struct Recorder {
-  const char* library;
-  const char* symbol;  // std::string (bool, bool) of c10d
-};
-constexpr Recorder kRecorders[] = {
-    {"libtorch_cpu.so", "_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb"},
-    {"libtorch_cuda.so", "_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb"},
-};
+constexpr const char* kCpu = "libtorch_cpu.so";
+constexpr const char* kCuda = "libtorch_cuda.so";
+// Of c10d: std::string (bool includes_collectives, bool only_active), and from PyTorch 2.15 on also
+// for any backend: std::string (bool, bool, const std::string& backend).
+constexpr const char* kDumpGloo = "_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb";
+constexpr const char* kDumpNccl = "_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb";
+constexpr const char* kDumpAny =
+    "_ZN4c10d18dump_fr_trace_jsonEbbRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 
-DumpTrace find(const Recorder& recorder) {
-  void* const library = dlopen(recorder.library, RTLD_LAZY | RTLD_NOLOAD);
-  return library == nullptr ? nullptr
-                            : reinterpret_cast<DumpTrace>(dlsym(library, recorder.symbol));
+// Null if the library is not loaded, or lacks it.
+template <typename... Arguments>
+auto find(const char* library, const char* symbol) {
+  using Function = std::string (*)(Arguments...);
+  void* const loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  return loaded == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(loaded, symbol));
+}
+
+bool records_itself(const std::string& backend) { return backend == "gloo" || backend == "nccl"; }
+
+DumpTrace recorder_of(const std::string& backend) {
+  if (backend != "nccl") {
+    if (const auto dump = find<bool, bool, const std::string&>(kCpu, kDumpAny)) {
+      return [=](bool includes_calls) { return dump(includes_calls, false, backend); };
+    }
+  }
+  if (records_itself(backend)) {
+    const bool is_gloo = backend == "gloo";
+    const auto dump = find<bool, bool>(is_gloo ? kCpu : kCuda, is_gloo ? kDumpGloo : kDumpNccl);
+    if (dump != nullptr) return [=](bool includes_calls) { return dump(includes_calls, false); };
+  }
+  return nullptr;
 }
 
 std::uint64_t wall_ns() {
@@ -58,35 +80,42 @@ struct Progress {
   std::int64_t completed = -1;
   std::int64_t written = -1;  // what had been begun when the calls were last written
   std::uint64_t since_ns = 0;
+  std::int64_t skipped = 0;  // of what was counted: in no entry
 };
 
-// One of PyTorch's recorders, and what has been seen in it.
+// The recorder of a backend, and what has been seen in it.
 class Source {
  public:
-  explicit Source(DumpTrace dump) : dump_(dump) {}
+  Source(std::string backend, DumpTrace dump)
+      : backend_(std::move(backend)), dump_(std::move(dump)) {}
 
-  void look(const std::map<std::string, ForeignPage*>& pages, bool is_asked);
+  const std::string& backend() const { return backend_; }
+  void look(const Pages& pages, bool is_asked);
 
  private:
-  bool read(bool includes_collectives, Trace& trace);
-  void fold(const std::map<std::string, ForeignPage*>& pages);
+  bool read(bool includes_calls, Trace& trace);
+  void fold(const Pages& pages);
 
+  std::string backend_;
   DumpTrace dump_;
   std::map<std::int64_t, Progress> groups_;  // by the recorder's number
   std::uint64_t folded_ns_ = 0;
 };
 
-bool Source::read(bool includes_collectives, Trace& trace) {
+bool Source::read(bool includes_calls, Trace& trace) {
   if (dump_ == nullptr) return false;
   try {
-    if (parse_trace(dump_(includes_collectives, false), trace)) return true;
+    if (parse_trace(dump_(includes_calls), trace)) {
+      if (!records_itself(backend_)) as_others_count(trace);
+      return true;
+    }
   } catch (...) {  // it is not what it was taken for
   }
   dump_ = nullptr;
   return false;
 }
 
-void Source::look(const std::map<std::string, ForeignPage*>& pages, bool is_asked) {
+void Source::look(const Pages& pages, bool is_asked) {
   Trace trace;
   if (!read(false, trace)) return;
   const std::uint64_t now_ns = coarse_now_ns();
@@ -110,16 +139,18 @@ void Source::look(const std::map<std::string, ForeignPage*>& pages, bool is_aske
       ++progress.searches;
     }
     if (progress.page == nullptr) continue;
-    const auto enqueued = static_cast<std::uint64_t>(std::max<std::int64_t>(0, status.enqueued));
+    const auto count = [&](std::int64_t counted) {
+      return static_cast<std::uint64_t>(std::max<std::int64_t>(0, counted - progress.skipped));
+    };
+    const std::uint64_t enqueued = count(status.enqueued);
     if (progress.page->enqueued != enqueued) progress.page->changed_ns = now_ns;
     progress.page->enqueued = enqueued;
-    progress.page->completed =
-        static_cast<std::uint64_t>(std::max<std::int64_t>(0, status.completed));
+    progress.page->completed = count(status.completed);
     progress.page->looked_ns = now_ns;
   }
 }
 
-void Source::fold(const std::map<std::string, ForeignPage*>& pages) {
+void Source::fold(const Pages& pages) {
   Trace trace;
   if (!read(true, trace)) return;
   folded_ns_ = coarse_now_ns();
@@ -136,8 +167,9 @@ void Source::fold(const std::map<std::string, ForeignPage*>& pages) {
   }
   for (const TraceEntry& entry : trace.entries) {
     Progress& progress = groups_[entry.group_id];
+    progress.skipped = entry.skipped;
     if (std::exchange(progress.is_known, true)) continue;
-    const auto found = pages.find(entry.group);
+    const auto found = pages.find({backend_, entry.group});
     const bool is_watched = found != pages.end() && current[entry.group] == entry.group_id;
     progress.page = is_watched ? found->second : nullptr;
   }
@@ -159,18 +191,15 @@ void Source::fold(const std::map<std::string, ForeignPage*>& pages) {
 
 class Scribe {
  public:
-  void watch(const std::string& name, ForeignPage& page) {
-    const std::lock_guard lock(mutex_);
-    pages_[name] = &page;
-  }
-  bool start(int signal);
+  bool watch(const std::string& backend, const std::string& name, ForeignPage& page);
+  void start(int signal);
 
  private:
   void run(int signal);
   void stop();
 
   std::timed_mutex mutex_;
-  std::map<std::string, ForeignPage*> pages_;
+  Pages pages_;
   std::vector<Source> sources_;
   bool is_started_ = false;
   std::atomic<bool> is_stopped_ = false;
@@ -181,19 +210,24 @@ Scribe& scribe() {
   return state.get();
 }
 
-bool Scribe::start(int signal) {
+bool Scribe::watch(const std::string& backend, const std::string& name, ForeignPage& page) {
   const std::lock_guard lock(mutex_);
-  if (is_started_) return true;
-  for (const Recorder& recorder : kRecorders) {
-    const DumpTrace dump = find(recorder);
-    if (dump != nullptr) sources_.emplace_back(dump);
+  const auto is_it = [&](const Source& source) { return source.backend() == backend; };
+  if (std::ranges::none_of(sources_, is_it)) {
+    DumpTrace dump = recorder_of(backend);
+    if (dump == nullptr) return false;
+    sources_.emplace_back(backend, std::move(dump));
   }
-  if (sources_.empty()) return false;
+  pages_[{backend, name}] = &page;
+  return true;
+}
+
+void Scribe::start(int signal) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_started_, true)) return;
   // What the recorder uses is destroyed after this: it was made before.
   std::atexit([] { scribe().stop(); });
-  is_started_ = true;
   start_thread([this, signal] { run(signal); });
-  return true;
 }
 
 void Scribe::stop() {
@@ -223,8 +257,10 @@ void Scribe::run(int signal) {
 
 }  // namespace
 
-void watch_group(const std::string& name, ForeignPage& page) { scribe().watch(name, page); }
+bool watch_group(const std::string& backend, const std::string& name, ForeignPage& page) {
+  return scribe().watch(backend, name, page);
+}
 
-bool start_scribe(int signal) { return scribe().start(signal); }
+void start_scribe(int signal) { scribe().start(signal); }
 
 }  // namespace rallypoint

@@ -6,8 +6,8 @@
 //   now and then   the last calls, with their sizes: when a group is new, is behind for two
 //                  seconds, or a reader asks                               up to 20 ms
 //
-// The recorder's functions are looked up by name in the libraries that the process has loaded; in
-// one that lacks them there is nothing to write. NCCL's was never run by its authors' tests here.
+// The recorders' functions are looked up by name in the libraries that the process has loaded; in
+// one that lacks them there is nothing to write. NCCL's have not been run: there was no GPU.
 #pragma once
 
 #include <string>
@@ -16,12 +16,12 @@
 
 namespace rallypoint {
 
-// Have the groups of this name written to that page.
-void watch_group(const std::string& name, ForeignPage& page);
+// Have what this backend does in the groups of this name written to that page; false if nothing
+// records it.
+bool watch_group(const std::string& backend, const std::string& name, ForeignPage& page);
 
-// Start it, the first time; false if PyTorch's recorder is not there. `signal`: the only one that
-// it takes, so that a look at the stacks disturbs no thread of the program (python/stacks.cc); 0:
-// none.
-bool start_scribe(int signal);
+// Start it, the first time. `signal`: the only one that it takes, so that a look at the stacks
+// disturbs no thread of the program (python/stacks.cc); 0: none.
+void start_scribe(int signal);
 
 }  // namespace rallypoint

@@ -90,6 +90,8 @@ TraceEntry read_entry(JsonReader& json) {
       read_first(json, entry.group, &entry.description);
     } else if (key == "collective_seq_id") {
       entry.number = number(json);
+    } else if (key == "p2p_seq_id") {
+      entry.messages = number(json);
     } else if (key == "op_id") {
       entry.count = number(json);
     } else if (key == "profiling_name") {
@@ -114,7 +116,8 @@ TraceEntry read_entry(JsonReader& json) {
       entry.is_done = entry.is_done || is_retired;
     } else if (key == "state") {
       json.string(text);
-      entry.is_done = entry.is_done || text == "completed";
+      entry.is_completed = text == "completed";
+      entry.is_done = entry.is_done || entry.is_completed;
     } else {
       json.skip();
     }
@@ -146,6 +149,19 @@ bool parse_trace(std::string_view text, Trace& trace) {
   if (json.is_at_end() && has_version) return true;
   trace = {};
   return false;
+}
+
+void as_others_count(Trace& of_hooks) {
+  for (TraceStatus& status : of_hooks.statuses) {
+    ++status.enqueued;
+    ++status.completed;
+  }
+  for (TraceEntry& entry : of_hooks.entries) {
+    const std::int64_t recorded = entry.number + entry.messages;
+    entry.skipped = entry.count + 1 - recorded;
+    entry.count = recorded;
+    entry.is_done = entry.is_completed;
+  }
 }
 
 }  // namespace rallypoint

@@ -19,10 +19,12 @@ struct TraceStatus {
 
 struct TraceEntry {
   std::int64_t group_id = -1;
-  std::string group;         // its name, the same on all members
-  std::string description;   // of the group
-  std::int64_t number = -1;  // of the group's collectives, from 1
-  std::int64_t count = -1;   // as TraceStatus counts
+  std::string group;          // its name, the same on all members
+  std::string description;    // of the group
+  std::int64_t number = -1;   // of the group's collectives, from 1
+  std::int64_t messages = 0;  // that were recorded before; gloo's are not
+  std::int64_t count = -1;    // as TraceStatus counts
+  std::int64_t skipped = 0;   // how many of these were not recorded; see `as_others_count`
   std::string backend;
   std::string operation;
   std::string dtype;
@@ -31,7 +33,8 @@ struct TraceEntry {
   std::int64_t created_ns = 0;     // wall clock
   std::int64_t completed_ns = 0;   // wall clock; 0: not known
   bool is_message = false;
-  bool is_done = false;
+  bool is_completed = false;
+  bool is_done = false;  // completed, or given up
 };
 
 struct Trace {
@@ -41,5 +44,10 @@ struct Trace {
 
 // False if it is not such a text; then the result is empty.
 bool parse_trace(std::string_view json, Trace& trace);
+
+// Backends that record themselves count from 1. PyTorch's hooks, which record others from 2.15 on,
+// count from 0, also what they do not record (captured CUDA graphs), and give up at once the calls
+// whose ends no backend tells them. This makes of the one the other, but for what was skipped.
+void as_others_count(Trace& of_hooks);
 
 }  // namespace rallypoint

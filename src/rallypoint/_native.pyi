@@ -30,8 +30,14 @@ FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
 
-def open_foreign_group(name: str, description: str, /) -> int:
+def open_foreign_group(description: str, /) -> int:
     """A place in the flight record for a group of another backend; -1: there is none."""
+
+def record_foreign_calls(group: int, backend: str, name: str, signal: int, /) -> bool:
+    """Have a thread write what it is in, as PyTorch's recorder of that backend knows it.
+
+    False: PyTorch has none. `name` is PyTorch's; the others are in native/scribe/scribe.h.
+    """
 
 def leave_foreign_group(group: int, /) -> None:
     """The process has no such group any more."""
@@ -47,11 +53,8 @@ def end_foreign_transfer(group: int, transfer: int, /) -> None:
 def withdraw_foreign_transfer(group: int, transfer: int, /) -> None:
     """It was refused."""
 
-def start_scribe(signal: int, /) -> bool:
-    """Start the thread that writes what such groups are in (native/scribe/scribe.h)."""
-
 def read_trace(
-    json: bytes, /
+    json: bytes, is_of_hooks: bool, /
 ) -> (
     tuple[
         list[tuple[int, int, int]],

@@ -16,8 +16,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -292,21 +290,13 @@ while True:
         status=0,
     ),
 }
-READS_TORCH = [
-    pytest.mark.needs_torch,
-    pytest.mark.skipif(
-        find_spec("torch") is not None
-        and tuple(map(int, version("torch").split(".")[:2])) >= (2, 14),
-        reason="PyTorch 2.14 and later: its records are not read yet",
-    ),
-]
 ALL = [
     pytest.param(
         name,
         kind,
         culprit,
         id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
-        marks=[] if kind == "N" else READS_TORCH,
+        marks=[] if kind == "N" else pytest.mark.needs_torch,
     )
     for i, (name, case) in enumerate(CASES.items())
     for kind in case.kinds
@@ -451,7 +441,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kind", ["N", pytest.param("G", marks=READS_TORCH)])
+@pytest.mark.parametrize("kind", ["N", pytest.param("G", marks=pytest.mark.needs_torch)])
 def test_healthy_jobs_are_not_said_to_hang(launch: Launch, kind: str) -> None:
     asked = int(os.environ.get("RALLYPOINT_TEST_HEALTHY", "8"))
     seed = random.randrange(1 << 30)

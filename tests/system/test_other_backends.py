@@ -20,13 +20,7 @@ from rallypoint.launch.inspection.stacks import ask_for_stacks
 
 pytest.importorskip("torch")
 
-from rallypoint.pytorch.versions import HAS_BACKENDS
-
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.needs_torch,
-    pytest.mark.skipif(HAS_BACKENDS, reason="PyTorch 2.14 and later: its records are not read yet"),
-]
+pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 
 BEGIN = """
 import ctypes, os, sys, time, torch, torch.distributed as dist

@@ -22,11 +22,14 @@ from rallypoint.base import worker_hook
 _Forget = Callable[..., None]  # what _forgetting returns
 
 _OURS = "rallypoint"
-_RECORDED = ("gloo", "nccl")  # by PyTorch's Flight Recorder; both have threads anyway
+# PyTorch's Flight Recorder has their calls and the ends of those; all of them have threads anyway.
+# From 2.15 on, NCCL is "nccl2" unless it was asked otherwise, and hooks of PyTorch's record it.
+_RECORDED = ("gloo", "nccl", "nccl2", "nccl-lazy")
 _DEFAULT = "default_pg"
 _ANY = -1
 
-_groups: dict[int, int] = {}  # by id of a process group: its place in the record
+# By id of a process group and type of device: its place in the record.
+_groups: dict[int, dict[str, int]] = {}
 _alive: dict[int, Any] = {}  # the same: a weak reference
 _transfers: dict[
     int, tuple[int, int, Any]
@@ -60,32 +63,43 @@ def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Non
 
     if not isinstance(group, dist.ProcessGroup) or id(group) in _groups:
         return  # this rank is no member, or it was asked for again
-    backends = {group._get_backend(device).name() for device in group._device_types}
-    others = sorted(backends - {_OURS})
+    backends = {each.type: group._get_backend(each).name() for each in group._device_types}
+    others = sorted(set(backends.values()) - {_OURS})
     if not others:
         return
     keep_record_of_others()
-    name = group.group_name
     ranks = named.get("global_ranks_in_group", arguments[2] if len(arguments) > 2 else ())
-    title = _title(name, group.group_desc)
-    said = json.loads(describe(title, f"torch {name}", list(ranks) or range(group.size())))
-    said |= {"backend": ",".join(others), "is_complete": True}
-    number = _native.open_foreign_group(name, json.dumps(said))
-    if number < 0:
+    members = list(ranks) or range(group.size())
+    places = {}
+    for backend in others:  # each counts its own calls
+        title, key = _title(group.group_name, group.group_desc), f"torch {group.group_name}"
+        if len(others) > 1:
+            title, key = f"{title} ({backend})", f"{key} {backend}"
+        said = json.loads(describe(title, key, members))
+        said |= {"backend": backend, "is_complete": True}
+        place = _native.open_foreign_group(json.dumps(said))
+        if place < 0:
+            continue
+        places[backend] = place
+        if backend in _RECORDED:
+            signal = worker_hook.stacks_signal
+            _native.record_foreign_calls(place, backend, group.group_name, signal)
+    if not places:
         return
     if not hasattr(dist.Work.wait, "__wrapped__"):
         _wrap_transfers(dist)
-    _groups[id(group)] = number
+    _groups[id(group)] = {
+        device: places[name] for device, name in backends.items() if name in places
+    }
     _alive[id(group)] = weakref.ref(group, functools.partial(_leave, id(group)))
-    if any(name in _RECORDED for name in others):
-        _native.start_scribe(worker_hook.stacks_signal)
 
 
 def _leave(key: int, _: object) -> None:
     from rallypoint import _native
 
     del _alive[key]
-    _native.leave_foreign_group(_groups.pop(key))
+    for place in set(_groups.pop(key).values()):
+        _native.leave_foreign_group(place)
 
 
 def _title(name: str, description: str) -> str:
@@ -125,12 +139,13 @@ def _beginning(
 
     @functools.wraps(vars(kind)[name])  # what can be put back
     def transfer(group: Any, *arguments: Any, **named: Any) -> Any:
-        number = _groups.get(id(group))
-        if number is None or named:
+        places = _groups.get(id(group))
+        if places is None or named:
             return original(group, *arguments, **named)
-        which = -1
+        number = which = -1
         try:
             tensor, tag = arguments[0][0], arguments[-1]
+            number = places[tensor.device.type]
             dtype = _dtypes.get(tensor.dtype) or _named(tensor.dtype)
             peer = arguments[1] if has_peer else _ANY
             which = begin_foreign_transfer(number, sends, peer, tag, tensor.numel(), dtype)

@@ -78,7 +78,31 @@ def expected(trace: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 @given(_TRACES, st.sampled_from([None, 2]))
 def test_a_trace(trace: dict[str, Any], indent: int | None) -> None:
-    assert read_trace(json.dumps(trace, indent=indent).encode()) == expected(trace)
+    assert read_trace(json.dumps(trace, indent=indent).encode(), False) == expected(trace)
+
+
+def test_what_hooks_have_recorded() -> None:
+    """As PyTorch 2.15 has it of four calls, of which the second one was not recorded."""
+    kinds = [  # collectives and messages before it, count, and whether it is a message
+        (1, 0, 0, False, "completed", True),
+        (1, 1, 2, True, "scheduled", False),
+        (2, 1, 3, False, "scheduled", True),  # given up
+    ]
+    keys = ("collective_seq_id", "p2p_seq_id", "op_id", "is_p2p", "state", "retired")
+    status = {"last_enqueued_collective": "3", "last_completed_collective": "-1"}
+    trace = {
+        "version": "2.10",
+        "pg_status": {"0": status},
+        "entries": [dict(zip(keys, kind, strict=True)) for kind in kinds],
+    }
+    read = read_trace(json.dumps(trace).encode(), True)
+    assert read is not None
+    assert read[0] == [(0, 4, 0)]
+    assert [(entry[3], entry[4], *entry[-2:]) for entry in read[1]] == [
+        (1, 1, False, True),
+        (1, 2, True, False),
+        (2, 3, False, False),
+    ]
 
 
 @given(_TRACES, st.integers(0, 2**32))
@@ -96,7 +120,7 @@ def test_what_was_cut_or_changed(trace: dict[str, Any], seed: int) -> None:
                 text[at] = chance.choice(b'{}[]",:0-e\\tn \xff')
             case _:
                 text[at:at] = text[chance.randrange(len(text)) :][:20]
-    read = read_trace(bytes(text))
+    read = read_trace(bytes(text), False)
     if read is not None:
         json.loads(text.decode("latin-1"), parse_constant=lambda _: 1 / 0)
 
@@ -118,12 +142,12 @@ def test_what_was_cut_or_changed(trace: dict[str, Any], seed: int) -> None:
     ],
 )
 def test_what_is_no_trace(text: bytes) -> None:
-    assert read_trace(text) is None
+    assert read_trace(text, False) is None
 
 
 def test_what_is_long_is_cut() -> None:
     entry = {"profiling_name": "gloo:" + "x" * 1000, "input_sizes": [list(range(9)), [1]]}
-    read = read_trace(json.dumps({"version": "2.9", "entries": [entry]}).encode())
+    read = read_trace(json.dumps({"version": "2.9", "entries": [entry]}).encode(), False)
     assert read is not None
     assert read[1][0][6] == "x" * (256 - len("gloo:"))
     assert read[1][0][8] == []  # more dimensions than there is room for
