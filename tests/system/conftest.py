@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,9 @@ class Launch:
         *words: str,
         environ: dict[str, str] | None = None,
         launcher: tuple[str, ...] = OURS,
+        before: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
+        """Start a launcher; `before`: what to put before its command."""
         # Without it, the launcher may have a word to say; "" in `environ` means not there.
         given = {
             **os.environ,
@@ -52,7 +54,7 @@ class Launch:
             del given["OMP_NUM_THREADS"]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, *launcher, *words],
+                [*before, sys.executable, *launcher, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

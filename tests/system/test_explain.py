@@ -7,6 +7,7 @@ them but the command line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -384,36 +387,151 @@ def worker_pids(launcher: int) -> list[int]:
     return [int(pid) for pid in re.findall(r"(?m)^ *\d+ +\S+ +(\d+) ", told)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """A program that ends by itself; the rest as in `Case`."""
+
+    body: str
+    says: tuple[str, ...]
+    kinds: str = "N"
+    ranks: int = 3
+    memory_bytes: int = 0
+
+
 ENDS = {
-    "killed": (
-        "time.sleep(2)\n    os.kill(os.getpid(), signal.SIGKILL)",
-        "rank {c} is dead (SIGKILL, not by the launcher; the kernel's out-of-memory killer did not",
-        1,
+    "killed": End(
+        body="""
+if rank == culprit:
+    time.sleep(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(ones())  # WAIT
+""",
+        says=(
+            "rank {c} is dead (SIGKILL, not by the launcher; the kernel's out-of-memory killer did "
+            "not strike)",
+            "{others} wait",
+            "{WAIT}",
+        ),
+        kinds="NG",
     ),
-    "stopped while it hangs": ("time.sleep(600)  # HERE", "at {HERE}", 143),
+    "out of memory": End(
+        body="""
+if rank == culprit:
+    time.sleep(2)
+    all = b"x" * (1 << 30)
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} is dead (SIGKILL, ", "out-of-memory killer struck once", "{others} wait"),
+        kinds="NG",
+        memory_bytes=900 << 20,
+    ),
+    "other sizes": End(
+        body="""
+dist.all_reduce(ones(9 if rank == culprit else 8))  # WAIT
+""",
+        says=("different operations", "rank {c}", "9 x float32", "8 x float32"),
+    ),
+    "a receive from one that has ended": End(
+        body="""
+if rank == 1 - culprit:
+    dist.recv(ones(), src=culprit, tag=7)  # WAIT
+    time.sleep(5)
+""",
+        says=("rank {c} has ended (code 0)", "waits for it in recv, tag 7", "{WAIT}"),
+        kinds="G",
+        ranks=2,
+    ),
+    "a data loader's process is killed": End(
+        body="""
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        if rank == culprit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ones()
+for batch in torch.utils.data.DataLoader(Data(), num_workers=1, batch_size=2):
+    dist.all_reduce(batch)  # WAIT
+time.sleep(5)
+""",
+        says=("rank {c}'s data loader worker", "was killed by SIGKILL", "waits", "{WAIT}"),
+        kinds="G",
+        ranks=2,
+    ),
+    "a full disk": End(
+        body="""
+if rank == culprit:
+    data = ones(1 << 20)
+    data.tofile(FULL + "/data") if hasattr(data, "tofile") else torch.save(data, FULL + "/data")
+dist.all_reduce(ones())  # WAIT
+""",
+        says=("rank {c} has ended (code 1: No space left on device", "{full} is full", "{WAIT}"),
+        kinds="NG",
+    ),
 }
+OF_ENDS = [
+    pytest.param(
+        name,
+        kind,
+        culprit,
+        id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
+        marks=[] if kind == "N" else pytest.mark.needs_torch,
+    )
+    for i, (name, end) in enumerate(ENDS.items())
+    for kind in end.kinds
+    for culprit in ([0, end.ranks - 1] if kind == "N" else [(i % 2) * (end.ranks - 1)])
+]
 
 
-@pytest.mark.parametrize("culprit", [0, 2])
-@pytest.mark.parametrize("how", ENDS)
-def test_after_the_end(launch: Launch, how: str, culprit: int) -> None:
-    code, part, status = ENDS[how]
-    body = f"if rank == culprit:\n    {code}\ndist.all_reduce(ones())  # WAIT\n"
-    script = Path(launch.script(BEGIN["N"] + COMMON + body))
-    process = launch.start("--nproc-per-node", "3", str(script), str(culprit))
-    launch.wait_for("ready.*", 3)
-    if status == 143:
-        time.sleep(2)
-        process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == status
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[str]:
+    """A directory without room."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    place = tmp_path / "full"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)
+    (place / "filler").write_bytes(bytes(1 << 19))
+    yield str(place)
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@contextlib.contextmanager
+def memory_limit(limit_bytes: int) -> Iterator[list[str]]:
+    """A control group with that limit: what to put before a command to run it there."""
+    first = Path("/sys/fs/cgroup/memory")
+    place = (first if first.is_dir() else first.parent) / f"rallypoint-test-{os.getpid()}"
+    file = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
+    try:
+        place.mkdir()
+        (place / file).write_text(str(limit_bytes))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            place.rmdir()
+        pytest.skip(f"cannot make a control group with a memory limit: {error}")
+    yield ["sh", "-c", f'echo $$ > {place}/cgroup.procs; exec "$@"', "sh"]
+    for _ in range(100):
+        try:
+            return place.rmdir()
+        except OSError:  # something in it is still ending
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("title", "kind", "culprit"), OF_ENDS)
+def test_after_the_end(launch: Launch, full: str, title: str, kind: str, culprit: int) -> None:
+    end = ENDS[title]
+    begin = f"{BEGIN[kind]}FULL = {full!r}\n"
+    script = Path(launch.script(begin + COMMON + end.body))
+    words = ["--nproc-per-node", str(end.ranks), str(script), str(culprit)]
+    with memory_limit(end.memory_bytes) if end.memory_bytes else nullcontext([]) as before:
+        process = launch.start(*words, before=before)
+        assert process.wait(60) == 1
     done = explain(str(process.pid))
-    others = name([rank for rank in range(3) if rank != culprit])
-    known = {**places(script), "c": culprit, "others": others}
-    parts = (part, "{others} wait", "{WAIT}")
-    assert in_order(tuple(each.format(**known) for each in parts), done.stdout), done.stdout
-    assert f"rank {culprit} " in done.stdout.partition(";")[0]
+    others = name([rank for rank in range(end.ranks) if rank != culprit])
+    known = {**places(script), "c": culprit, "others": others, "full": full}
+    parts = tuple(part.format(**known) for part in end.says)
+    assert in_order(parts, done.stdout), f"{done.stdout!r} does not say {parts}"
     assert done.returncode == 3
-    assert f"with exit status {status}" in done.stdout
+    assert "with exit status 1" in done.stdout
 
 
 def test_nothing_is_kept_of_a_job_that_succeeded(launch: Launch) -> None:
