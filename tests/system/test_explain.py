@@ -1,8 +1,8 @@
 """Jobs that hang, each for a reason of its own: `rallypoint explain` names the rank and the line.
 
-The same programs run with arrays of NumPy ("N"), with PyTorch's gloo ("G") and with our backend in
-PyTorch ("T"), and with the culprit first and last among the ranks. The launcher knows nothing of
-them but the command line.
+The same programs run with arrays of NumPy ("N"), with PyTorch's gloo ("G"), with our backend in
+PyTorch ("T") and with one that only PyTorch's hooks record ("H"), and with the culprit first and
+last among the ranks. The launcher knows nothing of them but the command line.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,19 @@ BEGIN = {
     "def ones(n=8): return np.ones(n, np.float32)\n",
     "G": "import torch, torch.distributed as dist\n"
     "dist.init_process_group('gloo')\n"
+    "def ones(n=8): return torch.ones(n)\n",
+    "H": "import torch, torch.distributed as dist\n"
+    "class Other(torch._C._distributed_c10d.Backend):\n"
+    "    def __init__(self, store, rank, size, timeout):\n"
+    "        super().__init__(rank, size)\n"
+    "        self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)\n"
+    "    def getBackendName(self): return 'other'\n"
+    "    def allreduce(self, *given): return self.gloo.allreduce(*given)\n"
+    "    def barrier(self, *given): return self.gloo.barrier(*given)\n"
+    "    def send(self, *given): return self.gloo.send(*given)\n"
+    "    def recv(self, *given): return self.gloo.recv(*given)\n"
+    "dist.Backend.register_backend('other', Other, devices=['cpu'])\n"
+    "dist.init_process_group('other')\n"
     "def ones(n=8): return torch.ones(n)\n",
     "T": "import torch, torch.distributed as dist\n"
     "dist.init_process_group('rallypoint')\n"
@@ -92,6 +107,7 @@ if rank == culprit:
 dist.all_reduce(ones())  # WAIT
 """,
         says=("rank {c} never entered all_reduce #", "sleep at {HERE}", "{others} wait", "{WAIT}"),
+        kinds="NGTH",
     ),
     "other operations under one number": Case(
         body="""
@@ -117,7 +133,7 @@ dist.all_reduce(ones())  # WAIT
 dist.recv(ones(), 1 - rank)  # HERE
 """,
         says=("deadlock: rank 0 waits for rank 1 in recv", "{HERE}", "rank 1 for rank 0"),
-        kinds="G",  # our engine finds such circles itself, and raises
+        kinds="GH",  # our engine finds such circles itself, and raises
         ranks=2,
     ),
     "a ring of sends": Case(
@@ -277,6 +293,7 @@ dist.all_reduce(ones())  # WAIT
 time.sleep(600)
 """,
         says=("no hang", "no rank waits for another"),
+        kinds="NGTH",
         status=0,
     ),
     "a slow rank": Case(
@@ -293,13 +310,27 @@ while True:
         status=0,
     ),
 }
+NEEDS_TORCH = [pytest.mark.needs_torch]
+MARKS = {
+    "N": [],
+    "G": NEEDS_TORCH,
+    "T": NEEDS_TORCH,
+    "H": [
+        *NEEDS_TORCH,
+        pytest.mark.skipif(
+            find_spec("torch") is not None
+            and tuple(map(int, version("torch").split(".")[:2])) < (2, 15),
+            reason="PyTorch before 2.15: no hooks that record",
+        ),
+    ],
+}
 ALL = [
     pytest.param(
         name,
         kind,
         culprit,
         id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
-        marks=[] if kind == "N" else pytest.mark.needs_torch,
+        marks=MARKS[kind],
     )
     for i, (name, case) in enumerate(CASES.items())
     for kind in case.kinds

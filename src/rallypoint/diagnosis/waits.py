@@ -69,7 +69,7 @@ def blocks(rank: Rank) -> list[tuple[Group, Call]]:
     elif doing is Doing.TRANSFER:
         running = [(group, call) for group, call in running if call.peer is not None]
     elif doing is Doing.RUNS:  # who waits for a GPU may use its core
-        running = [(group, call) for group, call in running if group.backend == "nccl"]
+        running = [(group, call) for group, call in running if "nccl" in group.backend]
     elif doing not in _MAY_WAIT:
         return []
     return [each for each in running if each[1].site] or _latest(running, doing)

@@ -22,14 +22,13 @@ from rallypoint.base import worker_hook
 _Forget = Callable[..., None]  # what _forgetting returns
 
 _OURS = "rallypoint"
-# PyTorch's Flight Recorder has their calls and the ends of those; all of them have threads anyway.
-# From 2.15 on, NCCL is "nccl2" unless it was asked otherwise, and hooks of PyTorch's record it.
-_RECORDED = ("gloo", "nccl", "nccl2", "nccl-lazy")
+_RECORD_THEMSELVES = ("gloo", "nccl")  # in PyTorch's Flight Recorder; both have threads anyway
 _DEFAULT = "default_pg"
 _ANY = -1
+_BY_DEVICE = -1  # asking each tensor takes 0.4 us, which only groups of several backends need
 
-# By id of a process group and type of device: its place in the record.
-_groups: dict[int, dict[str, int]] = {}
+_groups: dict[int, int] = {}  # by id of a process group: its place in the record, or _BY_DEVICE
+_places: dict[int, dict[str, int]] = {}  # the same, by the type of device whose backend has it
 _alive: dict[int, Any] = {}  # the same: a weak reference
 _transfers: dict[
     int, tuple[int, int, Any]
@@ -81,24 +80,31 @@ def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Non
         if place < 0:
             continue
         places[backend] = place
-        if backend in _RECORDED:
+        if backend in _RECORD_THEMSELVES or _has_recording_hook(group):
             signal = worker_hook.stacks_signal
             _native.record_foreign_calls(place, backend, group.group_name, signal)
     if not places:
         return
     if not hasattr(dist.Work.wait, "__wrapped__"):
         _wrap_transfers(dist)
-    _groups[id(group)] = {
-        device: places[name] for device, name in backends.items() if name in places
-    }
+    _groups[id(group)] = min(places.values()) if len(set(backends.values())) == 1 else _BY_DEVICE
+    _places[id(group)] = {kind: places[name] for kind, name in backends.items() if name in places}
     _alive[id(group)] = weakref.ref(group, functools.partial(_leave, id(group)))
+
+
+def _has_recording_hook(group: Any) -> bool:
+    """Whether PyTorch, from 2.15 on, has its Flight Recorder told of what passes there."""
+    from torch.distributed.distributed_c10d import _world
+
+    return group in getattr(_world, "pg_flight_recorder_hooks", ())
 
 
 def _leave(key: int, _: object) -> None:
     from rallypoint import _native
 
     del _alive[key]
-    for place in set(_groups.pop(key).values()):
+    del _groups[key]
+    for place in set(_places.pop(key).values()):
         _native.leave_foreign_group(place)
 
 
@@ -139,13 +145,14 @@ def _beginning(
 
     @functools.wraps(vars(kind)[name])  # what can be put back
     def transfer(group: Any, *arguments: Any, **named: Any) -> Any:
-        places = _groups.get(id(group))
-        if places is None or named:
+        number = _groups.get(id(group))
+        if number is None or named:
             return original(group, *arguments, **named)
-        number = which = -1
+        which = -1
         try:
             tensor, tag = arguments[0][0], arguments[-1]
-            number = places[tensor.device.type]
+            if number == _BY_DEVICE:
+                number = _places[id(group)][tensor.device.type]
             dtype = _dtypes.get(tensor.dtype) or _named(tensor.dtype)
             peer = arguments[1] if has_peer else _ANY
             which = begin_foreign_transfer(number, sends, peer, tag, tensor.numel(), dtype)
