@@ -82,6 +82,7 @@ class Case:
         says_after: the same, once somebody has ended the job; empty: they are the same.
         status: what `explain` exits with.
         joins: the culprit takes part at first; else it sleeps before it joins.
+        ready: begin of the names of the files that say that the ranks are about to get there.
         later_s: how long it takes until all are where they are to be.
         signal: what it gets then.
         files: sources in C, to be compiled.
@@ -94,6 +95,7 @@ class Case:
     ranks: int = 3
     status: int = 3
     joins: bool = True
+    ready: str = "ready"
     later_s: float = 0
     signal: int = 0
     files: dict[str, str] = field(default_factory=dict)
@@ -222,6 +224,7 @@ dist.all_reduce(ones())  # WAIT
     "uneven batches": Case(
         body="""
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+pathlib.Path(f"made.{rank}").touch()
 for _ in range(2 if rank == culprit else 3):
     model(ones()).sum().backward()  # WAIT
 if rank == culprit:
@@ -229,7 +232,7 @@ if rank == culprit:
 """,
         says=("rank {c} never entered all_reduce", "sleep at {HERE}", "{others} wait", "{WAIT}"),
         kinds="GT",
-        later_s=5,  # DistributedDataParallel imports much
+        ready="made",  # DistributedDataParallel imports much
     ),
     "a data loader that hangs": Case(
         body="""
@@ -381,7 +384,7 @@ def test_live(launch: Launch, title: str, kind: str, culprit: int) -> None:
     late = "" if case.joins else NEVER_JOINS
     script = Path(launch.script(late + BEGIN[kind] + COMMON + case.body))
     process = launch.start("--nproc-per-node", str(case.ranks), str(script), str(culprit))
-    launch.wait_for("ready.*", case.ranks if case.joins else 1)
+    launch.wait_for(f"{case.ready}.*", case.ranks if case.joins else 1)
     pids = worker_pids(process.pid)
     if case.signal:
         time.sleep(1)
