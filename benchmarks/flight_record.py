@@ -3,9 +3,11 @@
     python benchmarks/flight_record.py [--nproc-per-node 2] [--repeats 600]
 
 8 bytes, float32, SUM. One process holds three groups of all ranks, one that is recorded and two
-that are not; each row is over rounds, which alternate. Calls of a group of one rank tell what the
-caller pays; those of all ranks what is left of it beside the wait for peers. The difference between
-the two that are not recorded (A/A) says what a difference is worth.
+that are not. The recorded one is measured twice, the second time while its calls are traced, as by
+`rallypoint trace` (with nobody who reads them, who would need a core). Each row is over rounds,
+which alternate. Calls of a group of one rank tell what the caller pays; those of all ranks what is
+left of it beside the wait for peers. The difference between the two that are not recorded (A/A)
+says what a difference is worth.
 
 With PyTorch also gloo's calls, with and without what records them: PyTorch's own methods are put
 back in turn. The thread that copies PyTorch's recorder runs meanwhile, and has a row of its own.
@@ -26,10 +28,12 @@ from table import print_table, save
 from workers import answer, is_worker, measured_by
 
 import rallypoint as dist
+from rallypoint.base import worker_hook
+from rallypoint.base.call_trace import CallTrace
 from rallypoint.engine import communicator as engine
 
 CALLS = 2_000  # short: a round that is not disturbed shall be likely
-KINDS = ("without", "again", "with")
+KINDS = ("without", "again", "with", "traced")
 GLOO_CALLS = 100
 
 
@@ -51,12 +55,24 @@ def groups() -> dict[str, dict[str, Any]]:
     dist.init_process_group()
     ranks = dist.get_world_size()
     made: dict[str, dict[str, Any]] = {}
-    for kind in KINDS:
+    for kind in KINDS[:3]:
         if kind == "with":
             engine.keep_flight_record = keep
         alone = [dist.new_group([rank]) for rank in range(ranks)][dist.get_rank()]
         made[kind] = {"all": dist.new_group(), "alone": alone}
+    made["traced"] = made["with"]
     return made
+
+
+def tracing() -> CallTrace | None:
+    """The tracing of this process by itself; None: it keeps no record."""
+    descriptor, _, offset = worker_hook.flight_record.partition(":")
+    if not offset:
+        return None
+    trace = CallTrace(int(descriptor), int(offset), most=0)
+    trace.begin()
+    trace.pause()
+    return trace
 
 
 def alternate(
@@ -66,9 +82,15 @@ def alternate(
     for call in calls.values():
         batch(call)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    trace = tracing()
     for repeat in range(repeats):
-        for kind in KINDS[repeat % 3 :] + KINDS[: repeat % 3]:
+        turn = repeat % len(KINDS)
+        for kind in KINDS[turn:] + KINDS[:turn]:
+            if kind == "traced" and trace is not None:
+                trace.go_on()
             times[kind].append(batch(calls[kind]))
+            if kind == "traced" and trace is not None:
+                trace.pause()
     return times
 
 
@@ -95,7 +117,9 @@ def gloo_times(repeats: int) -> dict[str, dict[str, list[float]]]:
 
     def batch_of(kind: str, call: Callable[[], Any]) -> float:
         for name, method in recorded.items():
-            setattr(owners[name], name, method if kind == "with" else method.__wrapped__)
+            setattr(
+                owners[name], name, method if kind in ("with", "traced") else method.__wrapped__
+            )
         torch_dist.barrier()
         begin = time.perf_counter()
         for _ in range(GLOO_CALLS):
@@ -111,7 +135,9 @@ def gloo_times(repeats: int) -> dict[str, dict[str, list[float]]]:
         kinds = {kind: (lambda k=kind, c=call: batch_of(k, c)) for kind in KINDS}
         times[name] = alternate(kinds, repeats, lambda timed: timed())
     share = scribe_ns() / (time.perf_counter() - begin)
-    times["scribe, ns per second"] = {kind: [share * (kind == "with")] * 2 for kind in KINDS}
+    times["scribe, ns per second"] = {
+        kind: [share * (kind in ("with", "traced"))] * 2 for kind in KINDS
+    }
     torch_dist.destroy_process_group()
     return times
 
@@ -144,7 +170,8 @@ def worker(options: argparse.Namespace) -> None:
 def report(ranks: int, times: dict[str, dict[str, list[float]]]) -> None:
     table, rows = [], []
     for scope, by_kind in times.items():
-        without, again, recorded = (by_kind[kind] for kind in KINDS)
+        without, again, recorded, traced = (by_kind[kind] for kind in KINDS)
+        tracing_ns = statistics.median(b - a for a, b in zip(recorded, traced, strict=True))
         costs = [b - a for a, b in zip(without, recorded, strict=True)]
         same = statistics.median(b - a for a, b in zip(without, again, strict=True))
         low, middle, high = statistics.quantiles(costs, n=4)
@@ -159,6 +186,7 @@ def report(ranks: int, times: dict[str, dict[str, list[float]]]) -> None:
                 "cost_ns": middle,
                 "a_to_a_ns": same,
                 "cost_of_fastest_ns": best,
+                "tracing_ns": tracing_ns,
             }
         )
         table.append(
@@ -170,9 +198,19 @@ def report(ranks: int, times: dict[str, dict[str, list[float]]]) -> None:
                 f"{same:.0f}",
                 f"{low:.0f} - {high:.0f}",
                 f"{best:.0f}",
+                f"{tracing_ns:.0f}",
             )
         )
-    columns = ("calls", "without ns", "with ns", "cost ns", "A/A ns", "half of rounds", "fastest")
+    columns = (
+        "calls",
+        "without ns",
+        "with ns",
+        "cost ns",
+        "A/A ns",
+        "half of rounds",
+        "fastest",
+        "tracing ns",
+    )
     print_table(columns, table)
     save("flight_record", rows)
 

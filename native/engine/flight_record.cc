@@ -19,6 +19,9 @@ namespace {
 constexpr std::size_t kBytes = kRecordPages * kRecordPage;
 constexpr std::string_view kNoNames = "{}";
 
+// The header of this process's record, where each call looks whether it is traced.
+constinit std::atomic<RecordHeader*> kept{nullptr};
+
 struct Record {
   std::mutex mutex;
   RecordHeader* header = nullptr;  // null also in a forked child: it is its parent's
@@ -53,6 +56,36 @@ std::uint64_t word(std::uint64_t number_plus_one, CallState state) {
   return number_plus_one << 2 | static_cast<std::uint64_t>(state);
 }
 
+bool is_traced() {
+  const RecordHeader* const header = kept.load(std::memory_order_relaxed);
+  return header != nullptr && header->trace_until.load(std::memory_order_relaxed) != 0;
+}
+
+// A call that ends, before its place may be used again.
+void trace(const RecordedCall& call, std::uint64_t word) {
+  RecordHeader& header = *kept.load(std::memory_order_relaxed);
+  if (call.ended_ns > header.trace_until.load(std::memory_order_relaxed)) {
+    header.trace_until.store(0, std::memory_order_relaxed);  // whoever traced is gone
+    return;
+  }
+  if (header.groups.load(std::memory_order_relaxed) >= kTracePage) return;
+  char* const pages = reinterpret_cast<char*>(&header);
+  const std::uint64_t before = header.traced.fetch_add(1, std::memory_order_relaxed);
+  TracedCall& entry =
+      reinterpret_cast<TracedCall*>(pages + kTracePage * kRecordPage)[before % kTracedCalls];
+  entry.stamp.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.word = word;
+  entry.since_ns = call.since_ns;
+  entry.what = call.what;
+  entry.count = call.count;
+  entry.ended_ns = call.ended_ns;
+  entry.peer = call.peer;
+  entry.page = static_cast<std::uint32_t>((reinterpret_cast<const char*>(&call) - pages) /
+                                          static_cast<std::ptrdiff_t>(kRecordPage));
+  entry.stamp.store(before + 1, std::memory_order_release);
+}
+
 }  // namespace
 
 bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
@@ -80,9 +113,13 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
     madvise(header + 1, kBytes - kRecordPage, MADV_REMOVE);
   }
   header->version = kRecordVersion;
+  header->traced.store(0, std::memory_order_relaxed);
+  header->trace_until.store(0, std::memory_order_relaxed);
+  header->trace_version = kTraceVersion;
   put(header->names, names);
   header->magic.store(kRecordMagic, std::memory_order_release);
   state.header = header;
+  kept.store(header, std::memory_order_relaxed);
   return true;
 }
 
@@ -106,6 +143,10 @@ GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   if (state.header == nullptr) return;
   const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
   std::uint32_t number = used;
+  if (used + 1 >= kTracePage && is_traced()) {
+    state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   if (used == kRecordPages - 1) {
     number = 0;
     while (number < used && state.page(number)->presence.load() != GroupPresence::left) ++number;
@@ -119,6 +160,9 @@ GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
                 kRecordPage - offsetof(GroupPage, description));
   }
   page_ = state.page(number);
+  if (number == used && number + 1 >= kTracePage) {  // calls may have been traced there
+    std::memset(static_cast<void*>(page_), 0, kRecordPage);
+  }
   page_->queued.store(0, std::memory_order_relaxed);
   put(page_->description, description);
   page_->presence.store(GroupPresence::here, std::memory_order_release);
@@ -130,11 +174,13 @@ ForeignPage* open_foreign_page(std::string_view description) {
   const std::lock_guard lock(state.mutex);
   if (state.header == nullptr) return nullptr;
   const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
-  if (used + 2 > kRecordPages - 1) {
+  const bool is_of_trace = used + 2 >= kTracePage;
+  if (used + 2 > kRecordPages - 1 || (is_of_trace && is_traced())) {
     state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   }
   auto* const page = reinterpret_cast<ForeignPage*>(state.page(used));
+  if (is_of_trace) std::memset(static_cast<void*>(page), 0, sizeof *page);
   put(page->description, description);
   page->presence.store(GroupPresence::foreign, std::memory_order_release);
   state.header->groups.store(used + 2, std::memory_order_release);
@@ -170,7 +216,7 @@ void GroupRecord::write(RecordedCall& call, std::uint64_t number_plus_one, std::
                         std::uint64_t count, std::uint32_t peer) {
   call.word.store(kChanging, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  call.since_ns = coarse_now_ns();
+  call.since_ns = is_traced() ? now_ns() : coarse_now_ns();
   call.what = what;
   call.count = count;
   call.peer = peer;
@@ -179,12 +225,16 @@ void GroupRecord::write(RecordedCall& call, std::uint64_t number_plus_one, std::
 
 void GroupRecord::finish(RecordedCall& call, Trouble trouble) {
   const CallState state = trouble == Trouble::none ? CallState::done : CallState::failed;
+  const std::uint64_t ended = word(call.word.load(std::memory_order_relaxed) >> 2, state);
   if (trouble != Trouble::none) {
     call.trouble = static_cast<std::uint32_t>(trouble);
     call.ended_ns = coarse_now_ns();
   }
-  call.word.store(word(call.word.load(std::memory_order_relaxed) >> 2, state),
-                  std::memory_order_release);
+  if (is_traced()) {
+    call.ended_ns = now_ns();
+    trace(call, ended);
+  }
+  call.word.store(ended, std::memory_order_release);
 }
 
 RecordedCall* GroupRecord::post(std::uint64_t what, std::uint64_t count, std::uint32_t peer) {

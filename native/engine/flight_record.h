@@ -7,6 +7,9 @@
 // cache, and a coarse clock. A reader takes an entry only if its word is the same before and after:
 // the word holds the call's number plus one and its state, and is changed first and last.
 // src/rallypoint/base/flight_record.py reads this layout. Without a launcher there is no record.
+//
+// While somebody traces (docs/decisions/084-traces.md), each call that ends is also written into a
+// ring of all groups, in pages that no group has used, and times are exact.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +27,9 @@ inline constexpr std::size_t kRecordPage = 4096;
 inline constexpr unsigned kRecordPages = 1024;  // of a process: the header and the groups
 inline constexpr unsigned kRecordedCalls = 32;
 inline constexpr unsigned kRecordedTransfers = 16;
+inline constexpr unsigned kTracePage = 512;  // where the ring begins; groups stay below meanwhile
+inline constexpr unsigned kTracedCalls = (kRecordPages - kTracePage) * kRecordPage / 64;
+inline constexpr std::uint32_t kTraceVersion = 1;
 
 enum class CallState : std::uint64_t { none, running, done, failed };
 
@@ -68,15 +74,32 @@ struct alignas(kRecordPage) GroupPage {
 };
 static_assert(sizeof(GroupPage) == kRecordPage);
 
+struct alignas(64) TracedCall {
+  std::atomic<std::uint64_t> stamp;  // calls traced before it, plus one; 0 while it changes
+  Relaxed<std::uint64_t> word;       // from here on as in RecordedCall
+  Relaxed<std::uint64_t> since_ns;
+  Relaxed<std::uint64_t> what;
+  Relaxed<std::uint64_t> count;
+  Relaxed<std::uint64_t> ended_ns;
+  Relaxed<std::uint32_t> peer;
+  Relaxed<std::uint32_t> page;  // of its group
+};
+static_assert(sizeof(TracedCall) == 64);
+
 struct alignas(kRecordPage) RecordHeader {
   std::atomic<std::uint32_t> magic;  // written last
   std::uint32_t version;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint32_t> groups;      // pages that have ever been used
   std::atomic<std::uint32_t> unrecorded;  // groups for which there was no page
-  char names[kRecordPage - 28];           // JSON, filled up with NULs
-  std::atomic<std::uint32_t> asked;       // counted up by a reader who wants to know more of other
-  std::atomic<std::uint32_t> answered;    // backends' groups; the last question that was answered
+  char names[kRecordPage - 60];           // JSON, filled up with NULs
+  std::uint32_t unused[2];
+  std::atomic<std::uint64_t> traced;       // calls that were ever written into the ring
+  std::atomic<std::uint64_t> trace_until;  // CLOCK_MONOTONIC; whoever traces moves it on; 0: nobody
+  std::uint32_t trace_version;             // that this process writes
+  std::uint32_t unused_too;
+  std::atomic<std::uint32_t> asked;     // counted up by a reader who wants to know more of other
+  std::atomic<std::uint32_t> answered;  // backends' groups; the last question that was answered
 };
 static_assert(sizeof(RecordHeader) == kRecordPage);
 

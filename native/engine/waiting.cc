@@ -18,6 +18,13 @@ constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one su
 
 thread_local double slow_until_s = 0;
 
+std::uint64_t read_ns(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
 }  // namespace
 
 double now_s() {
@@ -26,12 +33,9 @@ double now_s() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-std::uint64_t coarse_now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 +
-         static_cast<std::uint64_t>(now.tv_nsec);
-}
+std::uint64_t now_ns() { return read_ns(CLOCK_MONOTONIC); }
+
+std::uint64_t coarse_now_ns() { return read_ns(CLOCK_MONOTONIC_COARSE); }
 
 bool Waiter::pause(std::uint32_t blocker) {
   ++count_;

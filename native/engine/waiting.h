@@ -24,6 +24,7 @@ inline void relax() {
 
 // Of a clock that only goes forward.
 double now_s();
+std::uint64_t now_ns();
 // The same at its last tick, some milliseconds ago: for a fifth of the price.
 std::uint64_t coarse_now_ns();
 

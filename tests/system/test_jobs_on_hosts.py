@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.chrome_trace import read
 from tests.conftest import SOON_S
 from tests.system.test_jobs import WAITING
 
@@ -34,6 +35,21 @@ def hosts() -> Iterator[Hosts]:
 def told(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
     command = host.enter(*RALLYPOINT, *words)
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def assert_traced(host: Host, path: Path) -> None:
+    """All nodes are in a trace, with who waits in the last call and who is not there."""
+    told_of = told(host, "trace", "-s", "0.3", "-o", str(path))
+    assert "6 ranks on 3 nodes" in told_of.stdout, told_of
+    assert "note: " not in told_of.stdout
+    trace = read(path)
+    assert len(trace.flows) == 6
+    assert [len(flow) for flow in trace.flows] == [6] * 5 + [5]
+    for (process, track), slices in trace.tracks.items():
+        assert track == "default group"
+        last = slices[-1]
+        is_stuck = not process.startswith("rank 1 ")
+        assert (last.end is None, last.args["number"]) == (is_stuck, 5 if is_stuck else 4)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -66,6 +82,7 @@ def test_a_job_is_seen_from_each_of_its_nodes(hosts: Hosts, tmp_path: Path, way:
                 explained.stdout,
             ), explained
             assert explained.returncode == 3
+            assert_traced(host, tmp_path / "trace.json")
 
         (agent,) = re.findall(r"(?m)^\S+ +(\d+) ", told(hosts[3], "ps").stdout)
         hosts[3].run("kill", "-STOP", agent)

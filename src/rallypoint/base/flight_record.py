@@ -13,6 +13,8 @@ import struct
 from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
 from rallypoint.base.recorded_call import Call, Group
 
+Names = dict[str, list[str]]  # what numbers mean: of operations, dtypes, operators
+
 _MAGIC = 0x52504652
 _VERSIONS = (1, 2)  # before 2 there were no ends
 _PAGE, _PAGES = 4096, 1024
@@ -27,7 +29,8 @@ _FIRST_CALL = 1024
 _FIRST_TRANSFER = _FIRST_CALL + _CALLS * _CALL.size
 _HERE, _LEFT, _FOREIGN, _FOREIGN_LEFT = 1, 2, 3, 4
 _ASKED = struct.Struct("=II")  # at the end of the header
-_STATES = {1: "running", 2: "done", 3: "failed"}
+_NAMES_END = _PAGE - 40  # then come words of call_trace.py, and of those who ask
+STATES = {1: "running", 2: "done", 3: "failed"}
 _RECEIVE, _ANY_RANK = 0xFFFF, 0xFFFFFFFF
 
 
@@ -36,24 +39,39 @@ def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
 
     Empty if it keeps none, or one of another version.
     """
+    return tuple(read_pages(descriptor, offset)[1].values())
+
+
+def read_pages(descriptor: int, offset: int) -> tuple[Names, dict[int, Group]]:
+    """The same by the pages on which they are, and what the numbers in the record mean."""
     import json
 
     header = os.pread(descriptor, _PAGE, offset)
     if len(header) < _PAGE:
-        return ()
+        return {}, {}
     magic, version, _, count, _ = _HEADER.unpack_from(header)
     if magic != _MAGIC or version not in _VERSIONS or count >= _PAGES:
-        return ()
+        return {}, {}
     looks = [os.pread(descriptor, count * _PAGE, offset + _PAGE) for _ in range(3)]
     try:
-        names = json.loads(header[_HEADER.size : -_ASKED.size].rstrip(b"\0"))
-        groups = [
-            _group([look[at : at + FOREIGN_BYTES] for look in looks], names)
-            for at in range(0, count * _PAGE, _PAGE)
-        ]
+        names: Names = json.loads(header[_HEADER.size : _NAMES_END].rstrip(b"\0"))
+        groups = {
+            number + 1: _group([look[at : at + FOREIGN_BYTES] for look in looks], names)
+            for number, at in enumerate(range(0, count * _PAGE, _PAGE))
+        }
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return ()
-    return tuple(group for group in groups if group is not None)
+        return {}, {}
+    return names, {page: group for page, group in groups.items() if group is not None}
+
+
+def name_operation(operation: int, names: Names) -> str:
+    """What an operation of that number is called."""
+    return "recv" if operation == _RECEIVE else names["operations"][operation]
+
+
+def name_peer(peer: int) -> int:
+    """The rank, or -1 for any."""
+    return -1 if peer == _ANY_RANK else peer
 
 
 def ask_for_more(descriptor: int, offset: int) -> None:
@@ -69,7 +87,7 @@ def has_told_more(descriptor: int, offset: int) -> bool:
     return bool(asked == answered)
 
 
-def _group(looks: list[bytes], names: dict[str, list[str]]) -> Group | None:
+def _group(looks: list[bytes], names: Names) -> Group | None:
     import json
 
     presence, _, queued = _GROUP.unpack_from(looks[1])
@@ -108,7 +126,7 @@ def _calls(
     looks: list[bytes],
     first: int,
     most: int,
-    names: dict[str, list[str]],
+    names: Names,
     site: tuple[int, str, int | None],
 ) -> tuple[Call, ...]:
     found = []
@@ -122,18 +140,18 @@ def _calls(
         found.append(
             Call(
                 number=number,
-                operation="recv" if operation == _RECEIVE else names["operations"][operation],
-                state=_STATES[after & 3],
+                operation=name_operation(operation, names),
+                state=STATES[after & 3],
                 since_ns=since_ns,
                 dtype=names["dtypes"][dtype],
                 operator=names["operators"][operator],
                 root=root,
                 count=count,
-                peer=None if first == _FIRST_CALL else -1 if peer == _ANY_RANK else peer,
+                peer=None if first == _FIRST_CALL else name_peer(peer),
                 site=site[1] if site[0] == number + 1 else "",
                 came_tag=site[2] if site[0] == number + 1 else None,
                 # What was there before is earlier than the beginning.
-                ended_ns=ended_ns if _STATES[word & 3] != "running" and ended_ns >= since_ns else 0,
+                ended_ns=ended_ns if STATES[word & 3] != "running" and ended_ns >= since_ns else 0,
             )
         )
     return tuple(sorted(found, key=lambda call: call.number))

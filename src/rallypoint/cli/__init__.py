@@ -24,6 +24,7 @@ _COMMANDS = {
     "status": "tell what each worker of a running job is doing",
     "stop": "end a running job on all its nodes",
     "store": "serve a key-value store that outlives the nodes of a job",
+    "trace": "draw the calls of a running job over time, for Perfetto",
     "where": "tell what is recognised here, such as a Slurm step, by which variables",
 }
 

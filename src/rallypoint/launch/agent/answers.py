@@ -48,7 +48,8 @@ class AgentAnswers(Answers):
     ) -> None:
         self.conversations = Conversations(selector, self)
         self._looker = Looker(selector, self.conversations)
-        self.relay = Relay(rounds, self._looker.look)
+        self._tracer = Looker(selector, self.conversations)
+        self.relay = Relay(rounds, self._look)
         self._job, self._state, self._rounds = job, state, rounds
         self._began = began
         self._seat, self._pids, self._records = seat, pids, records
@@ -58,6 +59,7 @@ class AgentAnswers(Answers):
     def close(self) -> None:
         """Drop whoever is asking."""
         self._looker.close()
+        self._tracer.close()
         self.conversations.close()
 
     def status(self) -> dict[str, object]:
@@ -94,9 +96,15 @@ class AgentAnswers(Answers):
         """See Answers."""
         self._stop(why)
 
-    def others(self, reply: Reply) -> None:
+    def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
         """See Answers."""
-        self.relay.ask(reply)
+        self.relay.ask(reply, trace_s=trace_s)
+
+    def _look(self, reply: Reply, trace_s: float) -> None:
+        if trace_s:
+            self._tracer.look(reply, "--trace", str(trace_s))
+        else:
+            self._looker.look(reply)
 
     def _end_of(self, rank: int) -> dict[str, object]:
         group = self._state.group

@@ -34,9 +34,13 @@ class Asking:
 
     Args:
         name: what errors call the agent.
+
+    Attributes:
+        has_ended: nothing will come any more.
     """
 
     def __init__(self, connection: socket.socket, name: str, *, timeout_s: float = 2.0) -> None:
+        self.has_ended = False
         self._connection = connection
         self._name = name
         self._timeout_s = timeout_s
@@ -126,6 +130,7 @@ class Asking:
         if isinstance(error, TimeoutError | BlockingIOError):
             text = f"has not answered for {self._timeout_s:g} s; it may be stopped or stuck."
             return NoAnswerError(f"the agent ({self._name}) {text}", is_gone=False)
+        self.has_ended = True
         return NoAnswerError(f"the agent ({self._name}) has just ended.", is_gone=True)
 
 

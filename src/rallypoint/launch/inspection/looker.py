@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from rallypoint.launch.inspection.requests import Conversations, Reply
@@ -27,12 +28,12 @@ class Looker:
         self._data = b""
         self._pid = 0
 
-    def look(self, reply: Reply) -> None:
-        """Look, and reply with what was seen."""
+    def look(self, reply: Reply, *words: str) -> None:
+        """Look, and reply with what was seen; `words` are for the process that looks."""
         self._replies.append(reply)
         if len(self._replies) == 1:
             try:
-                self._start()
+                self._start(words)
             except OSError as error:
                 self._tell({"trouble": f"cannot start a process to look: {error.strerror}"})
 
@@ -45,12 +46,12 @@ class Looker:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
-    def _start(self) -> None:
+    def _start(self, more: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         output, their_output = os.pipe()
         ours.setblocking(False)
         os.set_blocking(output, False)
-        words = [sys.executable, "-P", "-m", "rallypoint.launch.inspection"]
+        words = [sys.executable, "-P", "-m", "rallypoint.launch.inspection", *more]
         try:
             self._pid = os.posix_spawn(
                 sys.executable,

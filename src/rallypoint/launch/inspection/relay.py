@@ -19,14 +19,14 @@ from rallypoint.launch.inspection.requests import Reply
 from rallypoint.launch.rounds.source import RoundSource
 
 _MOST_ASKING = 16
-Look = Callable[[Reply], None]
+Look = Callable[[Reply, float], None]
 
 
 class Relay:
     """One agent's part in it.
 
     Args:
-        look: looks at this node, and replies with what it has seen.
+        look: looks at this node, or traces it for so many seconds, and replies with what it saw.
     """
 
     def __init__(self, rounds: RoundSource, look: Look) -> None:
@@ -35,7 +35,7 @@ class Relay:
         self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
         self._last = 0
 
-    def ask(self, reply: Reply) -> None:
+    def ask(self, reply: Reply, *, trace_s: float = 0.0) -> None:
         """A program asks for all other nodes; a reply for each, and one before that names them."""
         roster = self._rounds.roster()
         if roster is None or not roster.leader:
@@ -44,8 +44,8 @@ class Relay:
         self._asking[self._last] = reply
         self._asking.pop(self._last - _MOST_ASKING, None)
         if roster.leader == roster.me:
-            return self._ask_all(roster.me, self._last)
-        return self._say(roster.leader, ask="others", number=self._last)
+            return self._ask_all(roster.me, self._last, trace_s)
+        return self._say(roster.leader, ask="others", number=self._last, trace_s=trace_s)
 
     def heard(self, sender: str, payload: bytes) -> None:
         """Another agent asks, or answers; what makes no sense is left out."""
@@ -58,20 +58,22 @@ class Relay:
 
     def _take(self, sender: str, message: dict[str, Any]) -> None:
         number, asker = message["number"], str(message.get("asker", ""))
+        trace_s = float(message.get("trace_s", 0.0))
         match message.get("ask"):
             case "others":
-                self._ask_all(sender, number)
+                self._ask_all(sender, number, trace_s)
             case "look":
                 roster = self._rounds.roster()
                 key = "" if roster is None else roster.me
                 self._say(sender, ask="coming", number=number, asker=asker, key=key)
                 self._look(
-                    lambda seen: self._say(sender, ask="node", number=number, asker=asker, **seen)
+                    lambda seen: self._say(sender, ask="node", number=number, asker=asker, **seen),
+                    trace_s,
                 )
             case "node" | "members" | "coming":
                 self._pass_on(asker, number, message)
 
-    def _ask_all(self, asker: str, number: int) -> None:
+    def _ask_all(self, asker: str, number: int, trace_s: float) -> None:
         """This agent coordinates: say who there is, and have each look."""
         roster = self._rounds.roster()
         if roster is None or roster.leader != roster.me:
@@ -95,9 +97,11 @@ class Relay:
                 continue
             if each.key == roster.me:
                 self._pass_on(asker, number, {"ask": "coming", "key": each.key})
-                self._look(lambda seen: self._pass_on(asker, number, {"ask": "node", **seen}))
+                self._look(
+                    lambda seen: self._pass_on(asker, number, {"ask": "node", **seen}), trace_s
+                )
             else:
-                self._say(each.key, ask="look", number=number, asker=asker)
+                self._say(each.key, ask="look", number=number, asker=asker, trace_s=trace_s)
 
     def _pass_on(self, asker: str, number: int, message: dict[str, object]) -> None:
         """To the agent whose program has asked."""

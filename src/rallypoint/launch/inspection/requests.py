@@ -4,6 +4,7 @@
     -> {"ask": "look"}                      <- the same, and descriptors of what workers record
     -> {"ask": "stop", "why": "..."}        <- {}
     -> {"ask": "others"}                    <- a line for each other node, as they come (relay.py)
+    -> {"ask": "others traced", "seconds": 5}     <- the same, of their calls for so long
                                             <- {"error": "..."}
 
 Nobody is waited for: who asks and then takes no answer is dropped when others come. What the agent
@@ -41,8 +42,12 @@ class Answers(ABC):
         """End the job on all nodes; `why` is told to the user."""
 
     @abstractmethod
-    def others(self, reply: Reply) -> None:
-        """Ask the other nodes, and reply whenever one has answered."""
+    def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
+        """Ask the other nodes, and reply whenever one has answered.
+
+        Args:
+            trace_s: for so long they are to trace their workers; 0: they are to look.
+        """
 
 
 class Conversations:
@@ -128,6 +133,9 @@ class _Conversation:
             case "others":
                 self._is_last = False
                 self._answers.others(self._send)
+            case "others traced":
+                self._is_last = False
+                self._answers.others(self._send, trace_s=float(str(request["seconds"])))
             case _:
                 self._send({"error": "this agent does not know that request; it may be older"})
 

@@ -23,12 +23,18 @@ class Agents:
         self.relays = [Relay(rounds, self._look(i)) for i, rounds in enumerate(self.rounds)]
 
     def _look(self, number: int) -> Look:
-        return lambda reply: reply({"first": {}, "second": {"node_rank": number}})
+        def look(reply: Reply, trace_s: float) -> None:
+            if trace_s:
+                reply({"trace": f"{number} for {trace_s:g} s"})
+            else:
+                reply({"first": {}, "second": {"node_rank": number}})
 
-    def ask(self, number: int) -> list[dict[str, Any]]:
+        return look
+
+    def ask(self, number: int, **how: float) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
         reply: Reply = told.append
-        self.relays[number].ask(reply)
+        self.relays[number].ask(reply, **how)
         return told
 
 
@@ -69,6 +75,13 @@ def test_each_agent_gets_all_others() -> None:
         assert coming == [f"key{i}" for i in range(4) if i != asking]
         seen = sorted(each["second"]["node_rank"] for each in rest if each["ask"] == "node")
         assert seen == [i for i in range(4) if i != asking]
+
+
+def test_each_agent_traces_for_as_long_as_it_is_asked_to() -> None:
+    for asking in range(3):
+        _, *rest = Agents(3).ask(asking, trace_s=2.5)
+        traces = sorted(each["trace"] for each in rest if each["ask"] == "node")
+        assert traces == [f"{i} for 2.5 s" for i in range(3) if i != asking]
 
 
 def test_one_that_is_stopped_is_missing() -> None:

@@ -31,7 +31,7 @@ class Fixed(Answers):
     def stop(self, why: str) -> None:
         self.stopped.append(why)
 
-    def others(self, reply: Reply) -> None:
+    def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
         reply({"nodes": []})
 
 

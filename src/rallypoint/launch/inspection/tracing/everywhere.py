@@ -1,0 +1,133 @@
+"""Traces a whole job: this machine's nodes directly, others through their agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from rallypoint.base.errors import HostError
+from rallypoint.launch.inspection.agent_status import ask_status
+from rallypoint.launch.inspection.client import Asking
+from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.inspection.everywhere import AT_MOST_S
+from rallypoint.launch.inspection.tracing.collect import trace_node
+from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace
+from rallypoint.launch.inspection.tracing.packing import LATE_S, unpack
+
+_MOMENT_S = 0.1
+
+
+def trace_everywhere(
+    agents: Sequence[Found], seconds: float, is_over: Callable[[], bool]
+) -> JobTrace:
+    """The calls of the job of these agents, which run on this machine.
+
+    Other nodes trace for the whole time: if it `is_over` earlier, they are not waited for.
+
+    Raises:
+        HostError: no agent here answers, or the job is being traced already.
+    """
+    status = ask_status(agents[0])
+    with ThreadPoolExecutor(max_workers=min(32, len(agents) + 1)) as pool:
+        others = pool.submit(_trace_others, agents, seconds, is_over)
+        here = [pool.submit(_trace_here, agent, seconds, is_over) for agent in agents]
+        own = [trace.result() for trace in here]
+        nodes, notes = others.result()
+    for trace in own:
+        if isinstance(trace, NodeTrace):
+            nodes[trace.node_rank] = trace
+    errors = [error for error in own if isinstance(error, HostError)]
+    if len(errors) == len(own):
+        raise errors[0]
+    notes += [str(error) for error in errors]
+    ordered = tuple(nodes[node_rank] for node_rank in sorted(nodes))
+    notes += [note for node in ordered for note in node.notes]
+    return JobTrace(run_id=status.run_id, round=status.round, nodes=ordered, notes=tuple(notes))
+
+
+def _trace_here(agent: Found, seconds: float, is_over: Callable[[], bool]) -> NodeTrace | HostError:
+    try:
+        with Asking.at(agent) as asking:
+            return trace_node(asking, seconds, is_over)
+    except HostError as error:
+        return error
+
+
+def _trace_others(
+    agents: Sequence[Found], seconds: float, is_over: Callable[[], bool]
+) -> tuple[dict[int, NodeTrace], list[str]]:
+    """What the other nodes have seen, and notes."""
+    for agent in agents:
+        others = _Others()
+        try:
+            with Asking.at(agent) as asking:
+                asking.send({"ask": "others traced", "seconds": seconds})
+                others.read(asking, seconds, is_over)
+        except HostError as error:
+            others.notes.append(f"other nodes were not asked: {error}")
+            if agent is not agents[-1]:
+                continue
+        return others.nodes, others.said(was_interrupted=is_over())
+    return {}, []
+
+
+class _Others:
+    """What has come so far."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, NodeTrace] = {}
+        self.notes: list[str] = []
+        self._expected: dict[str, tuple[int, str]] | None = None  # by key: node rank and host
+        self._coming: set[str] = set()
+        self._troubles = 0
+
+    def read(self, asking: Asking, seconds: float, is_over: Callable[[], bool]) -> None:
+        """Listen until all have answered; for those that do not even say that they will, less."""
+        silent_at = time.monotonic() + seconds + AT_MOST_S
+        until = time.monotonic() + seconds + LATE_S
+        while not asking.has_ended and not is_over():
+            now = time.monotonic()
+            for line in asking.lines(now + _MOMENT_S):
+                self._add(line)
+            missing = self._missing()
+            if now > silent_at and missing is not None:
+                missing = [key for key in missing if key in self._coming]
+            if now > until or (missing is not None and len(missing) <= self._troubles):
+                return
+
+    def said(self, *, was_interrupted: bool) -> list[str]:
+        """Notes, also on nodes that are missing."""
+        why = "you ended it before it answered" if was_interrupted else "it has not answered"
+        expected = self._expected or {}
+        missing = [expected[key] for key in self._missing() or ()]
+        return self.notes + [f"node {rank} ({host}) is missing: {why}" for rank, host in missing]
+
+    def _missing(self) -> list[str] | None:
+        """Keys of nodes that have not answered; None: it is not known who there is."""
+        if self._expected is None:
+            return None
+        return [key for key, (rank, _) in self._expected.items() if rank not in self.nodes]
+
+    def _add(self, line: dict[str, object]) -> None:
+        try:
+            if isinstance(members := line.get("members"), list):
+                self._expected = {
+                    str(each["key"]): (int(each["node_rank"]), str(each["host"]))
+                    for each in members
+                    if not each.get("is_asking")
+                }
+                if line.get("why"):
+                    self.notes.append(f"other nodes were not asked: {line['why']}")
+            elif line.get("ask") == "coming":
+                self._coming.add(str(line["key"]))
+            elif "trace" in line:
+                trace = unpack(line)
+                self.nodes[trace.node_rank] = trace
+            else:
+                self._troubles += 1
+                why = line.get("trouble", "its rallypoint is older")
+                self.notes.append(f"a node could not be traced: {why}")
+        except (HostError, KeyError, TypeError, ValueError) as error:
+            self._troubles += 1
+            self.notes.append(f"a node's answer makes no sense ({error})")
