@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
 
-from rallypoint.base.flight_record import read_groups
+from rallypoint.base.call_trace import CallTrace
+from rallypoint.base.flight_record import read_groups, read_pages
 from rallypoint.base.worker_hook import FLIGHT_RECORD, FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 
 pytestmark = pytest.mark.system
@@ -240,6 +242,98 @@ def test_a_record_is_never_read_torn(seed: int) -> None:
     assert numbers[-1] - numbers[0] < 32
     assert numbers[-1] >= latest > 100
     assert read_groups(memory, 0) == ()
+    os.close(memory)
+
+
+def test_a_trace_is_never_read_torn(seed: int) -> None:
+    """Each call is read once with its own values, or counted as missed, also when the ring is."""
+    chance = random.Random(seed)
+    memory = os.memfd_create(FLIGHT_RECORD_NAME)
+    os.truncate(memory, FLIGHT_RECORD_BYTES)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER],
+        env={**os.environ, FLIGHT_RECORD: f"{memory}:0"},
+        pass_fds=[memory],
+        stdout=subprocess.PIPE,
+    )
+    with writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            trace = CallTrace(memory, 0, most=10_000_000)
+            assert trace.begin() == ""
+            for number in range(60):
+                time.sleep(0.2 if number % 20 == 10 else chance.random() / 100)
+                trace.read()
+            trace.end()
+            names, _ = read_pages(memory, 0)
+        finally:
+            writer.kill()
+    calls = [
+        call for page, is_transfer, call in trace.calls(names) if (page, is_transfer) == (1, 0)
+    ]
+    for call in calls:
+        expected = ("int64", 222, "MAX") if call.number % 2 else ("float32", 111, "SUM")
+        assert (call.dtype, call.count, call.operator, call.state) == (*expected, "done"), call
+    passed_over = 0
+    for before, after in pairwise(calls):
+        passed_over += after.number - before.number - 1
+        assert before.number < after.number
+        assert before is calls[0] or before.since_ns < before.ended_ns <= after.since_ns
+    assert passed_over == trace.missed
+    assert len(calls) > 10_000
+    os.close(memory)
+
+
+GROUPS = """
+import sys, numpy as np, rallypoint as dist
+from rallypoint.store.hash import HashStore
+dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+for line in sys.stdin:
+    more, calls = map(int, line.split())
+    for _ in range(more):
+        group = dist.new_group([0])
+    for _ in range(calls):
+        dist.all_reduce(np.ones(3))
+        dist.all_reduce(np.ones(3), group=group)
+    print("done", flush=True)
+"""
+
+
+def test_groups_and_a_trace_never_use_the_same_page() -> None:
+    memory = os.memfd_create(FLIGHT_RECORD_NAME)
+    os.truncate(memory, FLIGHT_RECORD_BYTES)
+    program = subprocess.Popen(
+        [sys.executable, "-c", GROUPS],
+        env={**os.environ, FLIGHT_RECORD: f"{memory}:0"},
+        pass_fds=[memory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def have(*, groups: int, calls: int) -> None:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(f"{groups} {calls}\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "done\n"
+
+    with program:
+        have(groups=500, calls=1)
+        trace = CallTrace(memory, 0, most=1000)
+        assert trace.begin() == ""
+        have(groups=20, calls=40_000)  # the ring is full; there is room for 10 of these groups
+        trace.go_on()
+        assert len(read_groups(memory, 0)) == 511
+        assert any(os.pread(memory, 4096, FLIGHT_RECORD_BYTES - 4096))
+        trace.pause()
+        have(groups=20, calls=3)
+        groups = read_groups(memory, 0)
+        assert len(groups) == 531
+        assert [len(group.calls) for group in groups[511:]] == [0] * 19 + [3]
+        assert "it has 531 groups" in trace.begin()
+        program.kill()
     os.close(memory)
 
 
