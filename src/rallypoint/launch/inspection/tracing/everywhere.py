@@ -33,17 +33,14 @@ def trace_everywhere(
         others = pool.submit(_trace_others, agents, seconds, is_over)
         here = [pool.submit(_trace_here, agent, seconds, is_over) for agent in agents]
         own = [trace.result() for trace in here]
-        nodes, notes = others.result()
-    for trace in own:
-        if isinstance(trace, NodeTrace):
-            nodes[trace.node_rank] = trace
+        seen = others.result()
     errors = [error for error in own if isinstance(error, HostError)]
     if len(errors) == len(own):
         raise errors[0]
-    notes += [str(error) for error in errors]
-    ordered = tuple(nodes[node_rank] for node_rank in sorted(nodes))
-    notes += [note for node in ordered for note in node.notes]
-    return JobTrace(run_id=status.run_id, round=status.round, nodes=ordered, notes=tuple(notes))
+    seen.add_own([trace for trace in own if isinstance(trace, NodeTrace)], errors)
+    nodes = tuple(seen.nodes[node_rank] for node_rank in sorted(seen.nodes))
+    notes = seen.said(was_interrupted=is_over()) + [note for node in nodes for note in node.notes]
+    return JobTrace(run_id=status.run_id, round=status.round, nodes=nodes, notes=tuple(notes))
 
 
 def _trace_here(agent: Found, seconds: float, is_over: Callable[[], bool]) -> NodeTrace | HostError:
@@ -54,33 +51,40 @@ def _trace_here(agent: Found, seconds: float, is_over: Callable[[], bool]) -> No
         return error
 
 
-def _trace_others(
-    agents: Sequence[Found], seconds: float, is_over: Callable[[], bool]
-) -> tuple[dict[int, NodeTrace], list[str]]:
-    """What the other nodes have seen, and notes."""
+def _trace_others(agents: Sequence[Found], seconds: float, is_over: Callable[[], bool]) -> _Seen:
+    """What the first agent that answers has learnt of the others."""
+    seen = _Seen()
     for agent in agents:
-        others = _Others()
         try:
             with Asking.at(agent) as asking:
                 asking.send({"ask": "others traced", "seconds": seconds})
-                others.read(asking, seconds, is_over)
+                seen.read(asking, seconds, is_over)
+                break
         except HostError as error:
-            others.notes.append(f"other nodes were not asked: {error}")
-            if agent is not agents[-1]:
-                continue
-        return others.nodes, others.said(was_interrupted=is_over())
-    return {}, []
+            seen.troubles.append(f"other nodes were not asked: {error}")
+    return seen
 
 
-class _Others:
-    """What has come so far."""
+class _Seen:
+    """What has come so far.
+
+    Attributes:
+        nodes: by node rank.
+        troubles: what went wrong; of no interest if all nodes are there in the end. (An agent on
+            this machine is asked by the other agents as well, and traces once at a time.)
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[int, NodeTrace] = {}
-        self.notes: list[str] = []
+        self.troubles: list[str] = []
+        self._notes: list[str] = []
         self._expected: dict[str, tuple[int, str]] | None = None  # by key: node rank and host
         self._coming: set[str] = set()
-        self._troubles = 0
+
+    def add_own(self, traces: Sequence[NodeTrace], errors: Sequence[HostError]) -> None:
+        """What was seen of this machine."""
+        self.nodes |= {trace.node_rank: trace for trace in traces}
+        self.troubles += map(str, errors)
 
     def read(self, asking: Asking, seconds: float, is_over: Callable[[], bool]) -> None:
         """Listen until all have answered; for those that do not even say that they will, less."""
@@ -93,15 +97,23 @@ class _Others:
             missing = self._missing()
             if now > silent_at and missing is not None:
                 missing = [key for key in missing if key in self._coming]
-            if now > until or (missing is not None and len(missing) <= self._troubles):
+            if now > until or (missing is not None and len(missing) <= len(self.troubles)):
                 return
 
     def said(self, *, was_interrupted: bool) -> list[str]:
         """Notes, also on nodes that are missing."""
         why = "you ended it before it answered" if was_interrupted else "it has not answered"
-        expected = self._expected or {}
-        missing = [expected[key] for key in self._missing() or ()]
-        return self.notes + [f"node {rank} ({host}) is missing: {why}" for rank, host in missing]
+        expected, missing = self._expected or {}, self._missing()
+        if missing == []:
+            return self._notes
+        return [
+            *self._notes,
+            *self.troubles,
+            *(
+                f"node {expected[key][0]} ({expected[key][1]}) is missing: {why}"
+                for key in missing or ()
+            ),
+        ]
 
     def _missing(self) -> list[str] | None:
         """Keys of nodes that have not answered; None: it is not known who there is."""
@@ -118,16 +130,14 @@ class _Others:
                     if not each.get("is_asking")
                 }
                 if line.get("why"):
-                    self.notes.append(f"other nodes were not asked: {line['why']}")
+                    self._notes.append(f"other nodes were not asked: {line['why']}")
             elif line.get("ask") == "coming":
                 self._coming.add(str(line["key"]))
             elif "trace" in line:
                 trace = unpack(line)
                 self.nodes[trace.node_rank] = trace
             else:
-                self._troubles += 1
                 why = line.get("trouble", "its rallypoint is older")
-                self.notes.append(f"a node could not be traced: {why}")
+                self.troubles.append(f"a node could not be traced: {why}")
         except (HostError, KeyError, TypeError, ValueError) as error:
-            self._troubles += 1
-            self.notes.append(f"a node's answer makes no sense ({error})")
+            self.troubles.append(f"a node's answer makes no sense ({error})")
