@@ -192,6 +192,13 @@ def test_a_job_that_ends_meanwhile(launch: Launch) -> None:
     assert len(read(path).slices) > 50
 
 
+def test_a_job_without_calls(launch: Launch) -> None:
+    pid = start(launch, 1, "import time\nopen('ready.0', 'w')\ntime.sleep(1000)\n")
+    trace, said = traced(launch.directory, pid, "-s", "0.1")
+    assert trace.slices == []
+    assert "note: no call was seen: " in said
+
+
 def test_wrong_use(launch: Launch) -> None:
     pid = start(launch, 2, TRAINING)
     for words, status, text in (
@@ -241,12 +248,12 @@ def test_gloo(launch: Launch) -> None:
     for rank in range(2):
         calls = of(trace, rank, "default group (gloo)")
         numbers = [one.args["number"] for one in calls]
-        assert len(calls) > 20
+        assert len(calls) > 10
         assert numbers == sorted(set(numbers))
         assert {one.name.removesuffix(" (not done)") for one in calls} == {"all_reduce"}
         assert (calls[0].args["bytes"], calls[0].args["shape"]) == (48, "4 x 3")
     late = [flow[-1] for flow in trace.flows if len(flow) == 2]
-    assert len(late) > 15
+    assert len(late) > 8
     assert sum(rank_of(one) == 1 for one in late) > len(late) * 0.8
 
 

@@ -164,6 +164,8 @@ def _write(path: Path, seen: JobTrace, what: str) -> None:
     drawing = draw(seen)
     workers = [worker for node in seen.nodes for worker in node.workers]
     notes = [*seen.notes, *_notes(workers)]
+    if not drawing.calls:
+        notes.append("no call was seen: no rank has made one meanwhile, or none has a group yet")
     about = {
         "job": seen.run_id,
         "round": seen.round,
