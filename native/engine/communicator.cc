@@ -50,42 +50,59 @@ class Noter : public Host {
 // Waits for the collective that is running, whichever that is.
 class CallNoter final : public Noter {
  public:
-  CallNoter(Host& host, GroupRecord& record) : Noter(host), record_(record) {}
+  CallNoter(Host& host, GroupWaits& waits) : Noter(host), waits_(waits) {}
+  // To be called if it has waited.
+  void end() {
+    if (noted_ != 0) waits_.wait_for(noted_);
+  }
 
  private:
   void note(Host& host, unsigned) override {
-    if (!record_.is_kept()) return;
-    const std::uint64_t running = record_.running();
-    if (running == 0 || running == noted_) return;
-    noted_ = running;
-    record_.set_call_site(host.site());
+    GroupRecord& record = waits_.record();
+    if (!record.is_kept()) return;
+    const std::uint64_t running = record.running();
+    if (running == 0) return;
+    if (running != noted_) {
+      end();
+      noted_ = running;
+      record.set_call_site(host.site());
+    }
+    waits_.wait_for(running);
   }
 
-  GroupRecord& record_;
+  GroupWaits& waits_;
   std::uint64_t noted_ = 0;
 };
 
 // Waits for a send or receive; of a receive it also notes what has come from there instead.
 class TransferNoter final : public Noter {
  public:
-  TransferNoter(Host& host, GroupRecord& record, const Work& work, const Mailbox& mailbox,
+  TransferNoter(Host& host, GroupWaits& waits, const Work& work, const Mailbox& mailbox,
                 const Transfer& transfer)
-      : Noter(host), record_(record), work_(work), mailbox_(mailbox), transfer_(transfer) {}
+      : Noter(host), waits_(waits), work_(work), mailbox_(mailbox), transfer_(transfer) {}
+  ~TransferNoter() {
+    if (is_noted_) waits_.wait_for(*work_.record());
+  }
+  TransferNoter(const TransferNoter&) = delete;
+  TransferNoter& operator=(const TransferNoter&) = delete;
 
  private:
   void note(Host& host, unsigned look) override {
     if (work_.record() == nullptr) return;
     const bool is_first = !std::exchange(is_noted_, true);
-    if (!is_first && (transfer_.sends || look % kLooksForMail != 0)) return;
+    if (is_first) site_ = host.site();
+    if (is_first || look % kLooksForMail == 0) note_site(is_first);
+    waits_.wait_for(*work_.record());
+  }
+  void note_site(bool is_first) {
     const auto tag = transfer_.sends ? std::nullopt : mailbox_.unwanted_tag(transfer_);
     if (!is_first && tag == tag_) return;
-    if (is_first) site_ = host.site();
     tag_ = tag;
     const std::string came = tag ? '\0' + std::to_string(*tag) : "";
-    record_.set_site(*work_.record(), site_ + came);
+    waits_.record().set_site(*work_.record(), site_ + came);
   }
 
-  GroupRecord& record_;
+  GroupWaits& waits_;
   const Work& work_;
   const Mailbox& mailbox_;
   const Transfer& transfer_;
@@ -214,9 +231,11 @@ Trouble Communicator::run(const Call& call, Host& host) {
     }
     if (queue_.is_empty() && call.agreement == nullptr) {
       record_.begin(call.what.bits(), call.count, 1);
-      CallNoter noter(host, record_);
+      CallNoter noter(host, waits_);
       const Trouble trouble = collective_.run(call, noter);
-      record_.end(trouble, !noter.has_waited() && call.count <= kQuickItems);
+      const bool has_waited = noter.has_waited();
+      record_.end(trouble, !has_waited && call.count <= kQuickItems);
+      if (has_waited) noter.end();
       return trouble;
     }
   }
@@ -332,7 +351,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
   const bool has_end = timeout_s < kForeverS;
   bool is_said = false;
   bool has_slept = false;
-  TransferNoter noter(host, record_, work, mailbox_, transfer);
+  TransferNoter noter(host, waits_, work, mailbox_, transfer);
   mail_waiters_.fetch_add(1);
   {
     Waiter waiter(region_, policy_, host, &mailbox_);
@@ -367,15 +386,20 @@ bool Communicator::progress(bool has_slept) {
 }
 
 bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
-  const double until_s = now_s() + timeout_s;
+  CallNoter noter(host, waits_);
+  const bool is_done = wait_until(now_s() + timeout_s, work, noter);
+  noter.end();
+  return is_done;
+}
+
+bool Communicator::wait_until(double end_s, const Work& work, Host& host) {
   NoHost patient;  // an interruption ends the wait, not the operation
-  CallNoter noter(host, record_);
   while (!work.is_done()) {
     const std::unique_lock lock(collective_.mutex, std::try_to_lock);
     if (!lock) {
       host.before_wait();
       work.sleep(kLookUs);
-      if (noter.is_interrupted() || now_s() > until_s) return work.is_done();
+      if (host.is_interrupted() || now_s() > end_s) return work.is_done();
       continue;
     }
     Waiter waiter(region_, policy_, host, wire_.get());
@@ -387,7 +411,7 @@ bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
         waiter.reset();
       } else if (waiter.pause(collective_.blocker())) {
         has_slept = true;
-        if (noter.is_interrupted() || now_s() > until_s) break;
+        if (host.is_interrupted() || now_s() > end_s) break;
       }
     }
     if (!work.is_done()) break;

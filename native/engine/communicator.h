@@ -17,6 +17,7 @@
 
 #include "engine/executor.h"
 #include "engine/flight_record.h"
+#include "engine/group_waits.h"
 #include "engine/mailbox.h"
 #include "engine/process.h"
 #include "engine/progress_thread.h"
@@ -80,6 +81,7 @@ class Communicator final : public Progressable {
 
  private:
   void serve();
+  bool wait_until(double end_s, const Work& work, Host& host);
   RecordedCall* record(const Transfer& transfer);
   bool carry_out(Mailbox::Item& item, Host& host);
 
@@ -99,6 +101,7 @@ class Communicator final : public Progressable {
   std::atomic<unsigned> mail_waiters_{0};  // they get on with the mailbox themselves
   std::unordered_map<std::uint64_t, const Program*> kinds_;
   std::vector<std::unique_ptr<Program>> programs_;  // never dropped: messages refer to them
+  GroupWaits waits_{record_};
 };
 
 }  // namespace rallypoint

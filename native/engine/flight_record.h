@@ -118,6 +118,7 @@ class GroupRecord {
 
   void leave();
   bool is_kept() const { return page_ != nullptr; }
+  const GroupPage* page() const { return page_; }
 
   // A collective begins, or ends; one after the other. `numbers`: how many calls it is to the
   // executor.

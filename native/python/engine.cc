@@ -398,6 +398,7 @@ void bind_engine(nb::module_& module) {
   module.def("open_flight_record", [](int fd, std::uint64_t offset, const std::string& names) {
     return open_flight_record(fd, offset, names);
   });
+  module.def("tell_long_waits", &tell_long_waits);
   module.def("next_done", &next_done, nb::call_guard<WithoutGil>());
   module.def("close_work", &close_work);
   nb::class_<PythonWork>(module, "Work")

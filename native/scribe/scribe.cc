@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -17,6 +18,7 @@
 
 #include "engine/process.h"
 #include "engine/waiting.h"
+#include "scribe/group_watch.h"
 #include "scribe/trace.h"
 
 namespace rallypoint {
@@ -200,6 +202,7 @@ class Scribe {
 
   std::timed_mutex mutex_;
   Pages pages_;
+  std::deque<GroupWatch> watches_;  // of all pages
   std::vector<Source> sources_;
   bool is_started_ = false;
   std::atomic<bool> is_stopped_ = false;
@@ -219,6 +222,7 @@ bool Scribe::watch(const std::string& backend, const std::string& name, ForeignP
     sources_.emplace_back(backend, std::move(dump));
   }
   pages_[{backend, name}] = &page;
+  watches_.emplace_back(page);
   return true;
 }
 
@@ -250,6 +254,7 @@ void Scribe::run(int signal) {
       const bool is_asked = is_asked_for_more();
       for (Source& source : sources_) source.look(pages_, is_asked);
       if (is_asked) answer_question();
+      for (GroupWatch& watch : watches_) watch.look();
     }
     nanosleep(&kPause, nullptr);
   }

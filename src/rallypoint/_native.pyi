@@ -30,6 +30,9 @@ FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
 
+def tell_long_waits(fd: int, after_s: float, /) -> None:
+    """Tell the launcher, over the control socket, of calls that are waited for for so long."""
+
 def open_foreign_group(description: str, /) -> int:
     """A place in the flight record for a group of another backend; -1: there is none."""
 

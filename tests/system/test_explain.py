@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -531,7 +530,10 @@ def full(tmp_path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def memory_limit(limit_bytes: int) -> Iterator[list[str]]:
-    """A control group with that limit: what to put before a command to run it there."""
+    """A control group with that limit, if any: what to put before a command to run it there."""
+    if not limit_bytes:
+        yield []
+        return
     first = Path("/sys/fs/cgroup/memory")
     place = (first if first.is_dir() else first.parent) / f"rallypoint-test-{os.getpid()}"
     file = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
@@ -556,7 +558,7 @@ def test_after_the_end(launch: Launch, full: str, title: str, kind: str, culprit
     begin = f"{BEGIN[kind]}FULL = {full!r}\n"
     script = Path(launch.script(begin + COMMON + end.body))
     words = ["--nproc-per-node", str(end.ranks), str(script), str(culprit)]
-    with memory_limit(end.memory_bytes) if end.memory_bytes else nullcontext([]) as before:
+    with memory_limit(end.memory_bytes) as before:
         process = launch.start(*words, before=before)
         assert process.wait(60) == 1
     done = explain(str(process.pid))

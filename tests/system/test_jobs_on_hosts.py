@@ -52,6 +52,61 @@ def assert_traced(host: Host, path: Path) -> None:
         assert (last.end is None, last.args["number"]) == (is_stuck, 5 if is_stuck else 4)
 
 
+HANGS = """
+import os, time, numpy as np, rallypoint as dist
+dist.init_process_group()
+for _ in range(5):
+    dist.all_reduce(np.ones(8, np.float32))
+if dist.get_rank() == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(600)
+dist.all_reduce(np.ones(8, np.float32))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("on_hang", ["report", "restart", "stop"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_node_says_that_the_job_hangs(
+    hosts: Hosts, tmp_path: Path, way: str, on_hang: str
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(HANGS)
+    words = f"run {WAYS[way]} --nproc-per-node 2 --hang-after 2 --on-hang {on_hang}"
+    words += f" --max-restarts 1 {script}"
+    files = [tmp_path / f"err.{host.number}" for host in hosts.hosts]
+    nodes = []
+    for host, path in zip(hosts.hosts, files, strict=True):
+        with path.open("wb") as file:
+            command = [*RALLYPOINT, *words.format(host.number - 1).split()]
+            nodes.append(host.popen(command, cwd=tmp_path, stderr=file))
+    line = "the job hangs: rank 3 never entered all_reduce #5"
+    try:
+        deadline = time.monotonic() + 60
+        while not any(line in path.read_text() for path in files):
+            assert time.monotonic() < deadline, [path.read_text() for path in files]
+            time.sleep(0.05)
+        if on_hang == "report":
+            time.sleep(3)  # all complain again
+            assert told(hosts[2], "stop").returncode == 0
+        statuses = [node.wait(SOON_S + 20) for node in nodes]
+        text = "".join(path.read_text() for path in files)
+        assert text.count(line) == 1, text
+        if on_hang == "restart":
+            assert statuses == [0, 0, 0], text
+            # Workers may see that others are gone before they are stopped themselves.
+            why = r"round 0 (?:ended|failed): .*the job hung: rank 3 "
+            assert len(re.findall(why, text)) == text.count("restart 1 of 1") == 3, text
+        elif on_hang == "stop":
+            assert statuses == [1, 1, 1], text
+            why = r"(?m)^rallypoint: stopped, because the job hung: rank 3 never .*, after "
+            assert len(re.findall(why, text)) == 3, text
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_job_is_seen_from_each_of_its_nodes(hosts: Hosts, tmp_path: Path, way: str) -> None:
     script = tmp_path / "worker.py"

@@ -242,6 +242,19 @@ def test_user_signals(launch: Launch) -> None:
     assert process.wait(30) == 0
 
 
+def test_hangs(launch: Launch) -> None:
+    script = launch.script(
+        "import time, numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "if dist.get_rank() == 1:\n"
+        "    time.sleep(600)\n"
+        "dist.barrier()\n"
+    )
+    flags = ("--hang-after", "2", "--on-hang", "stop", "--nproc-per-node", "2")
+    assert launch.run(*flags, script) == 1
+    assert "stopped, because the job hung: rank 1 never entered barrier #0" in launch.err
+
+
 def test_start_up_failures(launch: Launch) -> None:
     script = launch.script("print('start', flush=True)\nimport no_such_module\n")
     assert launch.run("--max-restarts", "3", script) == 1

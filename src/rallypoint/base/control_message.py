@@ -45,16 +45,26 @@ class WorkerError(Record):
     is_startup: bool = False
 
 
+class LongWait(Record):
+    """Worker to agent: a call has been waited for too long, or that one has now been done.
+
+    native/engine/long_wait.cc writes it.
+    """
+
+    seconds: float
+    is_over: bool = False
+
+
 class Unknown(Record):
     """A message of a kind that this version does not know; to be passed over."""
 
     kind: str
 
 
-Message = Hello | WorkerError | Unknown
+Message = Hello | WorkerError | LongWait | Unknown
 
 
-def encode(message: Hello | WorkerError) -> bytes:
+def encode(message: Hello | WorkerError | LongWait) -> bytes:
     """One packet of at most MAX_MESSAGE_BYTES; long texts lose their middle."""
     import json
 
@@ -101,10 +111,12 @@ def shorten(text: str, limit: int) -> str:
     return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
-def _to_object(message: Hello | WorkerError, limit: int) -> dict[str, object]:
+def _to_object(message: Hello | WorkerError | LongWait, limit: int) -> dict[str, object]:
     match message:
         case Hello(pid):
             return {"v": VERSION, "kind": "hello", "pid": pid}
+        case LongWait(seconds, is_over):
+            return {"v": VERSION, "kind": "wait", "seconds": seconds, "is_over": is_over}
         case WorkerError():
             return {
                 "v": VERSION,
@@ -132,6 +144,8 @@ def _from_object(fields: dict[str, object]) -> Message:
         } if 0 <= time_s < _MAX_TIME_S:
             is_echo, is_startup = (fields.get(key) is True for key in ("is_echo", "is_startup"))
             return WorkerError(type_name, message, traceback, float(time_s), is_echo, is_startup)
-    if kind in ("hello", "error"):
+        case {"kind": "wait", "seconds": int() | float() as seconds} if 0 <= seconds < _MAX_TIME_S:
+            return LongWait(float(seconds), fields.get("is_over") is True)
+    if kind in ("hello", "error", "wait"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks its fields; refused.")
     return Unknown(kind[:64])

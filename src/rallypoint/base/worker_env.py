@@ -15,6 +15,8 @@ from rallypoint.base.record import Record
 SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # which ask a launcher to end the job
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # in seconds, as --shutdown-timeout
 SHUTDOWN_TIMEOUT_S = 30.0
+HANG_AFTER = "RALLYPOINT_HANG_AFTER"  # in seconds, as --hang-after; 0: nothing is told
+HANG_AFTER_S = 30.0
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
 
 

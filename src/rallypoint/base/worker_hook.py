@@ -30,6 +30,7 @@ STACKS_NAME = "rallypoint-stacks-"
 
 stacks_signal = 0  # asks this process for its stacks; 0: none does
 flight_record = ""  # of this process, once it has been taken out of the environment
+control_fd = -1  # the same
 
 # What a worker that runs a function, not a script, imports the function's module with.
 _LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
@@ -159,6 +160,7 @@ def _is_echo(error: BaseException | None) -> bool:
 
 def install() -> None:
     """Take the control socket out of the environment, greet the agent, and watch for the end."""
+    global control_fd  # noqa: PLW0603 - the engine tells of long waits there
     try:
         fd = int(os.environ.pop(CONTROL_FD))
         if os.fstat(fd).st_mode & _S_IFMT != _S_IFSOCK:
@@ -168,6 +170,7 @@ def install() -> None:
         os.set_blocking(fd, False)  # a stopped agent must not stop us
         # By hand: importing json here would cost every worker some milliseconds.
         os.write(fd, b'{"v": 1, "kind": "hello", "pid": %d}' % os.getpid())
+        control_fd = fd
         reporter = _Reporter(fd)
         sys.excepthook = reporter.excepthook
         sys.exit = _as_sys_exit(reporter.exit_with)  # type: ignore[assignment]

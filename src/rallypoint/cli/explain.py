@@ -51,7 +51,8 @@ def _explain_ended(word: str, values: Mapping[str, str]) -> int | None:
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
             name = f"job {job.run_id} (process {job.pid}: {' '.join(job.command)[:60]})"
             note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
-            return _tell(job.facts, job.facts, (note,), values)
+            found = [f"the launcher ended it, because {job.hang}"] if job.hang else []
+            return _tell(job.facts, job.facts, (note, *found), values)
     return None
 
 

@@ -48,6 +48,11 @@ GROUPS = (
              "(default 0)", "N"),
         Flag("--shutdown-timeout", "from asking workers to end until they are killed (default 30)",
              "SECONDS"),
+        Flag("--on-hang", "when the job hangs: 'report' says why, in a line (default); 'restart'\n"
+             "ends the workers as if one had failed; 'stop' ends the job; 'off'\n"
+             "looks for nothing", "WHAT"),
+        Flag("--hang-after", "ranks wait at least for this long, and for ten times as long as\n"
+             "before, when a job hangs (default 30)", "SECONDS"),
         Flag("--signals-to-handle", "these stop the job, and are passed on to the workers\n"
              "(default SIGTERM,SIGINT,SIGHUP,SIGQUIT)", "NAMES"),
         Flag("--monitor-interval", "for torchrun's sake: workers are watched, not polled",

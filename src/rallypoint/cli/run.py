@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
-from rallypoint.base.worker_env import AS_GLOO, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
+from rallypoint.base.worker_env import AS_GLOO, HANG_AFTER_S, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.log_flags import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
@@ -18,7 +18,7 @@ from rallypoint.cli.options import Group, UsageError, describe_groups, inherited
 from rallypoint.cli.surroundings import fill_in
 from rallypoint.cli.token import VARIABLE, read_token
 from rallypoint.cli.workers import bind_workers, count_workers, worker_program
-from rallypoint.launch.job import STOP_SIGNALS, Job, Talk
+from rallypoint.launch.job import STOP_SIGNALS, Job, OnHang, Talk
 
 PROGRAM = "rallypoint run"
 LAUNCHER = ("-m", "rallypoint", "run")
@@ -119,6 +119,8 @@ def read_job(
         talk=_talk(values),
         events_file=values.get("--json-events", ""),
         prints_events=_prints_events(values),
+        on_hang=_on_hang(values),
+        hang_after_s=_hang_after_s(values),
     )
     notes = [
         *surroundings,
@@ -189,6 +191,26 @@ def _prints_events(values: Mapping[str, str]) -> bool:
             " --json-events FILE writes them to a file."
         )
     return name == "console"
+
+
+def _on_hang(values: Mapping[str, str]) -> OnHang:
+    name = values.get("--on-hang", OnHang.REPORT.value)
+    known = [each.value for each in OnHang]
+    if name not in known:
+        raise UsageError(
+            f"{PROGRAM}: --on-hang is {name!r}; it must be {', '.join(known[:-1])} or {known[-1]}."
+        )
+    return OnHang(name)
+
+
+def _hang_after_s(values: Mapping[str, str]) -> float:
+    after_s = seconds(values, "--hang-after", HANG_AFTER_S)
+    if not after_s:
+        raise UsageError(
+            f"{PROGRAM}: --hang-after is 0, but every job waits for moments; --on-hang off looks"
+            " for nothing."
+        )
+    return after_s
 
 
 def _meaningless(values: Mapping[str, str]) -> list[str]:

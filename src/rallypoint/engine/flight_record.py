@@ -12,8 +12,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rallypoint._native import open_flight_record
+from rallypoint._native import open_flight_record, tell_long_waits
 from rallypoint.base import worker_hook
+from rallypoint.base.worker_env import HANG_AFTER, HANG_AFTER_S
 
 _MOST_MEMBERS = 200  # characters
 
@@ -30,8 +31,15 @@ def _keep(names: str) -> None:
         )
     except OSError:
         return
-    if is_ours:
-        open_flight_record(int(descriptor), int(offset), names)
+    if is_ours and open_flight_record(int(descriptor), int(offset), names):
+        tell_long_waits(worker_hook.control_fd, _hang_after_s())
+
+
+def _hang_after_s() -> float:
+    try:
+        return float(os.environ.get(HANG_AFTER, HANG_AFTER_S))
+    except ValueError:
+        return HANG_AFTER_S
 
 
 def keep_record_of_others() -> None:

@@ -11,7 +11,14 @@ from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.base.worker_env import SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S, SIGNALS, WorkerEnv
+from rallypoint.base.worker_env import (
+    HANG_AFTER,
+    HANG_AFTER_S,
+    SHUTDOWN_TIMEOUT,
+    SHUTDOWN_TIMEOUT_S,
+    SIGNALS,
+    WorkerEnv,
+)
 from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
 from rallypoint.launch.log_spec import LogSpec
 from rallypoint.rendezvous.job.membership import Limits
@@ -145,6 +152,15 @@ class Talk(Enum):
     VERBOSE = "each decision and its reason"
 
 
+class OnHang(Enum):
+    """What to do when the job hangs; the values are those of --on-hang."""
+
+    OFF = "off"
+    REPORT = "report"
+    RESTART = "restart"
+    STOP = "stop"
+
+
 class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     """What one agent is to do: which workers, with which other nodes, and how.
 
@@ -159,6 +175,8 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
         cpus: by local rank, the CPUs that a worker may run on; empty: all.
         events_file: a journal of what happens; empty: none.
         prints_events: the same on stderr.
+        on_hang: what to do when the job hangs: when nothing moves for `hang_after_s`, and for ten
+            times as long as before.
     """
 
     run_id: str
@@ -174,6 +192,8 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     talk: Talk = Talk.NORMAL
     events_file: str = ""
     prints_events: bool = False
+    on_hang: OnHang = OnHang.REPORT
+    hang_after_s: float = HANG_AFTER_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,6 +282,9 @@ def worker_environ(
     token = environ.get(TOKEN)
     if token:
         environ[TOKEN] = round_secret(token, job.run_id, seat.number)
+    hang_after_s = 0.0 if job.on_hang is OnHang.OFF else job.hang_after_s
+    if HANG_AFTER in environ or hang_after_s != HANG_AFTER_S:
+        environ[HANG_AFTER] = f"{hang_after_s:g}"
     environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
     offset = place.local_rank * FLIGHT_RECORD_BYTES
     environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"

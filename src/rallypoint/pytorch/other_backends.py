@@ -89,7 +89,8 @@ def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Non
         _wrap_transfers(dist)
     _groups[id(group)] = min(places.values()) if len(set(backends.values())) == 1 else _BY_DEVICE
     _places[id(group)] = {kind: places[name] for kind, name in backends.items() if name in places}
-    _alive[id(group)] = weakref.ref(group, functools.partial(_leave, id(group)))
+    left = functools.partial(_leave, _native.leave_foreign_group, id(group))
+    _alive[id(group)] = weakref.ref(group, left)
 
 
 def _has_recording_hook(group: Any) -> bool:
@@ -99,13 +100,12 @@ def _has_recording_hook(group: Any) -> bool:
     return group in getattr(_world, "pg_flight_recorder_hooks", ())
 
 
-def _leave(key: int, _: object) -> None:
-    from rallypoint import _native
-
-    del _alive[key]
-    del _groups[key]
-    for place in set(_places.pop(key).values()):
-        _native.leave_foreign_group(place)
+def _leave(leave: Callable[[int], None], key: int, _: object) -> None:
+    with contextlib.suppress(Exception):  # the interpreter may be shutting down
+        del _alive[key]
+        del _groups[key]
+        for place in set(_places.pop(key).values()):
+            leave(place)
 
 
 def _title(name: str, description: str) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
     Hello,
+    LongWait,
     Unknown,
     WorkerError,
     decode,
@@ -25,8 +26,9 @@ SHORT = st.text(max_size=200)
 @given(
     st.builds(Hello, st.integers(1, 2**31 - 1))
     | st.builds(WorkerError, SHORT, SHORT, SHORT, st.floats(0, 1e10), st.booleans())
+    | st.builds(LongWait, st.floats(0, 1e10), st.booleans())
 )
-def test_what_is_sent_is_read(message: Hello | WorkerError) -> None:
+def test_what_is_sent_is_read(message: Hello | WorkerError | LongWait) -> None:
     assert decode(encode(message)) == message
 
 

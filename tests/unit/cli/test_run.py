@@ -143,6 +143,8 @@ def test_the_workers_program(tmp_path: Path) -> None:
         (["--max-restarts", "-1", __file__], "--max-restarts is '-1'; it must be a whole number"),
         (["--shutdown-timeout", "soon", __file__], "it must be a number of seconds"),
         (["--shutdown-timeout", "nan", __file__], "it must be a number of seconds"),
+        (["--hang-after", "0", __file__], "--on-hang off looks for nothing"),
+        (["--on-hang", "kill", __file__], "it must be off, report, restart or stop"),
         (["--log-prefix", "{rnk}", __file__], "--log-prefix is '{rnk}'; it may use"),
         (["--log-prefix", "{", __file__], "--log-prefix is '{'; it may use"),
         (["-r", "4", __file__], "--redirects: '4' names no streams"),

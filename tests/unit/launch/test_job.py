@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.launch.job import Job, Nodes, worker_environ
+from rallypoint.launch.job import Job, Nodes, OnHang, worker_environ
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
@@ -29,6 +29,22 @@ def environ_of(job: Job, error_file: str | None = "/e", local_rank: int = 1) -> 
     seat = alone.seats()[job.member.key]
     place = seat.placements[local_rank]
     return worker_environ(job, place=place, seat=seat, error_file=error_file)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "on_hang", "after_s", "told"),
+    [
+        ({}, OnHang.REPORT, 30.0, None),
+        ({}, OnHang.STOP, 2.5, "2.5"),
+        ({}, OnHang.OFF, 30.0, "0"),
+        ({"RALLYPOINT_HANG_AFTER": "7"}, OnHang.REPORT, 30.0, "30"),
+    ],
+)
+def test_when_workers_complain(
+    inherited: Mapping[str, str], on_hang: OnHang, after_s: float, told: str | None
+) -> None:
+    job = make_job(environ=inherited).__replace__(on_hang=on_hang, hang_after_s=after_s)
+    assert environ_of(job).get("RALLYPOINT_HANG_AFTER") == told
 
 
 def test_all_variables() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.looker import Looker
-from rallypoint.launch.inspection.relay import Relay
+from rallypoint.launch.inspection.relay import LongWaits, Relay
 from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
@@ -30,6 +30,7 @@ class AgentAnswers(Answers):
         records: the descriptors of what its workers record.
         oom_kills: how often the out-of-memory killer has struck since the job began, if known.
         stop: ends the job.
+        waits: called when another agent tells of a long wait.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class AgentAnswers(Answers):
         records: Callable[[], Sequence[int]],
         oom_kills: Callable[[], int | None],
         stop: Callable[[str], None],
+        waits: Callable[[LongWaits], None],
     ) -> None:
         self.conversations = Conversations(selector, self)
         self._looker = Looker(selector, self.conversations)
         self._tracer = Looker(selector, self.conversations)
-        self.relay = Relay(rounds, self._look)
+        self.relay = Relay(rounds, self._look, waits)
         self._job, self._state, self._rounds = job, state, rounds
         self._began = began
         self._seat, self._pids, self._records = seat, pids, records
@@ -102,7 +104,7 @@ class AgentAnswers(Answers):
 
     def _look(self, reply: Reply, trace_s: float) -> None:
         if trace_s:
-            self._tracer.look(reply, "--trace", str(trace_s))
+            self._tracer.look(reply, ("trace", str(trace_s)))
         else:
             self._looker.look(reply)
 

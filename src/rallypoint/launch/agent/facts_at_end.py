@@ -30,6 +30,7 @@ def job_at_end(
     *,
     oom_kills: int | None,
     status: int,
+    hang: str,
 ) -> KeptJob:
     """All of it.
 
@@ -38,6 +39,7 @@ def job_at_end(
         whereabouts: of the workers then, by rank, if it was looked at.
         oom_kills: how often the out-of-memory killer has struck since the job began, if known.
         status: what the launcher exits with.
+        hang: what the launcher said that it ended the job for.
     """
     now_ns = records.seen_ns
     failed = {failure.exit.rank: failure for failure in group.failures() if not failure.is_echo}
@@ -83,6 +85,7 @@ def job_at_end(
         command=job.command,
         ended=time.time(),
         status=status,
+        hang=hang,
         facts=Facts(
             run_id=job.run_id, round=seat.number, world_size=seat.world_size, nodes=(node,)
         ),

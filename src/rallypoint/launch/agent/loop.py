@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.base.control_message import WorkerError
+from rallypoint.base.control_message import LongWait, WorkerError
 from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error
@@ -24,19 +24,20 @@ from rallypoint.launch.agent.node import (
     SignalWorkers,
     Tell,
 )
+from rallypoint.launch.agent.reports import Reports
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.trouble import OomKills, Trouble
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.inspection.entries import Entry
-from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job
+from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job, OnHang
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
+from rallypoint.launch.worker_group import Exit, signal_name
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -44,6 +45,8 @@ from rallypoint.rendezvous.job.round import Seat
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.launch.agent.answers import AgentAnswers
+    from rallypoint.launch.agent.hang_watch import HangWatch
+    from rallypoint.launch.agent.hangs import Hang
     from rallypoint.launch.agent.step_signals import StepSignals
 
 # At the end, how long a reader of the output may take nothing until it is left to itself.
@@ -111,6 +114,7 @@ class Agent:
         self._error_files: dict[int, str] = {}  # where they stay, if they do
         self._oom_kills = OomKills()
         self._started = time.monotonic()
+        self._reports = Reports(job, self._state, self._oom_kills, self._started)
         self._progress = ProgressReporter(job, self._started)
         self._fence_at: float | None = None  # what the guardian knows
         self._writes_to_guardian = False
@@ -118,6 +122,7 @@ class Agent:
         self._entry: Entry | None = None  # where programs that ask find this agent
         self._answers: AgentAnswers | None = None  # once one has asked
         self._stopped_by = ""
+        self._hang_watch: HangWatch | None = None  # once a worker has waited for long
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
@@ -161,6 +166,8 @@ class Agent:
 
     def end(self) -> None:
         """Leave no process behind."""
+        if self._hang_watch is not None:
+            self._hang_watch.close()
         if self._answers is not None:
             self._answers.close()
         if self._entry is not None:
@@ -193,41 +200,12 @@ class Agent:
 
     def report(self) -> None:
         """Tell how the job ended, unless all is well."""
-        finish, stop_signal = self._state.finish, self._state.stop_signal
-        lines = []
-        if self._state.guardian_lost_because:
-            lines.append(
-                f"job failed: the launcher's guardian process {self._state.guardian_lost_because},"
-                " and all workers died with it; look for the out-of-memory killer in the kernel's"
-                " log (dmesg)"
-            )
-        elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
-            is_elsewhere = finish.culprit not in (None, self._state.node_rank)
-            text = self._summary(
-                self._state.group,
-                title="job failed",
-                because=finish.because,
-                elsewhere=f"node {finish.culprit}: {finish.what}" if is_elsewhere else "",
-                calls=self._last_calls(),
-            )
-            lines.append(text or f"job failed: {finish.because}")
-        elif finish is not None and finish.outcome is Outcome.STOPPED:
-            after_s = time.monotonic() - self._started
-            if stop_signal is None:
-                lines.append(f"{finish.because}, after {after_s:.1f} s")
-            else:
-                by = self._stopped_by or signal_name(stop_signal)
-                lines.append(f"stopped by {by} after {after_s:.1f} s")
-            lines += self._last_calls(was_stopped=True)
-        elif finish is not None and finish.outcome is Outcome.MISSED:
-            lines.append(f"the job ended before this node had a place in it: {finish.because}")
-        if self._state.unkillable:
-            pids = ", ".join(map(str, self._state.unkillable))
-            lines.append(
-                f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
-            )
-        if finish is not None and finish.outcome is Outcome.GIVEN_UP:
-            lines += self._leave_error()
+        lines = self._reports.of_job(
+            stopped_by=self._stopped_by,
+            calls=self._last_calls,
+            hint=self._where_logs_are,
+            recorded=self._recorded,
+        )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
         if lines and self._trouble is not None and self._seat is not None:
             self._trouble.keep(
@@ -236,6 +214,7 @@ class Agent:
                 self._state.group,
                 oom_kills=self._oom_kills.new,
                 status=self._state.status,
+                hang=self._state.hang,
             )
 
     @property
@@ -249,46 +228,11 @@ class Agent:
             recorded=self._recorded,
         )
 
-    def _leave_error(self) -> list[str]:
-        """The root cause for whoever started the launcher, as torchrun does; lines to tell."""
-        path = self._job.environ.get("TORCHELASTIC_ERROR_FILE")
-        failures = self._state.group.failures()
-        if not path or not failures:
-            return []
-        from rallypoint.launch.child_failure import leave_error
+    def _where_logs_are(self, local_rank: int | None) -> str:
+        is_over = self._state.phase is Phase.DONE
+        return self._output.hint(local_rank) if self._output is not None and is_over else ""
 
-        trouble = leave_error(path, failures[0], self._recorded.get(failures[0].exit.rank))
-        return [trouble] if trouble else []
-
-    def _summary(
-        self,
-        group: WorkerGroup,
-        *,
-        title: str,
-        because: str,
-        elsewhere: str = "",
-        calls: Sequence[str] = (),
-    ) -> str:
-        from rallypoint.launch.output.failure_report import FailureReport, summary
-
-        logs = ""
-        if self._output is not None and self._state.phase is Phase.DONE:
-            failures = group.failures()
-            culprit = group.local_ranks[failures[0].exit.rank] if failures else None
-            logs = self._output.hint(culprit)
-        report = FailureReport(
-            title=title,
-            because=because,
-            host=self._job.host,
-            local_ranks=group.local_ranks,
-            oom_kills=self._oom_kills.new,
-            elsewhere=elsewhere,
-            logs=logs,
-            calls=calls,
-        )
-        return summary(group, report)
-
-    def _last_calls(self, *, was_stopped: bool = False) -> list[str]:
+    def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """What the workers were in, as lines for a report."""
         return [] if self._trouble is None else self._trouble.lines(was_stopped=was_stopped)
 
@@ -330,6 +274,7 @@ class Agent:
             records=lambda: [] if self._trouble is None else self._trouble.records.descriptors,
             oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
+            waits=lambda waits: self._watching().heard(waits),
         )
         return self._answers
 
@@ -339,6 +284,30 @@ class Agent:
         self._look_at_all()
         text = f"{why} stopped the job"
         self._perform(self._state.stop_requested(signal.SIGTERM, text, time.monotonic()))
+
+    # Hangs.
+
+    def _watching(self) -> HangWatch:
+        if self._hang_watch is None:
+            from rallypoint.launch.agent.hang_watch import HangWatch
+
+            self._hang_watch = HangWatch(
+                self.selector,
+                self._rounds,
+                self._state,
+                after_s=self._job.hang_after_s,
+                hangs=self._hangs,
+                goes_on=self._progress.goes_on,
+            )
+        return self._hang_watch
+
+    def _hangs(self, hang: Hang) -> None:
+        self._progress.hangs(hang.text, hang.event)
+        if self._job.on_hang in (OnHang.RESTART, OnHang.STOP):
+            self._look_at_all()
+            ends_job = self._job.on_hang is OnHang.STOP
+            now = time.monotonic()
+            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
 
     # Orders.
 
@@ -371,15 +340,11 @@ class Agent:
         self._spawn(seat)
         self._rounds.settle()
         if start.because and before >= 0:  # a newcomer has seen nothing of it
-            if failed.failures():
-                title = f"round {before} failed"
-                text = self._summary(
-                    failed, title=title, because=start.because, elsewhere=elsewhere, calls=calls
+            self._progress.told(
+                self._reports.of_round(
+                    before, failed, because=start.because, elsewhere=elsewhere, calls=calls
                 )
-            else:  # not here
-                text = f"round {before} ended: {elsewhere or start.because}"
-                text += f"; {start.because}" * (start.because not in text)
-            self._progress.told(text)
+            )
             self._oom_kills.reset()
         self._progress.round_runs()
 
@@ -506,6 +471,8 @@ class Agent:
                 self._look_at_calls()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
+            elif isinstance(message, LongWait) and self._job.on_hang is not OnHang.OFF:
+                self._watching().complains(worker.rank, message.seconds, is_over=message.is_over)
 
     # Actions.
 

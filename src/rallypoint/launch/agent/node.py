@@ -95,11 +95,13 @@ class NodeState:
         self.unkillable: tuple[int, ...] = ()
         self.guardian_lost_because = ""
         self.stopped_because = ""  # what another node told of this round
+        self.hang = ""  # what was told of this round, if it was ended for that
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
         self._hold_until = 0.0
         self._stop_until = 0.0
+        self._hang_cause: Cause | None = None
         self._told_until = 0.0  # the order to stop has only just come from another node
 
     # Orders.
@@ -111,7 +113,8 @@ class NodeState:
         self._move(Phase.RUNNING)
         self.node_rank = node_rank
         self.round = round_number
-        self.stopped_because = ""
+        self.stopped_because = self.hang = ""
+        self._hang_cause = None
         self.group = WorkerGroup(ranks)
         self.group.started()
         return Decision((), f"round {round_number} with {len(ranks)} workers here")
@@ -190,6 +193,24 @@ class NodeState:
             return Decision((*stop.actions, tell), text)
         return Decision((tell,), text)  # no new round
 
+    def hangs(self, text: str, rank: int, now: float, *, ends_job: bool = False) -> Decision:
+        """The job hung, as `text` tells; the round is to fail, or the job to end, for that.
+
+        `rank` is to blame, if any is.
+        """
+        if self.phase is not Phase.RUNNING:
+            return NOTHING
+        self.hang = self.stopped_because = text
+        stop = self._stop(SIGTERM, text, now)
+        report: Report
+        if ends_job:
+            report = StopAsked(node_rank=self.node_rank, text=f"stopped, because {text}")
+        else:
+            # Whatever fails while it is being ended came later.
+            self._hang_cause = Cause(rank=rank, node_rank=self.node_rank, text=text, time_s=0.0)
+            report = Broken(node_rank=self.node_rank, round=self.round, text=text)
+        return Decision((*stop.actions, Tell(report)), stop.reason)
+
     def tick(self, now: float) -> Decision:
         """Time has passed."""
         if self.wake_at is None or now < self.wake_at:
@@ -227,7 +248,7 @@ class NodeState:
                 node_rank=self.node_rank,
                 round=self.round,
                 succeeded=self.group.state is GroupState.SUCCEEDED,
-                causes=tuple(self._cause(failure) for failure in self.group.failures()),
+                causes=self._causes(),
                 unkillable=len(unkillable),
             )
         )
@@ -257,6 +278,10 @@ class NodeState:
             case Outcome.STOPPED if self.stop_signal is not None:
                 return 128 + self.stop_signal
         return FAILED
+
+    def _causes(self) -> tuple[Cause, ...]:
+        failures = tuple(self._cause(failure) for failure in self.group.failures())
+        return (self._hang_cause, *failures) if self._hang_cause is not None else failures
 
     def _cause(self, failure: Failure) -> Cause:
         return Cause(

@@ -60,9 +60,16 @@ class Trouble:
         return [f"  {line}" for line in told]
 
     def keep(
-        self, job: Job, seat: Seat, group: WorkerGroup, *, oom_kills: int | None, status: int
+        self,
+        job: Job,
+        seat: Seat,
+        group: WorkerGroup,
+        *,
+        oom_kills: int | None,
+        status: int,
+        hang: str,
     ) -> None:
-        """Leave it to `rallypoint explain`, if there is anything."""
+        """Leave it to `rallypoint explain`, if there is anything; `hang`: what it was ended for."""
         if not self.records.seen_ns:
             return
         from rallypoint.launch.agent.facts_at_end import job_at_end
@@ -70,7 +77,10 @@ class Trouble:
 
         records, where = self.records, self._whereabouts
         try:
-            keep(job_at_end(job, seat, group, records, where, oom_kills=oom_kills, status=status))
+            ended = job_at_end(
+                job, seat, group, records, where, oom_kills=oom_kills, status=status, hang=hang
+            )
+            keep(ended)
         except Exception:  # how the launcher ends does not depend on it
             return
 

@@ -1,9 +1,11 @@
-"""Looks at this node for another one: the agent starts it, and gets what it has seen.
+"""Looks for an agent, which starts it and gets what it has seen, as one object of JSON.
 
-    python -m rallypoint.launch.inspection [--trace SECONDS]
+    node           at this node, for another one
+    trace SECONDS  the same, for so long: what calls were made
+    job PID        at the whole job of that agent: what `rallypoint explain --json` says
 
-Its standard input is a connection to the agent, its standard output takes what it has seen. The
-agent has one thread, which must not wait for half a second.
+For a node the standard input is a connection to its agent, which has one thread that must not wait
+for half a second.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.launch.inspection.client import Asking
@@ -21,17 +24,27 @@ from rallypoint.launch.inspection.look import look_twice
 from rallypoint.launch.inspection.tracing.collect import trace_node
 from rallypoint.launch.inspection.tracing.packing import LATE_S, pack
 
-_AT_MOST_S = 5  # then nobody waits for it any more
+_NODE_AT_MOST_S = 5  # then nobody waits for it any more
+_JOB_AT_MOST_S = 15
 _MOST_TRACE_S = 600.0
 
 
-def main() -> None:
-    """Look, or trace."""
-    trace_s = min(float(sys.argv[2]), _MOST_TRACE_S) if sys.argv[1:2] == ["--trace"] else 0.0
-    signal.alarm(_AT_MOST_S if not trace_s else int(trace_s + LATE_S))
-    agent = Asking(socket.socket(fileno=os.dup(0)), "the one here")
+def main(words: Sequence[str]) -> None:
+    """Look."""
     try:
-        seen = _look(agent) if not trace_s else pack(trace_node(agent, trace_s, lambda: False))
+        match words:
+            case ["node"]:
+                signal.alarm(_NODE_AT_MOST_S)
+                seen = _node()
+            case ["trace", seconds]:
+                trace_s = min(float(seconds), _MOST_TRACE_S)
+                signal.alarm(int(trace_s + LATE_S))
+                seen = pack(trace_node(_agent_here(), trace_s, lambda: False))
+            case ["job", pid]:
+                signal.alarm(_JOB_AT_MOST_S)
+                seen = _job(int(pid))
+            case _:
+                raise SystemExit(__doc__)
     except HostError as error:
         seen = {"trouble": str(error)}
     sys.stdout.write(json.dumps(seen))
@@ -39,10 +52,26 @@ def main() -> None:
     os._exit(0)  # a thread may hang in a file system
 
 
-def _look(agent: Asking) -> dict[str, object]:
-    looks = look_twice(agent)
+def _agent_here() -> Asking:
+    return Asking(socket.socket(fileno=os.dup(0)), "the one here")
+
+
+def _node() -> dict[str, object]:
+    looks = look_twice(_agent_here())
     return {"first": encode(looks.first), "second": encode(looks.second)}
 
 
+def _job(pid: int) -> dict[str, object]:
+    from rallypoint.diagnosis.explain import verdict
+    from rallypoint.launch.inspection.entries import running_agents
+    from rallypoint.launch.inspection.everywhere import look_everywhere
+
+    agents = running_agents()
+    jobs = {agent.job for agent in agents if agent.pid == pid}
+    looks = look_everywhere([agent for agent in agents if agent.job in jobs])
+    found = verdict(looks.first, looks.second)
+    return {"round": looks.second.round, **found.to_json()}
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -29,6 +29,7 @@ class KeptJob:
         pid: its launcher's, here.
         ended: seconds since the epoch.
         status: what the launcher exited with.
+        hang: what it ended the job for, if the job hung and it was to do so; a sentence.
     """
 
     run_id: str
@@ -37,6 +38,7 @@ class KeptJob:
     ended: float
     status: int
     facts: Facts
+    hang: str = ""
 
 
 def keep(job: KeptJob) -> None:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from rallypoint.base.record import Record
 from rallypoint.launch.inspection.requests import Reply
 from rallypoint.launch.rounds.source import RoundSource
 
@@ -22,14 +23,35 @@ _MOST_ASKING = 16
 Look = Callable[[Reply, float], None]
 
 
+class LongWaits(Record):
+    """An agent tells the one that coordinates: a worker of its node waits for long, or did so."""
+
+    round: int
+    rank: int
+    seconds: float
+    is_over: bool
+
+    def to_bytes(self) -> bytes:
+        """As an inquiry."""
+        told = {"ask": "wait", "number": self.rank, "round": self.round}
+        return json.dumps({**told, "seconds": self.seconds, "is_over": self.is_over}).encode()
+
+
 class Relay:
     """One agent's part in it.
 
     Args:
         look: looks at this node, or traces it for so many seconds, and replies with what it saw.
+        waits: called when another agent tells of a long wait.
     """
 
-    def __init__(self, rounds: RoundSource, look: Look) -> None:
+    def __init__(
+        self,
+        rounds: RoundSource,
+        look: Look,
+        waits: Callable[[LongWaits], None] = lambda _: None,
+    ) -> None:
+        self._waits = waits
         self._rounds = rounds
         self._look = look
         self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
@@ -70,6 +92,10 @@ class Relay:
                     lambda seen: self._say(sender, ask="node", number=number, asker=asker, **seen),
                     trace_s,
                 )
+            case "wait":
+                is_over = bool(message["is_over"])
+                told = LongWaits(int(message["round"]), number, float(message["seconds"]), is_over)
+                self._waits(told)
             case "node" | "members" | "coming":
                 self._pass_on(asker, number, message)
 

@@ -114,6 +114,16 @@ class ProgressReporter:
         if self._job.talk is not Talk.QUIET:
             say(text)
 
+    def hangs(self, text: str, event: dict[str, object]) -> None:
+        """The job hangs."""
+        self.told(text)
+        self._record("hang", round=self._round, **event, on_hang=self._job.on_hang.value)
+
+    def goes_on(self, rank: int, waited_s: float) -> None:
+        """It did, and does so no more: what that rank waited for has come."""
+        self.told(f"the job goes on: rank {rank} waits no longer, after {waited_s:.1f} s")
+        self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
+
     def job_ended(self, status: int, text: str, now: float) -> None:
         """The job is over; `text` says what went wrong, if something did."""
         STATUS.hide()

@@ -3,8 +3,9 @@
     TIME EVENT -> PHASE: ACTIONS
 
 Events: `0 exit 3` rank 0 exits with 3, `0 killed 9`, `0 raises`, `0 echoes` (an error that
-reports a lost peer), `0 cannot import`, `0 unstartable`, `signal 2`, `tick`, `ended` (everything
-is dead), `stuck 77`, `guardian lost`. What the coordinator answers is performed at once.
+reports a lost peer), `0 cannot import`, `0 unstartable`, `0 hangs`, `0 hangs for good` (the job
+does, and rank 0 is to blame), `signal 2`, `tick`, `ended` (everything is dead), `stuck 77`,
+`guardian lost`. What the coordinator answers is performed at once.
 """
 
 from __future__ import annotations
@@ -244,6 +245,41 @@ STORIES = {
         15.0 stuck 77 -> done: finish 1
         root 0, stopped 1 2
     """,
+    "a job that hangs is restarted": """
+        with 1 restarts
+        0.0 1 hangs -> stopping: signal 15 to 0 1 2; signal 18 to 0 1 2
+        0.0 2 hangs -> stopping: nothing
+        0.1 0 killed 15 -> stopping: nothing
+        0.1 1 raises -> stopping: nothing
+        0.1 1 exit 1 -> stopping: nothing
+        0.1 2 killed 15 -> ending: end everything
+        0.2 ended -> running: start round 1
+        0.3 0 exit 0 -> running: nothing
+        0.3 1 exit 0 -> running: nothing
+        0.3 2 exit 0 -> ending: end everything
+        0.4 ended -> done: finish 0
+    """,
+    "a job that hangs fails": """
+        0.0 1 hangs -> stopping: signal 15 to 0 1 2; signal 18 to 0 1 2
+        10.0 tick -> ending: end everything
+        10.1 ended -> done: finish 1
+    """,
+    "a job that hangs is stopped": """
+        with 3 restarts
+        0.0 1 hangs for good -> stopping: signal 15 to 0 1 2; signal 18 to 0 1 2
+        10.0 tick -> ending: end everything
+        10.1 ended -> done: finish 1
+    """,
+    "a job that hangs has failed before": """
+        0.0 0 raises -> running: nothing
+        0.0 0 exit 1 -> holding: nothing
+        0.05 1 hangs -> holding: nothing
+        0.1 tick -> stopping: signal 15 to 1 2; signal 18 to 1 2
+        0.2 1 killed 15 -> stopping: nothing
+        0.2 2 killed 15 -> ending: end everything
+        0.3 ended -> done: finish 1
+        root 0, stopped 1 2
+    """,
     "the guardian hangs": """
         0.0 0 killed 9 -> stopping: signal 15 to 1 2; signal 18 to 1 2
         10.0 tick -> ending: end everything
@@ -326,6 +362,8 @@ def happen(node: NodeState, event: str) -> Decision:  # noqa: PLR0911
         case [rank, "killed", signal]:
             end = Exit(rank=int(rank), pid=1, time_s=now, signal=int(signal))
             return node.worker_exited(end, now)
+        case [rank, "hangs", *for_good]:
+            return node.hangs("the job hung", int(rank), now, ends_job=bool(for_good))
         case [rank, "unstartable"]:
             end = Exit(rank=int(rank), pid=0, time_s=now, start_error="no such file")
             return node.worker_exited(end, now)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import selectors
+from collections.abc import Callable
 from typing import Any
 
-from rallypoint.launch.inspection.relay import Look, Relay
+from rallypoint.launch.inspection.relay import LongWaits, Look, Relay
 from rallypoint.launch.inspection.requests import Reply
 from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
 from rallypoint.rendezvous.job.reports import Report
@@ -20,7 +21,11 @@ class Agents:
         members = tuple(Colleague(f"key{i}", i, f"host{i}", 2, 0.0) for i in range(count))
         self.stopped = stopped
         self.rounds = [Connected(self, i, members) for i in range(count)]
-        self.relays = [Relay(rounds, self._look(i)) for i, rounds in enumerate(self.rounds)]
+        self.waits: list[tuple[int, LongWaits]] = []  # by the agent that heard of them
+        self.relays = [
+            Relay(rounds, self._look(i), self._hear_waits(i))
+            for i, rounds in enumerate(self.rounds)
+        ]
 
     def _look(self, number: int) -> Look:
         def look(reply: Reply, trace_s: float) -> None:
@@ -30,6 +35,9 @@ class Agents:
                 reply({"first": {}, "second": {"node_rank": number}})
 
         return look
+
+    def _hear_waits(self, number: int) -> Callable[[LongWaits], None]:
+        return lambda waits: self.waits.append((number, waits))
 
     def ask(self, number: int, **how: float) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
@@ -94,12 +102,31 @@ def test_without_a_coordinator_nobody_is_asked() -> None:
     assert told == {}
 
 
+def test_who_coordinates_hears_of_long_waits() -> None:
+    agents = Agents(3)
+    waits = LongWaits(2, 5, 31.5, is_over=False)
+    agents.rounds[2].inquire("key0", waits.to_bytes())
+    agents.rounds[1].inquire("key0", b'{"ask": "wait", "number": 5, "round": "x"}')
+    assert agents.waits == [(0, waits)]
+
+
 def test_nonsense_is_left_out() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
     agents = Agents(3)
-    words: list[object] = ["look", "node", "others", "members", "coming", "key1", "key9", None, 7]
+    words: list[object] = [
+        "look",
+        "node",
+        "others",
+        "members",
+        "coming",
+        "wait",
+        "key1",
+        "key9",
+        None,
+        7,
+    ]
     for _ in range(2000):
         keys = ("ask", "number", "asker", "key", "members", "to", "first")
         message = {key: chance.choice(words) for key in chance.sample(keys, chance.randrange(7))}

@@ -1,0 +1,40 @@
+// Whether a group of another backend moves, as the scribe sees it, which looks ten times a second:
+// for how long a call is waited for, and how long it took from one call to the next before.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/foreign_page.h"
+#include "engine/long_wait.h"
+#include "engine/waiting.h"
+
+namespace rallypoint {
+
+// Of calls that are done in the order in which they begin.
+class CallWatch {
+ public:
+  // So many have been begun, and so many of these are done.
+  void look(std::uint64_t now_ns, std::uint64_t begun, std::uint64_t done);
+
+ private:
+  LongWait wait_;
+  std::uint64_t begun_ = 0;
+  std::uint64_t done_ = 0;
+  std::uint64_t told_ = 0;  // how many had been begun then
+  std::uint64_t longest_gap_ns_ = 0;
+  std::uint64_t began_ns_ = coarse_now_ns();  // the last one; or the group, before the first
+  std::uint64_t since_ns_ = began_ns_;        // the first that is not done is waited for
+};
+
+class GroupWatch {
+ public:
+  explicit GroupWatch(const ForeignPage& page) : page_(page) {}
+  void look();
+
+ private:
+  const ForeignPage& page_;
+  CallWatch collectives_;
+  CallWatch transfers_;
+};
+
+}  // namespace rallypoint

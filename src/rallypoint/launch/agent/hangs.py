@@ -1,0 +1,119 @@
+"""Which hangs are worth a word: what workers complain of, and what was then seen of the job. Pure.
+
+A worker that has waited for too long complains, and somebody looks at the whole job as `rallypoint
+explain` does (hang_watch.py). It is told if the worker waits for what was found, once: again only
+for another root, or for other calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rallypoint.base.record import Record
+
+_ALMOST = 0.9  # of the time; clocks are coarse
+_EXPLAINED = 3  # the status that `explain` would exit with
+
+
+class Hang(Record, kw_only=True):
+    """One hang.
+
+    Attributes:
+        sentence: what keeps the job, as `explain` says it.
+        is_explained: that is known, and not only that the job hangs.
+        rank: whom it is about, or else one that waits.
+        ranks: those, and all that wait for them.
+        root: its cause, and whom it is about.
+        calls: in which ranks wait for that.
+    """
+
+    sentence: str
+    is_explained: bool
+    rank: int
+    ranks: frozenset[int]
+    root: tuple[str, tuple[int, ...]]
+    calls: frozenset[tuple[str, str, int | None]]
+
+    @property
+    def text(self) -> str:
+        """For the user."""
+        return f"the job {'hangs' if self.is_explained else 'may hang'}: {self.sentence}"
+
+    @property
+    def past(self) -> str:
+        """The same when it has been ended; part of a sentence."""
+        verb = "hung" if self.is_explained else "may have hung"
+        return f"the job {verb}: {self.sentence.removesuffix('.')}"
+
+    @property
+    def event(self) -> dict[str, object]:
+        """For programs."""
+        cause, ranks = self.root
+        return {
+            "sentence": self.sentence,
+            "is_explained": self.is_explained,
+            "cause": cause,
+            "ranks": list(ranks),
+            "waiting": sorted(self.ranks - set(ranks)),
+        }
+
+    def is_same(self, other: Hang) -> bool:
+        """Whether whoever knows of the one knows of the other."""
+        return self.root == other.root and (
+            self.calls == other.calls or not self.calls.isdisjoint(other.calls)
+        )
+
+
+class Hangs:
+    """Those of one round.
+
+    Args:
+        after_s: shorter waits are none.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._complaining: set[int] = set()
+        self._told: Hang | None = None
+
+    def complains(self, rank: int) -> None:
+        """That rank has waited for too long."""
+        self._complaining.add(rank)
+
+    def goes_on(self, rank: int) -> bool:
+        """What it waited for has come. Returns whether that ends a hang that was told."""
+        self._complaining.discard(rank)
+        if self._told is None or rank not in self._told.ranks:
+            return False
+        self._told = None
+        return True
+
+    def judge(self, verdict: Mapping[str, Any]) -> Hang | None:
+        """A hang that is to be told, if the job's verdict (diagnosis/verdict.py) is one."""
+        hang = _hang(verdict, self._after_s)
+        if hang is None or hang.ranks.isdisjoint(self._complaining):
+            return None
+        if self._told is not None and self._told.is_same(hang):
+            return None
+        self._told = hang
+        return hang
+
+
+def _hang(verdict: Mapping[str, Any], after_s: float) -> Hang | None:
+    if not verdict.get("exit_status") or not verdict["roots"]:
+        return None
+    root = verdict["roots"][0]
+    ranks = frozenset([*root["ranks"], *root["waited_for_by"]])
+    edges = [edge for edge in verdict["edges"] if not ranks.isdisjoint(edge["ranks"])]
+    known = [edge["for_s"] for edge in edges if edge["for_s"] is not None]
+    if not ranks or (known and max(known) < _ALMOST * after_s):
+        return None
+    return Hang(
+        sentence=str(verdict["sentence"]),
+        is_explained=verdict["exit_status"] == _EXPLAINED,
+        rank=min(root["ranks"] or ranks),
+        ranks=ranks,
+        root=(root["cause"], tuple(root["ranks"])),
+        calls=frozenset((edge["group"], edge["operation"], edge["number"]) for edge in edges),
+    )

@@ -1,0 +1,141 @@
+"""What an agent tells the user at the end of a round that failed, and at the end of the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.launch.agent.node import NodeState
+from rallypoint.launch.agent.trouble import OomKills
+from rallypoint.launch.job import Job
+from rallypoint.launch.worker_group import WorkerGroup, signal_name
+from rallypoint.rendezvous.job.reports import Finish, Outcome
+
+
+class Reports:
+    """Those of one agent, as lines.
+
+    Args:
+        began: when the job did (time.monotonic).
+    """
+
+    def __init__(self, job: Job, state: NodeState, oom_kills: OomKills, began: float) -> None:
+        self._job, self._state, self._oom_kills = job, state, oom_kills
+        self._began = began
+
+    def of_round(
+        self, number: int, group: WorkerGroup, *, because: str, elsewhere: str, calls: Sequence[str]
+    ) -> str:
+        """A round is over, and another one begins.
+
+        Args:
+            because: what comes next, and why.
+            elsewhere: what other nodes, or the agent, ended it for.
+            calls: lines on what the workers were in.
+        """
+        if group.failures():
+            title = f"round {number} failed"
+            return self._summary(
+                group, title=title, because=because, elsewhere=elsewhere, calls=calls
+            )
+        text = f"round {number} ended: {elsewhere or because}"  # not here
+        return text + f"; {because}" * (because not in text)
+
+    def of_job(
+        self,
+        *,
+        stopped_by: str,
+        calls: Callable[[bool], list[str]],
+        hint: Callable[[int | None], str],
+        recorded: Mapping[int, str],
+    ) -> list[str]:
+        """The job is over; nothing, if all is well.
+
+        Args:
+            stopped_by: who stopped it, if it was no signal.
+            calls: lines on what the workers were in; of a job that was stopped, if told so.
+            hint: where the output of a local rank is kept.
+            recorded: the error files of the workers that failed, by rank.
+        """
+        state, finish = self._state, self._state.finish
+        lines = []
+        if state.guardian_lost_because:
+            lines.append(
+                f"job failed: the launcher's guardian process {state.guardian_lost_because},"
+                " and all workers died with it; look for the out-of-memory killer in the kernel's"
+                " log (dmesg)"
+            )
+        elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
+            lines.append(self._given_up(finish, calls(False), hint))
+        elif finish is not None and finish.outcome is Outcome.STOPPED:
+            after_s = time.monotonic() - self._began
+            if state.stop_signal is None:
+                lines.append(f"{finish.because}, after {after_s:.1f} s")
+            else:
+                by = stopped_by or signal_name(state.stop_signal)
+                lines.append(f"stopped by {by} after {after_s:.1f} s")
+            lines += calls(True)
+        elif finish is not None and finish.outcome is Outcome.MISSED:
+            lines.append(f"the job ended before this node had a place in it: {finish.because}")
+        if state.unkillable:
+            pids = ", ".join(map(str, state.unkillable))
+            lines.append(
+                f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
+            )
+        if finish is not None and finish.outcome is Outcome.GIVEN_UP:
+            lines += self._leave_error(recorded)
+        return lines
+
+    def _given_up(
+        self, finish: Finish, calls: Sequence[str], hint: Callable[[int | None], str]
+    ) -> str:
+        state = self._state
+        is_elsewhere = finish.culprit not in (None, state.node_rank)
+        failures = state.group.failures()
+        culprit = state.group.local_ranks[failures[0].exit.rank] if failures else None
+        text = self._summary(
+            state.group,
+            title="job failed",
+            because=finish.because,
+            elsewhere=f"node {finish.culprit}: {finish.what}" if is_elsewhere else "",
+            calls=calls,
+            logs=hint(culprit),
+        )
+        # No worker of this node failed; what was wrong then is known if it hung.
+        what = f"{state.hang}; {finish.because}" if state.hang else finish.because
+        return text or f"job failed: {what}"
+
+    def _leave_error(self, recorded: Mapping[int, str]) -> list[str]:
+        """The root cause for whoever started the launcher, as torchrun does; lines to tell."""
+        path = self._job.environ.get("TORCHELASTIC_ERROR_FILE")
+        failures = self._state.group.failures()
+        if not path or not failures:
+            return []
+        from rallypoint.launch.child_failure import leave_error
+
+        trouble = leave_error(path, failures[0], recorded.get(failures[0].exit.rank))
+        return [trouble] if trouble else []
+
+    def _summary(
+        self,
+        group: WorkerGroup,
+        *,
+        title: str,
+        because: str,
+        elsewhere: str,
+        calls: Sequence[str],
+        logs: str = "",
+    ) -> str:
+        from rallypoint.launch.output.failure_report import FailureReport, summary
+
+        report = FailureReport(
+            title=title,
+            because=because,
+            host=self._job.host,
+            local_ranks=group.local_ranks,
+            oom_kills=self._oom_kills.new,
+            elsewhere=elsewhere,
+            logs=logs,
+            calls=calls,
+        )
+        return summary(group, report)

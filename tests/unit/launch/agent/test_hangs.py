@@ -1,0 +1,114 @@
+"""Which hangs are told: those in which somebody waits who has complained, and each of them once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rallypoint.launch.agent.hangs import Hang, Hangs
+
+
+def verdict(
+    *,
+    culprit: int = 1,
+    waiting: tuple[int, ...] = (0, 2),
+    number: int = 5,
+    for_s: float | None = 31.0,
+    status: int = 3,
+    **changes: object,
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "exit_status": status,
+        "sentence": f"rank {culprit} never entered all_reduce #{number}.",
+        "roots": [{"ranks": [culprit], "cause": "elsewhere", "waited_for_by": list(waiting)}],
+        "edges": [
+            {
+                "ranks": list(waiting),
+                "waits_for": [culprit],
+                "group": "default group",
+                "operation": "all_reduce",
+                "number": number,
+                "for_s": for_s,
+            }
+        ],
+    }
+    return told | changes
+
+
+def complaining(*ranks: int) -> Hangs:
+    hangs = Hangs(30.0)
+    for rank in ranks:
+        hangs.complains(rank)
+    return hangs
+
+
+def test_a_hang_is_told_once() -> None:
+    hangs = complaining(0)
+    hang = hangs.judge(verdict())
+    assert hang is not None
+    assert hang.text == "the job hangs: rank 1 never entered all_reduce #5."
+    assert hang.past == "the job hung: rank 1 never entered all_reduce #5"
+    assert hang.event == {
+        "sentence": "rank 1 never entered all_reduce #5.",
+        "is_explained": True,
+        "cause": "elsewhere",
+        "ranks": [1],
+        "waiting": [0, 2],
+    }
+    assert hangs.judge(verdict(for_s=62.0)) is None
+    assert hangs.judge(verdict(waiting=(0, 2, 3))) is None
+
+
+@pytest.mark.parametrize("change", [{"culprit": 3}, {"number": 6}])
+def test_it_is_told_again_for_another_root_or_call(change: dict[str, Any]) -> None:
+    hangs = complaining(0)
+    assert hangs.judge(verdict()) is not None
+    assert hangs.judge(verdict(**change)) is not None
+
+
+def test_what_goes_on_may_hang_again() -> None:
+    hangs = complaining(0, 2)
+    assert not hangs.goes_on(2)  # nothing was told
+    assert hangs.judge(verdict()) is not None
+    assert not hangs.goes_on(7)
+    assert hangs.goes_on(0)
+    assert not hangs.goes_on(2)
+    assert hangs.judge(verdict()) is None  # nobody complains any more
+    hangs.complains(2)
+    assert hangs.judge(verdict()) is not None
+
+
+def test_who_complains_must_wait_for_it() -> None:
+    assert complaining(4).judge(verdict()) is None
+    assert complaining().judge(verdict()) is None
+    assert complaining(4, 2).judge(verdict()) is not None
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        verdict(status=0),
+        verdict(roots=[], status=4),
+        verdict(for_s=5.0),
+        verdict(roots=[{"ranks": [], "cause": "network", "waited_for_by": []}]),
+    ],
+)
+def test_what_is_no_hang(seen: dict[str, Any]) -> None:
+    assert complaining(0, 1, 2).judge(seen) is None
+
+
+def test_times_that_are_not_known() -> None:
+    assert complaining(0).judge(verdict(for_s=None)) is not None
+    # Who has called something else is waited for by nobody in particular.
+    mismatch = {"ranks": [1], "cause": "different operations", "waited_for_by": [0, 2]}
+    assert complaining(0).judge(verdict(roots=[mismatch], edges=[])) is not None
+
+
+def test_a_hang_that_is_not_explained() -> None:
+    network = {"ranks": [], "cause": "network", "waited_for_by": [0, 2]}
+    hang = complaining(2).judge(verdict(status=4, roots=[network]))
+    assert isinstance(hang, Hang)
+    assert hang.rank == 0
+    assert hang.text.startswith("the job may hang: ")
+    assert hang.past.startswith("the job may have hung: ")
