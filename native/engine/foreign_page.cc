@@ -68,16 +68,16 @@ int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32
   return -1;
 }
 
-void end_transfer(ForeignPage& page, unsigned which) {
+void end_transfer(ForeignPage& page, unsigned which, CallState how) {
   if (which >= kForeignTransfers) return;
   ForeignTransfer& entry = page.transfers[which];
   const std::uint64_t number_plus_one = entry.word.load(std::memory_order_relaxed) >> 2;
-  entry.word.store(word(number_plus_one, CallState::done), std::memory_order_release);
+  entry.word.store(word(number_plus_one, how), std::memory_order_release);
 }
 
 void withdraw_transfer(ForeignPage& page, unsigned which) {
   page.transfers_begun.fetch_sub(1, std::memory_order_relaxed);
-  end_transfer(page, which);
+  end_transfer(page, which, CallState::done);
 }
 
 }  // namespace rallypoint

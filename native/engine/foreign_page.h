@@ -76,7 +76,7 @@ void write(ForeignPage& page, const CallOfBackend& call);
 // Any thread; which of the transfers it is, or -1 if all are under way.
 int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32_t tag,
                    std::uint64_t count, std::string_view dtype);
-void end_transfer(ForeignPage& page, unsigned which);
+void end_transfer(ForeignPage& page, unsigned which, CallState how);
 // It was refused, so the backend has not counted it either.
 void withdraw_transfer(ForeignPage& page, unsigned which);
 

@@ -57,9 +57,10 @@ int begin_foreign_transfer(std::size_t group, bool sends, std::int64_t peer, std
              : begin_transfer(*page, sends, static_cast<std::uint32_t>(peer), tag, count, dtype);
 }
 
-void end_foreign_transfer(std::size_t group, unsigned which) {
+void end_foreign_transfer(std::size_t group, unsigned which, bool has_failed) {
   ForeignPage* const page = pages().find(group);
-  if (page != nullptr) end_transfer(*page, which);
+  const CallState how = has_failed ? CallState::failed : CallState::done;
+  if (page != nullptr) end_transfer(*page, which, how);
 }
 
 void withdraw_foreign_transfer(std::size_t group, unsigned which) {

@@ -50,8 +50,8 @@ def begin_foreign_transfer(
 ) -> int:
     """A send or receive of such a group begins; -1: it is not recorded. `peer` -1: any."""
 
-def end_foreign_transfer(group: int, transfer: int, /) -> None:
-    """It is done, or nobody waits for it any more."""
+def end_foreign_transfer(group: int, transfer: int, has_failed: bool, /) -> None:
+    """It is done, or has failed, or nobody waits for it any more."""
 
 def withdraw_foreign_transfer(group: int, transfer: int, /) -> None:
     """It was refused."""

@@ -89,7 +89,7 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
     import time
     import traceback
 
-    from rallypoint.base import full_disk
+    from rallypoint.base import error_details
     from rallypoint.base.control_message import WorkerError, encode
 
     kind = type(error)
@@ -99,7 +99,7 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
     message = ""
     try:
         message = str(error)
-        message = full_disk.named(message, error, trace)
+        message = error_details.completed(message, error, trace)
     except Exception:
         message = message or "<its message cannot be printed>"
     is_exit = kind is SystemExit  # by choice: where it was made says nothing

@@ -15,7 +15,9 @@ from rallypoint.diagnosis.verdict import Cause, Strength
 _FULL_BYTES = 1 << 20
 _WRITES = ("write", "pwrite64", "writev", "fsync", "fdatasync", "open", "openat")
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
-_DISK_FULL = re.compile(r"No space left on device[^)]*is full\)?")  # base/full_disk.py
+_LOADER_ENDED = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly")
+_DISK_FULL = re.compile(r"No space left on device: .* is full")  # base/error_details.py
+_OF_OURS = re.compile(r"raised rallypoint\.base\.errors\.(?=\w+Error: )")
 _SIGNALS = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",
@@ -24,6 +26,7 @@ _SIGNALS = {
     "Aborted": "SIGABRT",
 }
 _MOST_OF_ERROR = 80  # characters
+_MOST_OF_OURS = 170  # they say why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +70,15 @@ def _ended(rank: Rank) -> Explanation:
         signal = _SIGNALS.get(loader[2].strip(), loader[2].strip())
         words = f"{loader[1]} was killed by {signal}"
         return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
+    loader = _LOADER_ENDED.search(end.error)
+    if loader:
+        words = f"{loader[1]} has ended unexpectedly"
+        return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
     full = _DISK_FULL.search(end.error)
-    error = full[0] if full else end.error
-    if len(error) > _MOST_OF_ERROR and not full:
-        error = f"{error[:_MOST_OF_ERROR]} ..."
+    error = full[0] if full else _OF_OURS.sub("", end.error)
+    most = _MOST_OF_ERROR if error == end.error else _MOST_OF_OURS
+    if len(error) > most:
+        error = f"{error[:most]} ..."
     return Explanation(
         cause=Cause.ENDED, words=f"has ended (code {end.code}{f': {error}' if error else ''})"
     )

@@ -15,7 +15,7 @@ from rallypoint.diagnosis.evidence import evidence
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.diagnosis.findings import Finding, find
 from rallypoint.diagnosis.graph import Clause, Node, reduce_graph
-from rallypoint.diagnosis.sight import Condition, Sight, look
+from rallypoint.diagnosis.sight import Condition, Rank, Sight, look
 from rallypoint.diagnosis.verdict import Cause, Edge, Kind, Root, Strength, Verdict
 from rallypoint.diagnosis.waits import Wait, find_waits
 
@@ -41,6 +41,14 @@ def verdict(first: Facts, second: Facts) -> Verdict:
             node = silent[0].node
             assert node is not None
             return _unknown(f"node {node.node_rank} ({node.host}) has not answered")
+        if all(_is_blind_to(rank) for rank in sight):
+            return Verdict(
+                kind=Kind.UNEXPLAINED,
+                sentence="cannot tell whether the job hangs, because its workers tell neither "
+                "their calls nor where they are: rallypoint is not installed for them, or they "
+                "are no Python programs (or were started with python -S).",
+                evidence=evidence(sight, waits, ()),
+            )
         return Verdict(
             kind=Kind.NO_HANG,
             sentence=sentence.cut(no_hang.sentence(sight, waits).removesuffix(".")),
@@ -66,6 +74,13 @@ def needs_of(waits: Sequence[Wait]) -> dict[Node, tuple[Clause, ...]]:
         if wait.clauses:
             needs[wait.rank] = (*needs.get(wait.rank, ()), *wait.clauses)
     return needs
+
+
+def _is_blind_to(rank: Rank) -> bool:
+    """Whether it lives, and nothing but its process is known of it."""
+    worker = rank.worker
+    lives = worker is not None and worker.end is None and rank.condition is Condition.RUNS
+    return lives and worker is not None and not worker.groups and not worker.stacks
 
 
 def _unknown(because: str) -> Verdict:

@@ -139,6 +139,8 @@ def _counts(rank: Rank, direct: Sequence[Wait], sight: Sight) -> bool:
     """Whether this rank is a reason to speak of a hang."""
     if rank.condition is Condition.ENDED and not (rank.end and rank.end.code):
         # At its end a job's ranks leave one after the other.
+        if any(wait.call and wait.call.state == "failed" for wait in direct):
+            return True
         return max((wait.for_s or 0.0 for wait in direct), default=0.0) >= LONG_S
     if rank.condition in _FINAL:
         return True

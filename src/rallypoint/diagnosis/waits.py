@@ -119,7 +119,9 @@ def _in_python(rank: Rank) -> bool:
 def _goes_on(rank: Rank, group: Group, call: Call) -> bool:
     if call.state == "running":
         return not group.has_left and not rank.condition.is_over
-    return call.state == "failed" and rank.end is not None and call in group.calls[-1:]
+    is_last = call in (*group.calls[-1:], *group.transfers)
+    lives = rank.end is None and rank.worker is not None and rank.worker.process is not None
+    return call.state == "failed" and not lives and is_last
 
 
 def _waits_of(rank: Rank, sight: Sight, attendances: Attendances) -> list[Wait]:

@@ -127,11 +127,11 @@ def _wrap_transfers(dist: Any) -> None:
 def _forgetting() -> _Forget:
     from rallypoint._native import end_foreign_transfer  # each import would take 2 us
 
-    def forget(key: int, _: object = None) -> None:
+    def forget(key: int, _: object = None, has_failed: bool = False) -> None:
         """It is done, or nobody can wait for it any more."""
         held = _transfers.pop(key, None)
         if held is not None:
-            end_foreign_transfer(held[0], held[1])
+            end_foreign_transfer(held[0], held[1], has_failed)
 
     return forget
 
@@ -181,9 +181,12 @@ def _ending(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
         if key not in _transfers:
             return original(work, *arguments, **named)
         try:
-            return original(work, *arguments, **named)
-        finally:
-            forget(key)
+            done = original(work, *arguments, **named)
+        except BaseException:
+            forget(key, has_failed=True)
+            raise
+        forget(key)
+        return done
 
     return wait
 

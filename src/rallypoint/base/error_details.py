@@ -1,12 +1,13 @@
-"""Which file system was full when a program failed for want of space: its error seldom says so.
+"""What errors leave out of their messages: which file system was full, how a loader's process died.
 
-In the worker that fails, because nobody else knows what it was writing to. Imported only then.
+Found out in the worker that fails, because nobody else knows what it was doing. Imported only then.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -14,24 +15,28 @@ from types import TracebackType
 _ALMOST_NONE_BYTES = 1 << 20
 _MOST_PATHS = 256
 _MOST_CHARACTERS = 4096
-_SIGNS = (
-    "No space left on device",
-    "PytorchStreamWriter failed writing",  # torch.save: it does not pass on why
-    "unexpected pos",  # the same, as its writer is closed
+_NO_SPACE = "No space left on device"
+# torch.save, as its writer writes and as it is closed, and ndarray.tofile: they do not say why.
+_NOT_WRITTEN = re.compile(
+    f"{_NO_SPACE}|PytorchStreamWriter failed writing|unexpected pos|requested and .* written"
 )
+_LOADER_ENDED = "exited unexpectedly"
+_LOADER_KILLED = "is killed by signal"
 
 
-def named(message: str, error: BaseException, trace: TracebackType | None) -> str:
-    """The error's message, with the full file system's directory if that is the matter."""
+def completed(message: str, error: BaseException, trace: TracebackType | None) -> str:
+    """The error's message, with what it leaves out."""
+    if _LOADER_ENDED in message and _LOADER_KILLED in str(error.__cause__):
+        return str(error.__cause__)
     lacks_space = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    if not lacks_space and not any(sign in message for sign in _SIGNS):
+    if not lacks_space and not _NOT_WRITTEN.search(message):
         return message
     directory = next(filter(None, map(_full, _paths(error, trace))), "")
     if not directory:
         return message
-    if _SIGNS[0] in message:
-        return message.replace(_SIGNS[0], f"{_SIGNS[0]} ({directory} is full)", 1)
-    return f"{message} ({_SIGNS[0]}: {directory} is full)"
+    if _NO_SPACE in message:
+        return message.replace(_NO_SPACE, f"{_NO_SPACE}: {directory} is full", 1)
+    return f"{message} ({_NO_SPACE}: {directory} is full)"
 
 
 def _paths(error: BaseException, trace: TracebackType | None) -> Iterator[str]:
