@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,3 +158,54 @@ def test_a_job_is_seen_from_each_of_its_nodes(hosts: Hosts, tmp_path: Path, way:
         for node in nodes:
             node.kill()
             node.wait()
+
+
+GOES_ON = """
+import time, numpy as np, rallypoint as dist
+dist.init_process_group()
+while True:
+    dist.all_reduce(np.ones(8, np.float32))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables")
+def test_a_network_that_drops_what_workers_send(tmp_path: Path) -> None:
+    """The agents reach each other: it is the connections of the workers that are silent."""
+    script = tmp_path / "worker.py"
+    script.write_text(GOES_ON)
+    words = f"run {WAYS['elastic'].replace('3', '2', 1)} --hang-after 3 {script}"
+    with Hosts(2) as hosts:
+        nodes = []
+        for host in hosts.hosts:
+            with (tmp_path / f"err.{host.number}").open("wb") as file:
+                command = [*RALLYPOINT, *words.split()]
+                nodes.append(host.popen(command, cwd=tmp_path, stderr=file))
+        try:
+            deadline = time.monotonic() + 60
+            while not told(hosts[1], "explain").stdout.startswith("no hang: calls go on"):
+                assert time.monotonic() < deadline, told(hosts[1], "explain")
+            # All but what agents and the store listen at.
+            hosts.switch.run(
+                "nft",
+                "add table bridge faults\n"
+                "add chain bridge faults drops { type filter hook forward priority 0; }\n"
+                "add rule bridge faults drops tcp sport != 29400 tcp dport != 29400 "
+                "tcp sport > 32767 tcp dport > 32767 drop",
+            )
+            deadline = time.monotonic() + 20
+            while "nothing arrives from host" not in (done := told(hosts[1], "explain")).stdout:
+                assert time.monotonic() < deadline, done
+            assert done.returncode == 3
+            found = re.match(
+                r"all entered #\d+ \(all_reduce of default group\); nothing arrives from host "
+                r"10\.77\.0\.[12] for (\d+\.\d) s \((\d+) retransmits\)",
+                done.stdout,
+            )
+            assert found, done
+            assert float(found[1]) >= 2
+            assert int(found[2]) >= 1
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait()
