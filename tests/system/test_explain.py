@@ -404,9 +404,12 @@ def test_live(launch: Launch, title: str, kind: str, culprit: int) -> None:
         if case.status == 3:
             process.send_signal(signal.SIGTERM)
             assert process.wait(40) == 128 + signal.SIGTERM
+            told = launch.err.partition("  at that time: ")[2].partition("\n")[0]
             ended = explain(str(process.pid)).stdout
             parts = tuple(part.format(**known) for part in case.says_after or case.says)
             assert in_order(parts, ended), f"{ended!r} does not say {parts} after the end"
+            assert ended.startswith(told)
+            assert told
     finally:
         if process.poll() is None:
             if case.signal == signal.SIGSTOP:
@@ -601,8 +604,8 @@ dist.all_reduce(ones())  # WAIT
 def test_with_less_evidence(
     launch: Launch, kind: str, how: str, parts: tuple[str, ...], status: int
 ) -> None:
-    """Workers that never import this package at their start (-S), and without PyTorch's recorder."""
-    path = "import sys\nsys.path += {!r}\n".format([each for each in sys.path if each])
+    """Workers whose Python does not begin with this package (-S); without PyTorch's recorder."""
+    path = f"import sys\nsys.path += {[each for each in sys.path if each]!r}\n"
     text = path + BEGIN[kind] + COMMON + SLEEPS
     script = Path(launch.script(text))
     environ = {"TORCH_FR_BUFFER_SIZE": "0"} if how == "FR off" else {}

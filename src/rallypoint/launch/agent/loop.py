@@ -234,7 +234,12 @@ class Agent:
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """What the workers were in, as lines for a report."""
-        return [] if self._trouble is None else self._trouble.lines(was_stopped=was_stopped)
+        if self._trouble is None or self._seat is None:
+            return []
+        lines = self._trouble.lines(was_stopped=was_stopped)
+        hangs = was_stopped and not self._state.hang
+        why = self._trouble.why(self._job, self._seat, self._state.group) if hangs else ""
+        return [f"  at that time: {why}", *lines] if why else lines
 
     def _look_at_calls(self) -> None:
         """Something went wrong: remember what the workers are in, before they react to it."""

@@ -59,6 +59,22 @@ class Trouble:
         told = self.records.lines(least_s=_LONG_S if was_stopped else 0.0)
         return [f"  {line}" for line in told]
 
+    def why(self, job: Job, seat: Seat, group: WorkerGroup) -> str:
+        """Why a job that somebody has ended stood still, if it did so, and all of it was here."""
+        if not self._whereabouts or seat.nodes > 1:
+            return ""
+        from rallypoint.diagnosis.explain import verdict
+        from rallypoint.diagnosis.verdict import Kind
+        from rallypoint.launch.agent.facts_at_end import job_at_end
+
+        records, where = self.records, self._whereabouts
+        try:
+            ended = job_at_end(job, seat, group, records, where, oom_kills=None, status=0, hang="")
+            found = verdict(ended.facts, ended.facts)
+        except Exception:  # how the launcher ends does not depend on it
+            return ""
+        return found.sentence if found.kind is Kind.EXPLAINED else ""
+
     def keep(
         self,
         job: Job,
