@@ -291,6 +291,9 @@ class Coordinator:
         current, here = self.current, self._gathering.here
         if current.awaited:
             return NOTHING
+        if not current.has_succeeded:
+            for key in current.leaving:  # whose own workers had; it takes no part in another round
+                self._gathering.leave(key)
         facts = RoundEnd(
             succeeded=current.has_succeeded,
             causes=current.causes,

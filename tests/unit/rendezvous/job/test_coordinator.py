@@ -9,7 +9,7 @@ or `stuck`), `lost 1`, `stop 0`, `tick 10`.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rallypoint.base.record import Record
@@ -381,6 +381,10 @@ COMINGS = st.sampled_from(
 
 
 @given(events=st.lists(COMINGS, max_size=60), max_restarts=st.integers(0, 2))
+@example(  # who leaves had succeeded when the others lost a node
+    events=["join 0", "join 2", "join 4", "leave 4", "ended 4", "ended 2 failed", "lost 0"],
+    max_restarts=0,
+)
 def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: int) -> None:
     """Against what a bystander can tell: who is here, and who has not yet ended."""
     job = Coordinator(Limits(min_nodes=2, max_nodes=3, join_timeout_s=25.0), max_restarts)
