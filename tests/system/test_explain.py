@@ -153,7 +153,7 @@ dist.all_reduce(ones(), group=first)  # HERE
 dist.all_reduce(ones(), group=second)
 """,
         says=("deadlock", "rank 0 waits", "all_reduce #0", "rank 1", "rank 0", "{HERE}"),
-        kinds="N",
+        kinds="NG",
         ranks=2,
     ),
     "a lock of its own": Case(
