@@ -225,6 +225,17 @@ def test_a_data_loaders_process_was_killed(c: int) -> None:
     )
 
 
+def test_our_errors_say_why_and_a_full_disk_is_named(c: int) -> None:
+    ours = "raised rallypoint.base.errors.MismatchError: ranks called different operations: " * 2
+    told(hang(ended(c, BEFORE_17, code=1, error=ours)), "(code 1: MismatchError: ranks called")
+    full = f"{'x' * 200} (No space left on device: /ckpt is full)"
+    said = f"rank {c} has ended (code 1: No space left on device: /ckpt is full)"
+    told(hang(ended(c, BEFORE_17, code=1, error=full)), said)
+    loader = "RuntimeError: DataLoader worker (pid(s) 4720) exited unexpectedly"
+    said = f"rank {c}'s data loader worker 4720 has ended unexpectedly"
+    told(hang(ended(c, BEFORE_17, code=1, error=loader)), said)
+
+
 def test_a_data_loaders_process_was_killed_and_torch_raised(c: int) -> None:
     error = "RuntimeError: DataLoader worker (pid 4720) is killed by signal: Killed. "
     told(
@@ -435,6 +446,19 @@ def test_a_wrong_tag(c: int) -> None:
         worker(receiver, group(transfers=(transfer("recv", sender, tag=0),), members="0-1")),
     )
     told(facts, f"rank {sender} sent tag 1 to rank {receiver}, which waits for tag 0")
+
+
+def test_another_tag_came(c: int) -> None:
+    """A small message of ours leaves its sender at once; only who receives knows of it."""
+    sender, receiver = (0, 1) if c else (1, 0)
+    wait = transfer("recv", sender, tag=0, site="/home/u/p.py:7", came_tag=5)
+    both: dict[str, Any] = {"members": "0-1"}
+    waits = worker(receiver, group(transfers=(wait,), **both))
+    came = f"rank {sender} sent tag 5 to rank {receiver}, which waits for tag 0 (p.py:7)"
+    told(job(waits, sleeping(sender, group(**both))), f"{came}; rank {sender} is in time.sleep at")
+    in_call = worker(sender, group(call(4), **both))
+    waits = worker(receiver, group(done(3), transfers=(wait,), **both))
+    told(job(waits, in_call), f"{came}: neither can go on")
 
 
 def test_a_receive_from_any_makes_no_false_circle(c: int) -> None:

@@ -351,3 +351,11 @@ def test_a_wait_is_measured_by_the_clock_of_its_machine() -> None:
     here = job(sleeping(0, group(done(16), members="0-1")))
     found = looked(replace(here, world_size=2, nodes=(*here.nodes, there)))
     assert "rank 1 waits for it at train.py:40 (12.0 s)" in found.sentence
+
+
+def test_nothing_known_is_not_no_hang() -> None:
+    blind = [worker(rank, at=process(rank, syscall="futex")) for rank in range(3)]
+    found = looked(job(*blind))
+    assert found.kind is Kind.UNEXPLAINED
+    assert found.sentence.startswith("cannot tell whether the job hangs, because")
+    assert len(found.sentence) <= MOST_CHARACTERS

@@ -75,7 +75,7 @@ def _connections() -> Iterator[_Connection]:
                 size = _HEADER.size + len(request)
                 kernel.send(_HEADER.pack(size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
                 yield from _answers(kernel, family)
-        except OSError:  # a kernel, or a sandbox, without it
+        except (OSError, struct.error):  # a kernel, or a sandbox, without it
             continue
 
 
@@ -102,7 +102,7 @@ def _connection(message: bytes, family: int) -> _Connection | None:
     rest = message[_MESSAGE.size :]
     while len(rest) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(rest)
-        if kind == _INFO and size >= _ATTRIBUTE.size + _TCP_INFO.size:
+        if kind == _INFO and min(size, len(rest)) >= _ATTRIBUTE.size + _TCP_INFO.size:
             retransmits, data_ms, acknowledged_ms = _TCP_INFO.unpack_from(rest, _ATTRIBUTE.size)
             silent_s = min(data_ms, acknowledged_ms) / 1000
             return _Connection(inode, str(peer), waiting, retransmits, silent_s)
