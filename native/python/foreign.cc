@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <string_view>
 #include <vector>
 
 #include "engine/foreign_page.h"
@@ -73,6 +74,12 @@ void leave_foreign_group(std::size_t group) {
   if (page != nullptr) page->presence = GroupPresence::foreign_left;
 }
 
+// Whatever bytes are in it.
+nb::object readable(std::string_view text) {
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "replace"));
+}
+
 // For tests: (group id, enqueued, completed) of each group, and the entries' fields; or None.
 nb::object read_trace(nb::bytes json, bool is_of_hooks) {
   Trace trace;
@@ -88,9 +95,10 @@ nb::object read_trace(nb::bytes json, bool is_of_hooks) {
     for (std::uint32_t i = 0; entry.dimensions <= 8 && i < entry.dimensions; ++i) {
       shape.append(entry.shape[i]);
     }
-    entries.append(nb::make_tuple(entry.group_id, entry.group, entry.description, entry.number,
-                                  entry.count, entry.backend, entry.operation, entry.dtype, shape,
-                                  entry.created_ns, entry.is_message, entry.is_done));
+    entries.append(nb::make_tuple(
+        entry.group_id, readable(entry.group), readable(entry.description), entry.number,
+        entry.count, readable(entry.backend), readable(entry.operation), readable(entry.dtype),
+        shape, entry.created_ns, entry.is_message, entry.is_done));
   }
   return nb::make_tuple(statuses, entries);
 }

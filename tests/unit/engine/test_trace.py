@@ -134,6 +134,7 @@ def test_what_was_cut_or_changed(trace: dict[str, Any], seed: int) -> None:
         b'{"version": "1.0"}',
         b'{"version": "2.10"',
         b'{"version": "2.10"} x',
+        b'{"version": "2.10", "entries": [{"pg_id": "\xff"}]}',
         b'{"version": "2.10", "entries": {}}',
         b'{"version": "2.10", "entries": [{"pg_id": 99999999999999999999}]}',
         b'{"version": "2.10", "x": ' + b"[" * 100_000,
