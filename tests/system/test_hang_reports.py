@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.system.conftest import Launch
 from tests.system.test_explain import BEGIN, COMMON, NEEDS_TORCH, explain
+from tests.system.test_logs import COMMON as OF_EVERY_EVENT
+from tests.system.test_logs import documented_events
 
 pytestmark = pytest.mark.system
 
@@ -115,7 +117,9 @@ def wait_for_text(launch: Launch, text: str, *, within_s: float = 30) -> None:
 
 def events(launch: Launch, name: str) -> list[dict[str, Any]]:
     lines = (launch.directory / "events.json").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == name]
+    found = [event for event in map(json.loads, lines) if event["event"] == name]
+    assert all(set(event) == OF_EVERY_EVENT | documented_events()[name] for event in found)
+    return found
 
 
 def start(launch: Launch, kind: str, body: str, *flags: str) -> None:

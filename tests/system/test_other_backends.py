@@ -149,7 +149,7 @@ def test_what_is_behind_is_written_without_being_asked(launch: Launch) -> None:
     assert (calls[-2].number, calls[-2].state) == (39, "done")
     assert {call.number for call in seen} <= {39, 40}
     assert {call.state for call in seen if call.number == 40} == {"running"}
-    assert time.monotonic_ns() - seen[-1].since_ns > 1.9e9
+    assert time.monotonic_ns() - seen[-1].since_ns > 1e9
     os.close(record)
 
 
