@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from _pytest.terminal import TerminalReporter
 
@@ -27,6 +28,12 @@ REQUIRE_ALL = os.environ.get("RALLYPOINT_REQUIRE_ALL") == "1"
 # waits for a time-out instead is not. How fast it is, benchmarks measure; `make check-long`, for a
 # machine that does nothing else, asks for 1 s.
 SOON_S = float(os.environ.get("RALLYPOINT_TEST_SOON_S", "10"))
+
+# How long an example takes says nothing on a machine that is busy with other things.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 # A shell has its background jobs, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
