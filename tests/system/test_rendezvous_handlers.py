@@ -332,7 +332,7 @@ def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     store, name = HashStore(), JobKeys.of("r", 0).claim
     client = StoreClient(store, "rallypoint.rendezvous/r/state")
     client.transact(revisions={}, puts={name: pack(claim)})
-    hasty = _over(store, least=1, most=1, join_s=1)
+    hasty = _over(store, least=1, most=1, join_s=2)
     with pytest.raises(RendezvousTimeoutError, match=f":{free_port}. coordinates, but does not"):
         hasty.next_rendezvous()
     handler = _over(store, least=1, most=1)

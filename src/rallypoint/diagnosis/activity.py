@@ -306,7 +306,8 @@ def _of_kernel(
     """What a thread does whose frames end in a line that calls C code, or run Python."""
     cpu = thread.cpu if thread else process.cpu if process else 0.0
     state = thread.state if thread else process.state if process else ""
-    if cpu >= 0.5 or (state == "R" and cpu > 0.1):
+    starved = process.starved if process else 0.0
+    if cpu >= 0.5 or (state == "R" and cpu + starved > 0.1):
         return replace(found, doing=Doing.RUNS, words="runs", note=_percent(process, thread))
     call = thread.syscall if thread else ""
     path = f" of {thread.path}" if thread and thread.path else ""
