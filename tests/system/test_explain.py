@@ -16,11 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.system.conftest import Launch
@@ -326,19 +327,23 @@ MARKS = {
         ),
     ],
 }
-ALL = [
-    pytest.param(
-        name,
-        kind,
-        culprit,
-        id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
-        marks=MARKS[kind],
-    )
-    for i, (name, case) in enumerate(CASES.items())
-    for kind in case.kinds
-    # Importing torch takes seconds: there the culprit is the first, or the last, by turns.
-    for culprit in ([0, case.ranks - 1] if kind == "N" else [(i % 2) * (case.ranks - 1)])
-]
+
+
+def params(cases: Mapping[str, Any]) -> list[Any]:
+    """Each case, of each kind, with each culprit."""
+    return [
+        pytest.param(
+            name,
+            kind,
+            culprit,
+            id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
+            marks=MARKS[kind],
+        )
+        for i, (name, case) in enumerate(cases.items())
+        for kind in case.kinds
+        # Importing torch takes seconds: there the culprit is the first, or the last, by turns.
+        for culprit in ([0, case.ranks - 1] if kind == "N" else [(i % 2) * (case.ranks - 1)])
+    ]
 
 
 def explain(*words: str) -> subprocess.CompletedProcess[str]:
@@ -372,7 +377,7 @@ def name(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {text}"
 
 
-@pytest.mark.parametrize(("title", "kind", "culprit"), ALL)
+@pytest.mark.parametrize(("title", "kind", "culprit"), params(CASES))
 def test_live(launch: Launch, title: str, kind: str, culprit: int) -> None:
     case = CASES[title]
     for file, text in case.files.items():
@@ -503,18 +508,6 @@ dist.all_reduce(ones())  # WAIT
         kinds="NG",
     ),
 }
-OF_ENDS = [
-    pytest.param(
-        name,
-        kind,
-        culprit,
-        id=f"{name.replace(' ', '-')}-{kind}-{culprit}",
-        marks=[] if kind == "N" else pytest.mark.needs_torch,
-    )
-    for i, (name, end) in enumerate(ENDS.items())
-    for kind in end.kinds
-    for culprit in ([0, end.ranks - 1] if kind == "N" else [(i % 2) * (end.ranks - 1)])
-]
 
 
 @pytest.fixture
@@ -554,7 +547,7 @@ def memory_limit(limit_bytes: int) -> Iterator[list[str]]:
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("title", "kind", "culprit"), OF_ENDS)
+@pytest.mark.parametrize(("title", "kind", "culprit"), params(ENDS))
 def test_after_the_end(launch: Launch, full: str, title: str, kind: str, culprit: int) -> None:
     end = ENDS[title]
     begin = f"{BEGIN[kind]}FULL = {full!r}\n"

@@ -169,7 +169,7 @@ def test_ctrl_c_ends_it_and_one_at_a_time(launch: Launch) -> None:
         one.send_signal(signal.SIGINT)
         out, err = one.communicate(timeout=30)
     assert one.returncode == 0, err
-    assert re.search(r"trace\.json: [1-3]\.\d s of job ", out)
+    assert re.search(r"trace\.json: \d+\.\d s of job ", out)
     assert len(read(path).slices) > 50
     # It has left nothing on.
     traced(launch.directory, pid, "-s", "0.3")

@@ -12,8 +12,6 @@ from rallypoint.diagnosis.phrases import seconds, times
 from rallypoint.diagnosis.sight import Condition, Rank
 from rallypoint.diagnosis.verdict import Cause, Strength
 
-_FULL_BYTES = 1 << 20
-_WRITES = ("write", "pwrite64", "writev", "fsync", "fdatasync", "open", "openat")
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
 _LOADER_ENDED = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly")
 _DISK_FULL = re.compile(r"No space left on device: .* is full")  # base/error_details.py
@@ -122,7 +120,7 @@ def _in_kernel(rank: Rank) -> Explanation:
     site = f" called at {rank.activity.site}" if rank.activity.site else ""
     return Explanation(
         cause=Cause.IN_KERNEL,
-        words=f"has been in the kernel (D) since the first look{wait}{site}{_disk(rank, thread)}",
+        words=f"has been in the kernel (D) since the first look{wait}{site}",
     )
 
 
@@ -165,8 +163,6 @@ def _elsewhere(rank: Rank) -> Explanation:
         words += _child(rank)
     elif doing is Doing.C_CODE and strength is Strength.UNKNOWN:
         words += ": cannot tell for what, because C code has no frames"
-    elif doing in (Doing.FILE, Doing.CHECKPOINT):
-        words += _disk(rank, _first_thread(rank))
     if rank.worker and rank.worker.process and rank.worker.process.starved >= 0.3:
         words += f"; it gets no core for {rank.worker.process.starved * 100:.0f} % of the time"
     return Explanation(cause=Cause.ELSEWHERE, words=words, strength=strength)
@@ -242,19 +238,6 @@ def _child(rank: Rank) -> str:
         return ""
     state = " in state D" if children[0].state == "D" else ""
     return f": {children[0].pid} ({children[0].command[:40]}){state}"
-
-
-def _disk(rank: Rank, thread: Thread | None) -> str:
-    """What is wrong with the file system that it uses, if something is."""
-    disks = rank.node.disks if rank.node else ()
-    for disk in disks:
-        if disk.is_hung:
-            return f"; the file system of {disk.path} does not answer"
-    writes = rank.activity.doing is Doing.CHECKPOINT or (thread and thread.syscall in _WRITES)
-    for disk in disks:
-        if writes and disk.free_bytes < _FULL_BYTES:
-            return f"; No space left on {disk.path}"
-    return ""
 
 
 def _first_thread(rank: Rank) -> Thread | None:

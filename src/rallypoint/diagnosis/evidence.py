@@ -15,7 +15,6 @@ from rallypoint.diagnosis.waits import Wait
 _MOST_ROOTS = 3
 _MOST_FRAMES = 4
 _MOST_CALLS = 4
-_LITTLE_BYTES = 64 << 20
 
 
 def evidence(sight: Sight, waits: Sequence[Wait], findings: Sequence[Finding]) -> tuple[str, ...]:
@@ -96,11 +95,6 @@ def _of_nodes(sight: Sight) -> Iterator[str]:
             yield f"{name} has not answered for {seconds(node.silent_s)}"
         if node.oom_kills:
             yield f"{name}: the kernel's out-of-memory killer struck {times(node.oom_kills)}"
-        for disk in node.disks:
-            if disk.is_hung:
-                yield f"{name}: the file system of {disk.path} does not answer"
-            elif disk.free_bytes < _LITTLE_BYTES:
-                yield f"{name}: {disk.free_bytes >> 20} MiB left on {disk.path}"
 
 
 def _of_method(sight: Sight, first: Finding | None) -> Iterator[str]:

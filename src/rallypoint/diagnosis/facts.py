@@ -137,15 +137,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
-    """A file system that the job writes to."""
-
-    path: str
-    free_bytes: int
-    is_hung: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """A connection between workers on two hosts in which data wait.
 
@@ -183,7 +174,6 @@ class Node:
     workers: tuple[Worker, ...] = ()
     silent_s: float | None = None
     oom_kills: int | None = None
-    disks: tuple[Disk, ...] = ()
     flows: tuple[Flow, ...] = ()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rallypoint.diagnosis.causes import Explanation
-from rallypoint.diagnosis.phrases import numbered, seconds, some_ranks
+from rallypoint.diagnosis.phrases import numbered, seconds
 from rallypoint.diagnosis.sight import Condition, Rank, Sight, entered
 from rallypoint.diagnosis.verdict import Cause, Strength
 from rallypoint.diagnosis.waits import Wait
@@ -150,8 +150,3 @@ def _last_done(rank: Rank) -> str:
     # The clock is coarse: of those that ended at one tick, the last is the one that began last.
     latest = max(done, key=lambda call: (call.ended_ns, call.since_ns, call.number), default=None)
     return "" if latest is None else numbered(latest)
-
-
-def who(ranks: Sequence[int]) -> str:
-    """The ranks a sentence is about."""
-    return some_ranks(ranks)

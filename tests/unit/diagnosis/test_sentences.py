@@ -14,7 +14,7 @@ import pytest
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import Group
 from rallypoint.diagnosis.explain import verdict
-from rallypoint.diagnosis.facts import Disk, Facts, Flow, Node, Process, Thread, Worker
+from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Thread, Worker
 from rallypoint.diagnosis.verdict import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Kind, Verdict
 from tests.unit.diagnosis.jobs import (
     TORCH,
@@ -497,12 +497,6 @@ def test_a_rank_is_in_the_kernel(c: int) -> None:
 
 
 def test_no_space_is_left(c: int) -> None:
-    saving = [f"{TORCH}/serialization.py:1002 save", "/home/u/train.py:33"]
-    full = Disk(path="/ckpt", free_bytes=0)
-    told(
-        hang(worker(c, BEFORE_17, stacks=[stack(*saving)]), disks=(full,)),
-        "it is in torch.save at train.py:33; No space left on /ckpt",
-    )
     error = "OSError: [Errno 28] No space left on device: '/ckpt/a.pt'"
     told(hang(ended(c, BEFORE_17, code=1, error=error)), f"rank {c} has ended (code 1: {error})")
 

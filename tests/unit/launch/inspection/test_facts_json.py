@@ -9,7 +9,6 @@ import pytest
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.recorded_call import Call, Group
 from rallypoint.diagnosis.facts import (
-    Disk,
     End,
     Facts,
     Flow,
@@ -74,7 +73,6 @@ FACTS = Facts(
             ranks=(0, 1),
             workers=(DEAD, WORKER),
             oom_kills=1,
-            disks=(Disk(path="/", free_bytes=0),),
             flows=(Flow(rank=0, peer="::1", unacknowledged_bytes=1, retransmits=2, stalled_s=3.5),),
         ),
         Node(node_rank=1, host="other", silent_s=3.5),
