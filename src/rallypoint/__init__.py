@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from rallypoint.launch.api.spawn import spawn
     from rallypoint.process_group.all_to_all import all_to_all, all_to_all_single
     from rallypoint.process_group.arena import empty
+    from rallypoint.process_group.availability import (
+        is_available,
+        is_gloo_available,
+        is_hccl_available,
+        is_mpi_available,
+        is_nccl_available,
+    )
     from rallypoint.process_group.coalesced import (
         _coalescing_manager,
         all_gather_coalesced,
@@ -71,11 +78,7 @@ if TYPE_CHECKING:
         get_rank,
         get_world_size,
         group,
-        is_available,
-        is_gloo_available,
         is_initialized,
-        is_mpi_available,
-        is_nccl_available,
         is_torchelastic_launched,
     )
     from rallypoint.process_group.init import destroy_process_group, init_process_group
@@ -162,6 +165,7 @@ __all__ = [
     "irecv",
     "is_available",
     "is_gloo_available",
+    "is_hccl_available",
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
@@ -197,6 +201,9 @@ _ROOMS = {
     "launch.api.spawn": "spawn",
     "process_group.all_to_all": "all_to_all all_to_all_single",
     "process_group.arena": "empty",
+    "process_group.availability": (
+        "is_available is_gloo_available is_hccl_available is_mpi_available is_nccl_available"
+    ),
     "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",
     "process_group.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
     "process_group.exchanges": (
@@ -205,8 +212,7 @@ _ROOMS = {
     ),
     "process_group.groups": (
         "GroupMember ProcessGroup get_backend get_global_rank get_group_rank "
-        "get_process_group_ranks get_rank get_world_size group is_available "
-        "is_gloo_available is_initialized is_mpi_available is_nccl_available "
+        "get_process_group_ranks get_rank get_world_size group is_initialized "
         "is_torchelastic_launched"
     ),
     "process_group.init": "destroy_process_group init_process_group",

@@ -132,4 +132,9 @@ def _cut(
 ) -> list[Array]:
     """The parts of an array along its first dimension, of the given sizes or evenly."""
     sizes = part_sizes(array, sizes, ranks, operation, name)
-    return np.split(array, np.cumsum(sizes)[:-1]) if array.ndim else [array]
+    ends = np.cumsum(sizes)
+    return (
+        [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        if array.ndim
+        else [array]
+    )

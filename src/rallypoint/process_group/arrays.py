@@ -1,19 +1,21 @@
 """From what a caller passes to memory that the engine can take, and back.
 
-An argument is a NumPy array or a CPU tensor of PyTorch; either becomes a NumPy view of the same
-memory, so that everything behind this module knows arrays only. Torch is recognised by name and
+An argument is a NumPy array or a tensor of PyTorch. What is on the CPU becomes a NumPy view of the
+same memory, so that everything behind this module knows arrays only; what is on another device
+becomes a `DeviceArray`, which few backends take. Torch is recognised by name and
 never imported. What is not contiguous is copied, and copied back after the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
+from rallypoint.process_group.device_array import DeviceArray
 
 Array = np.ndarray[
     Any, np.dtype[Any]
@@ -30,7 +32,7 @@ def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
     """A view of the caller's array or tensor, checked to be one that the operation can take.
 
     Raises:
-        InvalidTypeError: neither array nor CPU tensor, a dtype or layout that is not supported, or
+        InvalidTypeError: neither array nor tensor, a dtype or layout that is not supported, or
             read-only although the operation writes.
     """
     array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
@@ -117,10 +119,6 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
             f"{operation} takes a numpy.ndarray or a torch.Tensor, not {_type_name(value)}"
         )
     tensor: Any = value
-    if tensor.device.type != "cpu":
-        raise InvalidTypeError(
-            f"{operation} takes tensors on the CPU, not on {tensor.device}; move it with .cpu()"
-        )
     if str(tensor.layout) != "torch.strided":
         raise InvalidTypeError(
             f"{operation} takes dense tensors, not {tensor.layout}; convert it with .to_dense()"
@@ -132,6 +130,8 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
                 f"{operation} cannot write into a conjugated or negated view; pass a clone"
             )
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.device.type != "cpu":
+        return cast(Array, DeviceArray(tensor, _dtype_of(tensor, operation)))
     return _view(tensor, operation)
 
 
@@ -154,10 +154,7 @@ class _Holder:
 
 
 def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
-    name = str(tensor.dtype).removeprefix("torch.")
-    dtype = _BFLOAT16 if name == "bfloat16" else _DTYPES.get(name)
-    if dtype is None:
-        raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}")
+    dtype = _dtype_of(tensor, operation)
     if tensor.numel() == 0:  # its memory may be none
         return np.empty(tuple(tensor.shape), dtype)
     if tensor.data_ptr() == 0:
@@ -166,7 +163,15 @@ def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
             "freed, is fake, or holds another tensor, as DTensor does (pass to_local())"
         )
     array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
-    return array.view(dtype) if name == "bfloat16" else array
+    return array.view(dtype) if dtype is _BFLOAT16 else array
+
+
+def _dtype_of(tensor: Any, operation: str) -> np.dtype[Any]:  # noqa: ANN401 - of torch
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = _BFLOAT16 if name == "bfloat16" else _DTYPES.get(name)
+    if dtype is None:
+        raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}")
+    return dtype
 
 
 def is_plain(value: object) -> bool:

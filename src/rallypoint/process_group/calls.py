@@ -19,6 +19,8 @@ from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTyp
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.arrays import Array, address, describe, dtype_name
+from rallypoint.process_group.delegated import calls as delegated
+from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import Called, OneWork
@@ -90,7 +92,7 @@ def run(
     results: Sequence[Any] | None = None,
     then: Callable[[], None] | None = None,
     kind: type[OneWork] = OneWork,
-) -> OneWork | None:
+) -> OneWork | DelegatedWork | None:
     """Run a collective, or begin it.
 
     Args:
@@ -108,6 +110,24 @@ def run(
     deferred = None if async_op else group.deferred
     given_in, given_out = _listed(inputs), _listed(outputs)
     arrays = [*given_in, *given_out]
+    end = group.end_of(arrays[0], operation)
+    if end is not None:
+        return delegated.run(
+            group,
+            end,
+            collective,
+            operation,
+            given_in,
+            given_out,
+            op=op,
+            root=root,
+            uneven=uneven,
+            async_op=async_op,
+            timeout=timeout,
+            algorithm=algorithm,
+            results=results,
+            then=then,
+        )
     code, factor = code_and_factor(op)
     whole = given_in if len(given_in) >= len(given_out) else given_out
     variant = group.algorithms.variant(algorithm)

@@ -197,22 +197,23 @@ def barrier(
     chosen = joined(group, "barrier")
     if chosen is None:
         return None
-    if async_op or timeout is not None or chosen.deferred is not None:
-        return run(
-            chosen,
-            Collective.BARRIER,
-            "barrier",
-            _NOTHING,
-            _NOTHING,
-            async_op=async_op,
-            timeout=timeout,
-            algorithm=algorithm,
-        )
-    variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
-    code = chosen.run(_BARRIER + variant, 0, 0, None, None)
-    if code != 0:
-        raise failure(chosen, code, "barrier", "", variant=variant)
-    return None
+    if not async_op and timeout is None and not chosen.ends:
+        variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
+        code = chosen.run(_BARRIER + variant, 0, 0, None, None)
+        if code == 0:
+            return None
+        if code > 0:
+            raise failure(chosen, code, "barrier", "", variant=variant)
+    return run(
+        chosen,
+        Collective.BARRIER,
+        "barrier",
+        _NOTHING,
+        _NOTHING,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
 
 
 def monitored_barrier(

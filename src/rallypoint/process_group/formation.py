@@ -28,6 +28,7 @@ from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.congestion import Congestion
+from rallypoint.process_group.delegated.end import DEFAULT_GROUP
 from rallypoint.process_group.first_lost import formed_key, found_while_forming
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
 from rallypoint.process_group.planning import (
@@ -42,7 +43,6 @@ from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
-DEFAULT_GROUP = "default group"
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
 
@@ -125,7 +125,11 @@ def form_communicator(
         raise found_while_forming(presence, error, is_last_to_leave=is_last_to_leave) from None
     if name == DEFAULT_GROUP:
         tell_roster(store, prefix, rank=rank, size=len(members), address=address, backend=backend)
-    _say_formed(store, prefix, table.hosts, way, done)
+    hosts = table.hosts
+    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    keys = [f"{prefix}/table", *(f"{prefix}/segment/{first}" for first in firsts)]
+    keys += [f"{prefix}/place/{rank}" for rank in range(len(hosts)) if len(firsts) > 1]
+    say_formed(store, prefix, len(members), keys, way=way, done=done)
     return communicator, algorithms
 
 
@@ -155,18 +159,21 @@ def _wished_streams() -> int:
     return int(text)
 
 
-def _say_formed(store: Store, prefix: str, hosts: Sequence[int], way: str, done: str) -> None:
-    """This rank needs nothing more of what lies at the store; the last one clears that away."""
-    if store.add(formed_key(prefix), 1) < len(hosts):
+def say_formed(
+    store: Store, prefix: str, ranks: int, keys: Sequence[str], *, way: str = "", done: str = ""
+) -> None:
+    """This rank needs nothing more of what lies at the store; the last one clears that away.
+
+    Args:
+        keys: what lies there beside what await_ranks has left.
+        way, done: as in form_communicator.
+    """
+    if store.add(formed_key(prefix), 1) < ranks:
         return
-    ranks = range(len(hosts))
-    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
-    keys = [f"{prefix}/segment/{first}" for first in firsts]
-    keys += [f"{prefix}/place/{rank}" for rank in ranks if len(firsts) > 1]
     # Who looks meanwhile whether it may still join a world (worlds.py) sees that it may not.
-    keys += [f"{prefix}/{rank}/came" for rank in ranks] + [f"{prefix}/{rank}" for rank in ranks]
-    keys += [f"{prefix}/table", formed_key(prefix), f"{prefix}/all"] + [way] * bool(way)
-    _forget(store, keys)
+    came = [f"{prefix}/{rank}/came" for rank in range(ranks)]
+    came += [f"{prefix}/{rank}" for rank in range(ranks)]
+    _forget(store, [*keys, *came, formed_key(prefix), f"{prefix}/all"] + [way] * bool(way))
     if done:
         store.set(done, "")
 

@@ -7,22 +7,27 @@ place; calls on it warn and do nothing. How groups come to be is `init` and `sub
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Never
+from typing import TYPE_CHECKING, Any, Final, Never
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     NotInitializedError,
 )
-from rallypoint.engine.communicator import Communicator
+from rallypoint.engine.communicator import BAD_BUFFER, Communicator
+from rallypoint.process_group.device_array import DeviceArray
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
+
+if TYPE_CHECKING:
+    from rallypoint.process_group.delegated.end import End
 
 NON_GROUP_MEMBER: Final = -100
 
@@ -36,19 +41,22 @@ class ProcessGroup:
         prefix: what its members' keys at the store began with while it formed.
         group_name: the name by which the members found each other.
         group_desc: what the caller said it is for.
-        backend: "rallypoint", "shm" or "tcp".
+        backend: what serves its calls, as get_backend() tells it.
         timeout: how long an operation may wait for a peer.
         others: the other members' global ranks, and what each is in the group.
         deferred: the operations of an open _coalescing_manager, or None: there is none.
         algorithms, variants: what its calls may be served by; see planning.
+        ends: other backends' libraries, by the kind of device whose memory they take.
+        takes_arrays: whether the engine takes the caller's arrays.
         is_parents: this process was forked off the member, which alone may use it.
     """
 
     def __init__(
         self,
-        communicator: Communicator,
+        communicator: Communicator | None,
         algorithms: Algorithms,
         *,
+        rank: int,
         world: World,
         prefix: str,
         ranks: Sequence[int],
@@ -56,9 +64,11 @@ class ProcessGroup:
         group_desc: str,
         backend: str,
         timeout: timedelta,
+        ends: Mapping[str, End] | None = None,
+        takes_arrays: bool = True,
     ) -> None:
         self.ranks = tuple(ranks)
-        self.own_rank = communicator.rank
+        self.own_rank = rank
         self.world = world
         self.prefix = prefix
         self.group_name = group_name
@@ -67,15 +77,21 @@ class ProcessGroup:
         self.timeout = timeout
         self.algorithms = algorithms
         self.variants = algorithms.variants
-        self.run = communicator.run
-        self.run_apart = communicator.run_apart
-        self.send = communicator.send
-        self.receive = communicator.receive
+        self.ends = ends or {}
+        self.takes_arrays = takes_arrays
+        if communicator is not None and takes_arrays:
+            self.run = communicator.run
+            self.run_apart = communicator.run_apart
+            self.send = communicator.send
+            self.receive = communicator.receive
+        else:
+            self.run = self.run_apart = self.send = self.receive = _not_the_engines
         self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
         self.is_parents = False
-        self._communicator: Communicator | None = communicator
+        self._is_member = True
+        self._communicator = communicator
         self._why_not = "was destroyed"  # what else it may be, if there is no communicator
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
         self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
@@ -98,15 +114,52 @@ class ProcessGroup:
 
         Raises:
             NotInitializedError: the group was destroyed.
+            InvalidTypeError: another backend serves it.
         """
-        if self._communicator is None:
+        if not self._is_member:
             self._refuse()
+        if self._communicator is None:
+            raise InvalidTypeError(f"a group of backend {self.backend!r} does not use the engine")
         return self._communicator
+
+    @property
+    def for_objects(self) -> ProcessGroup:
+        """A group of the same members whose calls take arrays, as those of some backends do not."""
+        if self.takes_arrays or self._communicator is None:
+            return self
+        group = copy.copy(self)
+        group.takes_arrays, group.ends = True, {}
+        group.run, group.run_apart = self._communicator.run, self._communicator.run_apart
+        group.send, group.receive = self._communicator.send, self._communicator.receive
+        return group
+
+    def end_of(self, array: object, operation: str) -> End | None:
+        """The library that takes an array's memory; None: the engine does.
+
+        Raises:
+            InvalidTypeError: this group takes no memory of that device.
+            NotInitializedError: the group was destroyed.
+        """
+        if not self._is_member:
+            self._refuse()
+        device = array.device if isinstance(array, DeviceArray) else "cpu"
+        if device in self.ends:
+            return self.ends[device]
+        if device == "cpu" and self.takes_arrays:
+            return None
+        if operation == "barrier":
+            return next(iter(self.ends.values()))
+        kinds = ["the CPU"] * self.takes_arrays + list(self.ends)
+        way = ".cpu()" if kinds == ["the CPU"] else f".to({kinds[-1]!r})"
+        where = "the CPU" if not isinstance(array, DeviceArray) else array.tensor.device
+        raise InvalidTypeError(
+            f"{operation} takes tensors on {' or '.join(kinds)}, not on {where}; move it with {way}"
+        )
 
     @property
     def is_destroyed(self) -> bool:
         """Whether this process has left the group."""
-        return self._communicator is None
+        return not self._is_member
 
     @property
     def is_world(self) -> bool:
@@ -131,20 +184,24 @@ class ProcessGroup:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""
-        self.communicator.set_timeout(seconds_of(timeout))
+        if not self._is_member:
+            self._refuse()
+        for end in self._all_ends():
+            end.set_timeout(seconds_of(timeout))
         self.timeout = timeout
 
     def destroy(self) -> None:
         """Leave the group and give its memory back; a second call does nothing."""
-        if self._communicator is None:
-            return
-        self._communicator.leave()
-        self._forget()
+        if self._is_member:
+            for end in self._all_ends():
+                end.leave()
+            self._forget()
 
     def abort(self) -> None:
         """End the waits of all members with an error, and leave; without one, do nothing."""
-        if self._communicator is not None:
-            self._communicator.abort()
+        if self._is_member:
+            for end in self._all_ends():
+                end.abort()
             self.destroy()
 
     def abandon(self) -> None:
@@ -153,7 +210,12 @@ class ProcessGroup:
         self._why_not = "belongs to the process that forked this one"
         self._forget()
 
+    def _all_ends(self) -> list[Communicator | End]:
+        own = [] if self._communicator is None else [self._communicator]
+        return [*self.ends.values(), *own]
+
     def _forget(self) -> None:
+        self._is_member = False
         self._communicator = None
         self.run = self._refuse
         self.run_apart = self._refuse
@@ -167,6 +229,10 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self.own_rank} of ranks {self.members()}>"
+
+
+def _not_the_engines(*_: object) -> int:
+    return BAD_BUFFER
 
 
 @dataclass(slots=True)
@@ -338,26 +404,6 @@ def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
 def get_backend(group: ProcessGroup | None = None) -> str:
     """The name of a group's backend, in lower case."""
     return resolve(group).backend
-
-
-def is_available() -> bool:
-    """Whether this package can communicate: always."""
-    return True
-
-
-def is_nccl_available() -> bool:
-    """Whether the backend "nccl" is there: not in this package."""
-    return False
-
-
-def is_gloo_available() -> bool:
-    """Whether the backend "gloo" is there: not in this package."""
-    return False
-
-
-def is_mpi_available() -> bool:
-    """Whether the backend "mpi" is there: not in this package."""
-    return False
 
 
 def is_torchelastic_launched() -> bool:

@@ -16,7 +16,6 @@ from datetime import timedelta
 from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
 from rallypoint.cluster.meeting import open_launched
 from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
-from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import (
     NON_GROUP_MEMBER,
     Group,
@@ -26,6 +25,7 @@ from rallypoint.process_group.groups import (
     resolve,
     set_default,
 )
+from rallypoint.process_group.joining import check_backend, join
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.process_group.worlds import closing, find_world, formed_key, meet
 from rallypoint.schedule.choose import check_override
@@ -34,7 +34,6 @@ from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store, seconds_of
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-BACKENDS = ("rallypoint", "shm", "tcp")
 
 _leaving_at_exit = weakref.WeakSet[ProcessGroup]()
 
@@ -50,6 +49,7 @@ def init_process_group(
     *,
     algorithm: str | None = None,
     links: str | None = None,
+    device_id: object = None,
 ) -> None:
     """Form the default process group; every rank of the job must call it.
 
@@ -57,7 +57,9 @@ def init_process_group(
 
     Args:
         backend: "rallypoint" (the default): shared memory within a machine and TCP between
-            machines; "shm": shared memory, one machine; "tcp": TCP between any two ranks.
+            machines; "shm": shared memory, one machine; "tcp": TCP between any two ranks; or
+            another library's: "gloo", "nccl", "hccl", "mpi", or one for each kind of device, as in
+            "cpu:gloo,cuda:nccl" (docs/guides/backends.md).
         init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
             `rallypoint run` and torchrun set them, or else what mpirun, srun or flux run says
             (docs/guides/mpi.md); or ``tcp://host:port``; or ``file:///path``.
@@ -70,6 +72,8 @@ def init_process_group(
             RALLYPOINT_ALGORITHM unless given.
         links: a link model, by name or as a TOML file: algorithms are chosen by the times that it
             predicts. RALLYPOINT_LINKS unless given. Of both, what rank 0 says counts for all.
+        device_id: the number of this process's device, or a torch.device, where the backend takes
+            memory of one; the one that LOCAL_RANK says unless given.
 
     A process that was forked off a member may form groups of its own, and has no part in those.
 
@@ -78,7 +82,8 @@ def init_process_group(
         InvalidArgumentError: an impossible argument or environment variable.
         StoreConnectionError: the store cannot be reached.
         StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
-        HostError: ranks on different machines cannot connect; or, for "shm", there are such; or
+        HostError: a backend's library, or a device, is missing, and how to get it; ranks on
+            different machines cannot connect; or, for "shm", there are such; or
             whatever started this program offers no way to find the others.
     """
     default = GroupMember.WORLD
@@ -117,6 +122,7 @@ def init_process_group(
             timeout=wait,
             backend=name,
             options=options,
+            device=device_id,
             on_destroy=close,
             way=found.way,
             done=formed_key(place, found),
@@ -149,6 +155,7 @@ def form_world(
     timeout: timedelta,
     backend: str,
     options: AlgorithmOptions,
+    device: object = None,
     on_destroy: Callable[[], None],
     way: str = "",
     done: str = "",
@@ -158,21 +165,25 @@ def form_world(
     The last one to be done deletes the key `way`, and sets `done`.
     """
     members = range(place.world_size)
-    communicator, algorithms = form_communicator(
+    parts = join(
         place.store,
         prefix,
         rank=place.rank,
         members=members,
         timeout=timeout,
-        options=options,
         backend=backend,
+        options=options,
+        device=device,
         way=way,
         done=done,
     )
-    world = World(place.store, prefix, algorithms.options, on_destroy)
+    world = World(place.store, prefix, parts.algorithms.options, on_destroy)
     world.group = ProcessGroup(
-        communicator,
-        algorithms,
+        parts.communicator,
+        parts.algorithms,
+        rank=place.rank,
+        ends=parts.ends,
+        takes_arrays=parts.takes_arrays,
         world=world,
         prefix=prefix,
         ranks=members,
@@ -232,20 +243,6 @@ def destroy_process_group(group: Group = None) -> None:
         return
     set_default(None)
     world.destroy()
-
-
-def check_backend(backend: str) -> str:
-    """A backend's name in lower case.
-
-    Raises:
-        InvalidArgumentError: it is not there.
-    """
-    name = str(backend).lower().removeprefix("cpu:")
-    if name not in BACKENDS:
-        raise InvalidArgumentError(
-            f"backend={backend!r} is not available; use one of {', '.join(BACKENDS)}"
-        )
-    return name
 
 
 def check_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:

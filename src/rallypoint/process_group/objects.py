@@ -150,9 +150,13 @@ def send_object_list(
 
     `device` and `use_batch` are accepted for torch's sake.
     """
+    chosen = joined(group, "send_object_list")
+    if chosen is None:
+        return
+    chosen = chosen.for_objects
     pickled = [_pickle(item) for item in object_list]
-    send(_sizes(pickled), dst, group, group_dst=group_dst)
-    send(_joined(pickled), dst, group, group_dst=group_dst)
+    send(_sizes(pickled), dst, chosen, group_dst=group_dst)
+    send(_joined(pickled), dst, chosen, group_dst=group_dst)
 
 
 def recv_object_list(
@@ -170,6 +174,7 @@ def recv_object_list(
     chosen = joined(group, "recv_object_list")
     if chosen is None:
         return -1
+    chosen = chosen.for_objects
     sizes = np.empty(len(object_list), np.int64)
     sender = recv(sizes, src, chosen, group_src=group_src)
     data = np.empty(int(sizes.sum()), np.uint8)
@@ -193,7 +198,7 @@ def _at_once(group: Group, operation: str) -> ProcessGroup | None:
         raise InvalidArgumentError(
             f"{operation} cannot be put off; call it outside of _coalescing_manager"
         )
-    return chosen
+    return None if chosen is None else chosen.for_objects
 
 
 def _joined(pickled: list[Array]) -> Array:

@@ -18,6 +18,8 @@ from rallypoint.engine.communicator import BAD_BUFFER, DTYPES, TOO_MANY
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.arrays import Array, as_array, describe, dtype_name, is_plain
 from rallypoint.process_group.calls import packed, room_of
+from rallypoint.process_group.delegated import calls as delegated
+from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.work import Called, OneWork, Work
 from rallypoint.store.store import seconds_of
@@ -169,13 +171,20 @@ def post_message(
     results: Sequence[Any] | None = None,
     then: Callable[[], None] | None = None,
     kind: type[OneWork] = OneWork,
-) -> OneWork:
+) -> OneWork | DelegatedWork:
     """Begin a send or receive: `operation` says which. `other` is a rank in the group, or -1.
 
     `results`, `then` and `kind` are as in `calls.run`.
     """
     sends = operation in ("send", "isend")
     array = as_array(tensor, operation, writes=not sends)
+    if results is None:
+        results = [] if sends else [tensor]
+    end = group.end_of(array, operation)
+    if end is not None:
+        return delegated.post(
+            group, end, operation, other, tag, array, timeout=timeout, results=results, then=then
+        )
     memory = packed(array) if sends else room_of(array)
 
     is_copied = not sends and memory is not array
@@ -202,8 +211,6 @@ def post_message(
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
     called = Called(operation, array, site=site)
     has_more = is_copied or then is not None
-    if results is None:
-        results = [] if sends else [tensor]
     return kind(posted, group, called, results, finish if has_more else None)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import (
     NON_GROUP_MEMBER,
     ProcessGroup,
@@ -19,7 +18,8 @@ from rallypoint.process_group.groups import (
     get_process_group_ranks,
     resolve,
 )
-from rallypoint.process_group.init import check_backend, check_timeout, leave_at_exit
+from rallypoint.process_group.init import check_timeout, leave_at_exit
+from rallypoint.process_group.joining import check_backend, join
 
 
 def new_group(
@@ -42,7 +42,8 @@ def new_group(
             and each member must form groups of the same ranks equally often.
         group_desc: what the group is for, in a few words.
         sort_ranks: number the members by their global ranks, not by their order in `ranks`.
-        pg_options, device_id: accepted for torch's sake; they say nothing here.
+        pg_options: accepted for torch's sake; it says nothing here.
+        device_id: as in init_process_group.
 
     Returns:
         The group, or GroupMember.NON_GROUP_MEMBER if this rank is not in it.
@@ -61,6 +62,7 @@ def new_group(
         by_ranks=use_local_synchronization,
         description=group_desc,
         sort_ranks=sort_ranks,
+        device=device_id,
     )
 
 
@@ -73,6 +75,7 @@ def form_group(
     by_ranks: bool = False,
     description: str | None = None,
     sort_ranks: bool = True,
+    device: object = None,
 ) -> ProcessGroup | int:
     """new_group within a given world."""
     whole = world.group
@@ -86,19 +89,24 @@ def form_group(
     if whole.own_rank not in members:
         return NON_GROUP_MEMBER
     prefix = f"{world.prefix}/{name}"
-    communicator, algorithms = form_communicator(
+    place = members.index(whole.own_rank)
+    parts = join(
         world.store,
         prefix,
-        rank=members.index(whole.own_rank),
+        rank=place,
         members=members,
         timeout=wait,
         options=world.options,
         backend=chosen,
+        device=device,
         name=f"group {description or name}",
     )
     formed = ProcessGroup(
-        communicator,
-        algorithms,
+        parts.communicator,
+        parts.algorithms,
+        rank=place,
+        ends=parts.ends,
+        takes_arrays=parts.takes_arrays,
         world=world,
         prefix=prefix,
         ranks=members,

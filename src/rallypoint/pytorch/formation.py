@@ -11,7 +11,8 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.process_group.formation import DEFAULT_GROUP, form_communicator
+from rallypoint.process_group.delegated.end import DEFAULT_GROUP
+from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import ProcessGroup, World
 from rallypoint.process_group.init import leave_at_exit
 from rallypoint.process_group.planning import AlgorithmOptions
@@ -51,6 +52,7 @@ def form(
     group = ProcessGroup(
         communicator,
         algorithms,
+        rank=rank,
         world=world,
         prefix=prefix,
         ranks=members,

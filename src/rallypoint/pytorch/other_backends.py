@@ -14,7 +14,7 @@ import contextlib
 import functools
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.base import worker_hook
@@ -55,6 +55,17 @@ def install() -> None:
 
 
 def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    ranks = named.get("global_ranks_in_group", arguments[2] if len(arguments) > 2 else ())
+    watch(group, ranks)
+
+
+def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
+    """Record what a group is in, unless it is done already or its calls are ours.
+
+    Args:
+        ranks: the members' global ranks; empty: all.
+        title: what people call it; by its name and description unless given.
+    """
     import torch.distributed as dist
 
     from rallypoint import _native
@@ -67,14 +78,13 @@ def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Non
     if not others:
         return
     keep_record_of_others()
-    ranks = named.get("global_ranks_in_group", arguments[2] if len(arguments) > 2 else ())
     members = list(ranks) or range(group.size())
     places = {}
     for backend in others:  # each counts its own calls
-        title, key = _title(group.group_name, group.group_desc), f"torch {group.group_name}"
+        name, key = title or _title(group.group_name, group.group_desc), f"torch {group.group_name}"
         if len(others) > 1:
-            title, key = f"{title} ({backend})", f"{key} {backend}"
-        said = json.loads(describe(title, key, members))
+            name, key = f"{name} ({backend})", f"{key} {backend}"
+        said = json.loads(describe(name, key, members))
         said |= {"backend": backend, "is_complete": True}
         place = _native.open_foreign_group(json.dumps(said))
         if place < 0:

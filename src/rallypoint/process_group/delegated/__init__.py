@@ -1,0 +1,8 @@
+"""Groups of other backends behind the same calls: gloo, nccl, hccl, mpi, and what packages add.
+
+    arguments -> blocks of flat memory -> the backend's library -> results, errors of base/errors.py
+                 calls.py                 one Delegate per library
+
+Arguments are checked as for the engine, before a library sees them. What a library cannot do is
+refused by name. docs/guides/backends.md has the table, docs/decisions/088-delegates.md the reasons.
+"""

@@ -1,0 +1,134 @@
+"""What a backend's library does for a group: the interface that each of them implements.
+
+Memory comes as flat, contiguous blocks of one dtype: what `Delegate.adopt` has made of arrays.
+Collectives are those of schedule/collective.py, with blocks of equal length except in ALL_TO_ALL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Protocol
+
+from rallypoint.process_group.operators import Operator
+from rallypoint.schedule.collective import Collective
+from rallypoint.store.store import Store
+
+Block = Any  # a NumPy array, or a tensor of torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who forms a group, and with whom.
+
+    Attributes:
+        name: the backend's.
+        store: where the library's ranks may meet; its keys begin with `prefix`.
+        rank: of this process in the group.
+        ranks: the members' global ranks.
+        address: at which others reach this process; empty: not asked for.
+        device: of this process; None: chosen by LOCAL_RANK.
+        title: what people call the group.
+        environ: this process's variables.
+    """
+
+    name: str
+    store: Store
+    prefix: str
+    rank: int
+    ranks: Sequence[int]
+    timeout: timedelta
+    address: str
+    device: object
+    title: str
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One collective.
+
+    Attributes:
+        dtype: the items' name (engine.communicator.DTYPES).
+        inputs, outputs: this rank's blocks, in the order of ranks. ALL_REDUCE, REDUCE and BROADCAST
+            have one, in `outputs`, which is also the input; in a REDUCE it may be overwritten on
+            all ranks.
+        root: a rank in the group.
+        timeout_s: how long it may wait for peers.
+    """
+
+    collective: Collective
+    dtype: str
+    inputs: Sequence[Block]
+    outputs: Sequence[Block]
+    operator: Operator | None
+    root: int
+    timeout_s: float
+
+
+class Pending(Protocol):
+    """What a library has begun. Whatever a method raises is given to `Delegate.trouble`."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is over; on a device, until what the caller does there next comes after it.
+
+        Raises:
+            TimeoutError: `timeout_s` is over.
+        """
+
+    def is_done(self) -> bool:
+        """Whether it is over; never waits."""
+
+    def source(self) -> int:
+        """Of a receive that is over: the sender's rank in the group."""
+
+
+class Trouble(Enum):
+    """What a library's error means."""
+
+    LOST = "a peer was lost"
+    LATE = "its time is over"
+    LENGTHS = "a message was longer than its receiver expected"
+    OTHER = "something else"
+
+
+class Delegate(Protocol):
+    """One group's end of a library.
+
+    Attributes:
+        name: the backend's.
+        device: the kind of device whose memory it takes.
+    """
+
+    name: str
+    device: str
+
+    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
+        """What the library cannot do of this, and what can instead; empty: it can."""
+
+    def adopt(self, array: Any) -> Block:  # noqa: ANN401 - an array, or a DeviceArray
+        """The flat memory of a contiguous array, shared; checked to be on the right device.
+
+        Raises:
+            InvalidTypeError: it cannot.
+        """
+
+    def empty(self, model: Block, items: int) -> Block:
+        """New memory for so many items like the model's."""
+
+    def begin(self, request: Request) -> Pending:
+        """Begin a collective."""
+
+    def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
+        """Begin to send to a rank of the group, or to receive from it, or from any: -1."""
+
+    def trouble(self, error: Exception) -> Trouble:
+        """What an error of the library's means."""
+
+    def close(self) -> None:
+        """Give back what the library holds; peers may still be in calls without this rank."""
+
+    def abort(self) -> None:
+        """The same at once; calls under way may fail."""

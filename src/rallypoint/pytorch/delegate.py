@@ -1,0 +1,303 @@
+"""What a backend of PyTorch does for a group of our own API: gloo, nccl, hccl.
+
+How its process group comes to be is `delegate_group`. NCCL and HCCL take tensors of one device per
+rank; HCCL's calls have run with a stand-in only.
+"""
+
+# ruff: noqa: ANN401 - PyTorch's objects
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.arrays import describe, dtype_name
+from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
+from rallypoint.process_group.device_array import DeviceArray
+from rallypoint.process_group.operators import Operator, PremulSum
+from rallypoint.pytorch.delegate_group import make_group, own_device
+from rallypoint.schedule.collective import Collective
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("int8", "uint8", "int32", "int64")
+_ARITHMETIC = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+_OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+
+def _table(
+    floats: Sequence[str], of_floats: Sequence[ReduceOp], of_integers: Sequence[ReduceOp]
+) -> dict[str, tuple[ReduceOp, ...]]:
+    return dict.fromkeys(floats, tuple(of_floats)) | dict.fromkeys(_INTEGERS, tuple(of_integers))
+
+
+# What each library combines; of complex numbers, their parts. Bytes are all that the other
+# collectives see. A sum of bools is "or", as in NumPy, and a product "and".
+_OPERATORS: Mapping[str, Mapping[str, Sequence[ReduceOp]]] = {
+    "gloo": {
+        **_table(_FLOATS, (*_ARITHMETIC, ReduceOp.AVG), (*_ARITHMETIC, *_BITWISE)),
+        "bool": (*_ARITHMETIC, *_BITWISE),
+        "complex64": _SUMS,
+        "complex128": _SUMS,
+    },
+    "nccl": {
+        **_table(
+            _FLOATS,
+            (*_ARITHMETIC, ReduceOp.AVG, ReduceOp.PREMUL_SUM),
+            (*_ARITHMETIC, ReduceOp.AVG),
+        ),
+        "bool": _ARITHMETIC,
+        "complex64": _SUMS,
+        "complex128": _SUMS,
+    },
+    "hccl": _table(("float16", "bfloat16", "float32"), _ARITHMETIC, _ARITHMETIC),
+}
+
+
+class _TorchPending:
+    """One or several Works of torch.distributed."""
+
+    def __init__(self, works: Sequence[Any], finish: Callable[[], None] | None = None) -> None:
+        self._works = works
+        self._finish = finish
+
+    def wait(self, timeout_s: float) -> None:
+        for work in self._works:
+            work.wait(timedelta(seconds=timeout_s))
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+    def is_done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def source(self) -> int:
+        return int(self._works[0]._source_rank())
+
+
+class TorchDelegate:
+    """See Delegate."""
+
+    def __init__(self, member: Member) -> None:
+        """Form a group of PyTorch's for these members; all of them call it.
+
+        Raises:
+            HostError: there is no device for this rank, or two ranks have one.
+        """
+        self._device = own_device(member)
+        self._group, self._store = make_group(member, self._device)
+        self.name = member.name
+        self.device: str = self._device.type
+        self._rank, self._size = member.rank, len(member.ranks)
+        self._begin = {
+            Collective.ALL_REDUCE: self._all_reduce,
+            Collective.REDUCE: self._reduce,
+            Collective.BROADCAST: self._broadcast,
+            Collective.ALL_GATHER: self._all_gather,
+            Collective.GATHER: self._gather,
+            Collective.SCATTER: self._scatter,
+            Collective.REDUCE_SCATTER: self._reduce_scatter,
+            Collective.ALL_TO_ALL: self._all_to_all,
+            Collective.BARRIER: self._barrier,
+        }
+
+    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
+        """See Delegate."""
+        if operator is None:
+            return ""
+        kind = ReduceOp.PREMUL_SUM if isinstance(operator, PremulSum) else operator
+        known = _OPERATORS.get(self.name, _OPERATORS["nccl"])
+        if dtype not in known:
+            return f"{self.name} does not combine {dtype}; backend='rallypoint' does"
+        if kind not in known[dtype]:
+            return (
+                f"{self.name} has no {kind.name} of {dtype}, only "
+                f"{', '.join(each.name for each in known[dtype])}; see docs/guides/backends.md"
+            )
+        return ""
+
+    def adopt(self, array: Any) -> Block:
+        """See Delegate."""
+        if isinstance(array, DeviceArray):
+            if array.tensor.device != self._device:
+                raise InvalidTypeError(
+                    f"{self.name} takes tensors of this rank's own device, {self._device}, but one "
+                    f"is on {array.tensor.device}; move it with .to({str(self._device)!r})"
+                )
+            return array.tensor.detach().reshape(-1)
+        if self.device != "cpu":
+            raise InvalidTypeError(
+                f"{self.name} takes tensors on {self._device}, not {describe(array)} on the CPU; "
+                f"move it with .to({str(self._device)!r})"
+            )
+        return _as_tensor(array)
+
+    def empty(self, model: Block, items: int) -> Block:
+        """See Delegate."""
+        return model.new_empty(items)
+
+    def begin(self, request: Request) -> Pending:
+        """See Delegate."""
+        return self._begin[request.collective](request)
+
+    def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
+        """See Delegate."""
+        block = _as_bytes(block)
+        if sends:
+            return _TorchPending([self._group.send([block], peer, tag)])
+        if peer < 0:
+            if self.name != "gloo":
+                raise InvalidArgumentError(
+                    f"{self.name} cannot receive from any rank; name one: src="
+                )
+            return _TorchPending([self._group.recv_anysource([block], tag)])
+        return _TorchPending([self._group.recv([block], peer, tag)])
+
+    def trouble(self, error: Exception) -> Trouble:
+        """See Delegate: by PyTorch's words."""
+        words = str(error).lower()
+        if any(each in words for each in ("timed out", "timeout", "did not complete within")):
+            return Trouble.LATE
+        lost = (
+            "connection closed",
+            "connection reset",
+            "broken pipe",
+            "connection refused",
+            "peer",
+        )
+        if any(each in words for each in (*lost, "remote process exited", "socket")):
+            return Trouble.LOST
+        return Trouble.OTHER
+
+    def close(self) -> None:
+        """See Delegate."""
+        self._group.shutdown()
+
+    def abort(self) -> None:
+        """See Delegate."""
+        self._group.abort()
+
+    def _all_reduce(self, request: Request) -> Pending:
+        blocks = _parts(request.outputs)
+        return self._one(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
+
+    def _reduce(self, request: Request) -> Pending:
+        options = c10d.ReduceOptions()
+        options.rootRank = request.root
+        return self._one(self._group.reduce, request, options, _parts(request.outputs))
+
+    def _broadcast(self, request: Request) -> Pending:
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = request.root, 0
+        return self._one(self._group.broadcast, request, options, _bytes(request.outputs))
+
+    def _all_gather(self, request: Request) -> Pending:
+        options = c10d.AllgatherOptions()
+        blocks = [_bytes(request.outputs)], _bytes(request.inputs)
+        return self._one(self._group.allgather, request, options, *blocks)
+
+    def _gather(self, request: Request) -> Pending:
+        options = c10d.GatherOptions()
+        options.rootRank = request.root
+        outputs = [_bytes(request.outputs)] if request.root == self._rank else []
+        return self._one(self._group.gather, request, options, outputs, _bytes(request.inputs))
+
+    def _scatter(self, request: Request) -> Pending:
+        options = c10d.ScatterOptions()
+        options.rootRank = request.root
+        inputs = [_bytes(request.inputs)] if request.root == self._rank else []
+        return self._one(self._group.scatter, request, options, _bytes(request.outputs), inputs)
+
+    def _reduce_scatter(self, request: Request) -> Pending:
+        options = c10d.ReduceScatterOptions()
+        blocks = _parts(request.outputs), [_parts(request.inputs)]
+        return self._one(self._group.reduce_scatter, request, options, *blocks)
+
+    def _all_to_all(self, request: Request) -> Pending:
+        inputs, outputs = _bytes(request.inputs), _bytes(request.outputs)
+        source = torch.cat(inputs)
+        target = (
+            torch.empty_like(source, shape=None)
+            if False
+            else source.new_empty(sum(map(len, outputs)))
+        )
+
+        def spread() -> None:
+            for block, part in zip(
+                outputs, target.split([len(each) for each in outputs]), strict=True
+            ):
+                block.copy_(part)
+
+        options = c10d.AllToAllOptions()
+        options.timeout = timedelta(seconds=request.timeout_s)
+        sizes = [len(each) for each in outputs], [len(each) for each in inputs]
+        exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
+        return _TorchPending([exchange(target, source, *sizes, options)], spread)
+
+    def _barrier(self, request: Request) -> Pending:
+        options = c10d.BarrierOptions()
+        options.timeout = timedelta(seconds=request.timeout_s)
+        if self.device != "cpu":
+            options.device_ids = [self._device.index or 0]
+            options.device = self._device
+        return _TorchPending([self._group.barrier(options)])
+
+    def _one(
+        self, method: Callable[..., Any], request: Request, options: Any, *blocks: Any
+    ) -> Pending:
+        options.timeout = timedelta(seconds=request.timeout_s)
+        if request.operator is not None:
+            options.reduceOp = _operator(request.operator, request.dtype)
+        return _TorchPending([method(*blocks, options)])
+
+
+def _operator(operator: Operator, dtype: str) -> Any:
+    if isinstance(operator, PremulSum):
+        return dist._make_nccl_premul_sum(operator.factor)
+    if dtype == "bool":
+        operator = _OF_BOOLS.get(operator, operator)
+    return getattr(dist.ReduceOp, operator.name)
+
+
+def _parts(blocks: Sequence[Block]) -> list[Block]:
+    """Real numbers: of complex ones, both parts of each."""
+    return [torch.view_as_real(each).view(-1) if each.is_complex() else each for each in blocks]
+
+
+def _bytes(blocks: Sequence[Block]) -> list[Block]:
+    return [_as_bytes(block) for block in blocks]
+
+
+def _as_bytes(block: Block) -> Block:
+    """What is not combined is moved, whatever it is."""
+    return block.view(torch.uint8)
+
+
+class _Writable:
+    """A face of an array's memory that torch takes without asking whether it may write there."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (array.__array_interface__["data"][0], False),
+            "shape": (array.size,),
+            "typestr": array.dtype.str,
+        }
+
+
+def _as_tensor(array: Any) -> Any:
+    """A flat tensor of a contiguous array's memory; what reads only, reads only."""
+    if array.size == 0:
+        return torch.empty(0, dtype=getattr(torch, dtype_name(array)))
+    flat = torch.from_numpy(np.asarray(_Writable(array)))
+    return flat.view(torch.bfloat16) if dtype_name(array) == "bfloat16" else flat

@@ -1,0 +1,126 @@
+"""Makes process groups of PyTorch's backends for groups of our own API, each on one kind of device.
+
+They are no default groups and in no list of torch.distributed's, so that a program may have
+PyTorch's groups beside ours. PyTorch meets at our store through `StoreFace`.
+"""
+
+# ruff: noqa: ANN401 - PyTorch's objects
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from rallypoint.base import worker_hook
+from rallypoint.base.errors import HostError
+from rallypoint.process_group.delegated.delegate import Member
+from rallypoint.pytorch import other_backends
+from rallypoint.pytorch.devices import Seat, why_staged
+from rallypoint.pytorch.store_face import StoreFace
+
+
+def own_device(member: Member) -> Any:
+    """The device whose memory this rank's calls take; the process is bound to it.
+
+    Raises:
+        HostError: there is none for this rank, or two ranks have the same.
+    """
+    kind = _kind(member.name)
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = _bound_device(member, kind)
+    if member.name == "nccl":
+        _check_gpus_differ(member)
+    return device
+
+
+def make_group(member: Member, device: Any) -> tuple[Any, Any]:
+    """A ProcessGroup with one backend, as torch.distributed makes them, and its store.
+
+    PyTorch calls the store's methods only for as long as something in Python holds it.
+    """
+    face = StoreFace(member.store)
+    store = dist.PrefixStore("torch", face)
+    rank, size = member.rank, len(member.ranks)
+    whole = dist.ProcessGroup(store, rank, size)
+    types = dist.ProcessGroup.BackendType
+    backend: Any
+    if member.name == "gloo":
+        backend, number = _gloo(member, store), types.GLOO
+    elif member.name == "nccl":
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = member.timeout
+        backend, number = c10d.ProcessGroupNCCL(store, rank, size, options), types.NCCL
+    else:
+        backend, number = _plugged_in(member, store), types.CUSTOM
+    whole._set_default_backend(number)
+    whole._register_backend(device, number, backend)
+    whole._set_group_name(f"rallypoint/{member.prefix}")
+    whole._set_group_desc(member.title)
+    if worker_hook.flight_record and member.name in ("gloo", "nccl"):
+        other_backends.watch(whole, member.ranks, title=member.title)
+    return whole, face
+
+
+def _kind(name: str) -> str:
+    """Of device; PyTorch was told of it by those who added the backend."""
+    if name == "gloo":
+        return "cpu"
+    return str(dist.Backend.backend_capability.get(name, ["cpu"])[0])
+
+
+def _bound_device(member: Member, kind: str) -> Any:
+    """This process's own device of that kind, which becomes its current one."""
+    devices = getattr(torch, kind)
+    count = devices.device_count()
+    text = member.environ.get("LOCAL_RANK", "0") if count > 1 else "0"
+    if isinstance(member.device, int):
+        text = str(member.device)
+    elif member.device is not None:
+        text = str(torch.device(member.device).index or 0)
+    if not text.isdecimal() or int(text) >= count:
+        raise HostError(
+            f"rank {member.ranks[member.rank]} is to use {kind}:{text}, but this process sees "
+            f"{count} of them; start as many processes on each host as it has devices "
+            "(--nproc-per-node gpu)"
+        )
+    devices.set_device(int(text))
+    return torch.device(kind, int(text))
+
+
+def _check_gpus_differ(member: Member) -> None:
+    """All ranks find out the same from what each tells."""
+    store = member.store
+    seat = Seat.own()
+    store.set(f"seat/{member.rank}", json.dumps([seat.host, seat.has_nccl, seat.gpus]))
+    keys = [f"seat/{rank}" for rank in range(len(member.ranks))]
+    store.wait(keys, member.timeout)
+    told = [json.loads(each) for each in store.multi_get(keys)]
+    seats = [Seat(host, has_nccl, tuple(gpus)) for host, has_nccl, gpus in told]
+    if why := why_staged(seats):
+        raise HostError(f"backend='nccl' cannot serve these ranks: {why}; use backend='rallypoint'")
+
+
+def _gloo(member: Member, store: Any) -> Any:
+    kind: Any = c10d.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout = member.timeout
+    options._devices = [kind.create_device(hostname=member.address)]
+    return kind(store, member.rank, len(member.ranks), options)
+
+
+def _plugged_in(member: Member, store: Any) -> Any:
+    """A backend that another package has registered with PyTorch."""
+    plugin = dist.Backend._plugins[member.name.upper()]
+    rank, size = member.rank, len(member.ranks)
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, member.timeout)
+    options = c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = store, rank, size
+    options.timeout, options.group_id = member.timeout, member.prefix
+    options.global_ranks_in_group = list(member.ranks)
+    return plugin.creator_fn(options, None)
