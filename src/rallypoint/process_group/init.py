@@ -33,6 +33,7 @@ from rallypoint.schedule.links import parse_model, read_model_text
 from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store, seconds_of
 
+_BACKEND = "RALLYPOINT_BACKEND"
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 _leaving_at_exit = weakref.WeakSet[ProcessGroup]()
@@ -56,10 +57,11 @@ def init_process_group(
     While it waits, the lowest rank that is there says every 10 s which ranks are missing.
 
     Args:
-        backend: "rallypoint" (the default): shared memory within a machine and TCP between
-            machines; "shm": shared memory, one machine; "tcp": TCP between any two ranks; or
-            another library's: "gloo", "nccl", "hccl", "mpi", or one for each kind of device, as in
-            "cpu:gloo,cuda:nccl" (docs/guides/backends.md).
+        backend: "rallypoint": shared memory within a machine and TCP between machines; "shm":
+            shared memory, one machine; "tcp": TCP between any two ranks; or another library's:
+            "gloo", "nccl", "hccl", "mpi", or one for each kind of device, as in
+            "cpu:gloo,cuda:nccl" (docs/guides/backends.md). RALLYPOINT_BACKEND unless given, or else
+            "rallypoint".
         init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
             `rallypoint run` and torchrun set them, or else what mpirun, srun or flux run says
             (docs/guides/mpi.md); or ``tcp://host:port``; or ``file:///path``.
@@ -91,7 +93,7 @@ def init_process_group(
         raise AlreadyInitializedError(
             "the default process group is already initialized; call destroy_process_group first"
         )
-    name = check_backend(backend or "rallypoint")
+    name = check_backend(backend or os.environ.get(_BACKEND) or "rallypoint")
     wait = check_timeout(timeout, DEFAULT_TIMEOUT)
     options = _options(algorithm, links)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

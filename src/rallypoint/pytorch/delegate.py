@@ -8,6 +8,7 @@ rank; HCCL's calls have run with a stand-in only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -86,6 +87,8 @@ class _TorchPending:
 
 class TorchDelegate:
     """See Delegate."""
+
+    patience_s = math.inf  # a Work of gloo that timed out has broken its connections
 
     def __init__(self, member: Member) -> None:
         """Form a group of PyTorch's for these members; all of them call it.

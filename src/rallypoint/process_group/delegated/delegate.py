@@ -75,7 +75,7 @@ class Pending(Protocol):
         """Until it is over; on a device, until what the caller does there next comes after it.
 
         Raises:
-            TimeoutError: `timeout_s` is over.
+            TimeoutError: `timeout_s` is over; it may be waited for again.
         """
 
     def is_done(self) -> bool:
@@ -100,10 +100,13 @@ class Delegate(Protocol):
     Attributes:
         name: the backend's.
         device: the kind of device whose memory it takes.
+        patience_s: how long it may wait at a time; infinite if a wait that ends without success
+            cannot be tried again.
     """
 
     name: str
     device: str
+    patience_s: float
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """What the library cannot do of this, and what can instead; empty: it can."""

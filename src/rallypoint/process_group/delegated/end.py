@@ -7,7 +7,9 @@ with it.
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -94,7 +96,18 @@ class End:
         Raises:
             PeerError: it failed, or its time is over.
         """
-        self._guarded(lambda: pending.wait(left_s), operation, timeout_s)
+        self._guarded(lambda: self._wait(pending, left_s), operation, timeout_s)
+
+    def _wait(self, pending: Pending, left_s: float) -> None:
+        """In between, look whether somebody has left who can never come."""
+        until = time.monotonic() + left_s
+        while True:
+            left_s = until - time.monotonic()
+            try:
+                return pending.wait(min(max(left_s, 0.001), self._delegate.patience_s))
+            except TimeoutError:
+                if left_s <= self._delegate.patience_s or self._find_lost(Trouble.LATE) is not None:
+                    raise
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long operations that begin from now on may wait for a peer."""
@@ -148,8 +161,8 @@ class End:
         """An error of the library's in our words, with the rank at fault if the store shows it."""
         is_late = isinstance(error, TimeoutError)
         trouble = Trouble.LATE if is_late else self._delegate.trouble(error)
-        lines = (str(error).strip() or type(error).__name__).splitlines()
-        says = f"{self.name} says: {lines[0]}"
+        said = _first_sentence(error)
+        says = f"{self.name} says: {said}" if said else f"{self.name} did not complete it"
         lost = self._find_lost(trouble) if trouble in (Trouble.LATE, Trouble.LOST) else None
         kind: type[PeerError] = PeerError
         text = f"{operation}: {says}"
@@ -163,8 +176,7 @@ class End:
             kind = CollectiveTimeoutError
             text = (
                 f"{operation} was not completed by {self.name} within {timeout_s:g} s; see what "
-                "the other ranks are doing ('rallypoint explain'), or pass a longer timeout to "
-                "init_process_group"
+                "the other ranks are doing, or pass a longer timeout to init_process_group"
             )
         elif trouble is Trouble.LOST:
             kind = PeerLostError
@@ -190,3 +202,9 @@ class End:
             return self._store.check([f"{self._prefix}/{rank}/left"])
         except (StoreError, HostError, OSError):
             return False
+
+
+def _first_sentence(error: Exception) -> str:
+    """Without the place in the library's source before it, and the advice after it."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".!")

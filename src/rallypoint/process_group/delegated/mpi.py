@@ -8,6 +8,8 @@ deadline, which MPI has none of. MPI goes on with a call only while it is asked.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,19 +87,23 @@ def connect(member: Member) -> MpiDelegate:
 
 
 class _MpiPending:
-    """Requests of MPI, asked for again and again; `finish` runs once they are over."""
+    """A request of MPI, asked for again and again; `finish` runs once it is over."""
 
     def __init__(
         self,
         lock: threading.Lock,
-        requests: Sequence[Any],
-        finish: Callable[[], None] | None = None,
-        status: Any = None,
+        request: Any,
+        is_open: set[_MpiPending],
+        finish: Callable[[], None] | None,
+        status: Any,
     ) -> None:
         self._lock = lock
-        self._requests = list(requests)
+        self._request = request
+        self._is_open = is_open
         self._finish = finish
         self._status = status
+        self._is_done = False
+        is_open.add(self)
 
     def wait(self, timeout_s: float) -> None:
         until, looks, pause_s = time.monotonic() + timeout_s, 0, _SHORTEST_S
@@ -115,14 +121,12 @@ class _MpiPending:
 
     def is_done(self) -> bool:
         with self._lock:
-            while self._requests:
-                if not self._requests[-1].Test(self._status):
-                    return False
-                self._requests.pop()
-            if self._finish is not None:
-                self._finish()
-                self._finish = None
-        return True
+            if not self._is_done and self._request.Test(self._status):
+                self._is_done = True
+                self._is_open.discard(self)
+                if self._finish is not None:
+                    self._finish()
+            return self._is_done
 
     def source(self) -> int:
         return int(self._status.Get_source())
@@ -131,13 +135,15 @@ class _MpiPending:
 class MpiDelegate:
     """See Delegate."""
 
-    name, device = "mpi", "cpu"
+    name, device, patience_s = "mpi", "cpu", 1.0
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
         self._rank = comm.Get_rank()
         self._most_tag = comm.Get_attr(mpi.TAG_UB)
         self._lock = threading.Lock()  # not every MPI takes calls of several threads at a time
+        self._open = set[_MpiPending]()  # holds their memory, which MPI may still write to
+        atexit.register(self._abort_if_unfinished)
         self._begin = {
             Collective.ALL_REDUCE: self._all_reduce,
             Collective.REDUCE: self._reduce,
@@ -192,7 +198,7 @@ class MpiDelegate:
             else:
                 source = self._mpi.ANY_SOURCE if peer == _ANY else peer
                 request = self._comm.Irecv(memory, source, tag)
-        return _MpiPending(self._lock, [request], status=status)
+            return self._pending(request, status=status)
 
     def trouble(self, error: Exception) -> Trouble:
         """See Delegate: by MPI's class of errors."""
@@ -211,41 +217,57 @@ class MpiDelegate:
     def abort(self) -> None:
         """See Delegate."""
 
+    def _pending(
+        self, request: Any, finish: Callable[[], None] | None = None, status: Any = None
+    ) -> Pending:
+        return _MpiPending(self._lock, request, self._open, finish, status)
+
+    def _abort_if_unfinished(self) -> None:
+        """At exit: MPI may wait for ever for calls that never ended, before the process can."""
+        if self._open and not self._mpi.Is_finalized():
+            print(
+                f"rallypoint: rank {self._rank} ends while MPI has not completed {len(self._open)} of "
+                "its calls, so the job is aborted",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._mpi.COMM_WORLD.Abort(1)
+
     def _all_reduce(self, request: Request) -> Pending:
         target = request.outputs[0]
         arguments = self._mpi.IN_PLACE, target, self._operator(request)
-        return _MpiPending(self._lock, [self._comm.Iallreduce(*arguments)])
+        return self._pending(self._comm.Iallreduce(*arguments))
 
     def _reduce(self, request: Request) -> Pending:
         block, is_root = request.outputs[0], self._rank == request.root
         pair = (self._mpi.IN_PLACE, block) if is_root else (block, None)
         begun = self._comm.Ireduce(*pair, self._operator(request), request.root)
-        return _MpiPending(self._lock, [begun])
+        return self._pending(begun)
 
     def _broadcast(self, request: Request) -> Pending:
         begun = self._comm.Ibcast(_bytes(request.outputs[0]), request.root)
-        return _MpiPending(self._lock, [begun])
+        return self._pending(begun)
 
     def _all_gather(self, request: Request) -> Pending:
         target, spread = _room(request.outputs)
         begun = self._comm.Iallgather(_bytes(request.inputs[0]), target)
-        return _MpiPending(self._lock, [begun], spread)
+        return self._pending(begun, spread)
 
     def _gather(self, request: Request) -> Pending:
         target, spread = _room(request.outputs) if request.root == self._rank else (None, None)
         begun = self._comm.Igather(_bytes(request.inputs[0]), target, request.root)
-        return _MpiPending(self._lock, [begun], spread)
+        return self._pending(begun, spread)
 
     def _scatter(self, request: Request) -> Pending:
         source = _joined(request.inputs) if request.root == self._rank else None
         begun = self._comm.Iscatter(source, _bytes(request.outputs[0]), request.root)
-        return _MpiPending(self._lock, [begun])
+        return self._pending(begun)
 
     def _reduce_scatter(self, request: Request) -> Pending:
         source = np.concatenate(request.inputs)
         target = request.outputs[0]
         begun = self._comm.Ireduce_scatter_block(source, target, self._operator(request))
-        return _MpiPending(self._lock, [begun])
+        return self._pending(begun)
 
     def _all_to_all(self, request: Request) -> Pending:
         target, spread = _room(request.outputs)
@@ -255,10 +277,10 @@ class MpiDelegate:
         byte = self._mpi.BYTE
         source = _joined(request.inputs)
         begun = self._comm.Ialltoallv([source, given, byte], [target, taken, byte])
-        return _MpiPending(self._lock, [begun], spread)
+        return self._pending(begun, spread)
 
     def _barrier(self, request: Request) -> Pending:
-        return _MpiPending(self._lock, [self._comm.Ibarrier()])
+        return self._pending(self._comm.Ibarrier())
 
     def _operator(self, request: Request) -> Any:
         assert isinstance(request.operator, ReduceOp)  # why_not
