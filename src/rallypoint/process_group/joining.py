@@ -75,7 +75,7 @@ def join(
     """
     backends = parse_backend(backend)
     engine = backends.get(_CPU, ENGINES[0])
-    others = {kind: each for kind, each in backends.items() if each not in ENGINES}
+    others = [each for each in backends.values() if each not in ENGINES]
     if others and options.override:
         raise InvalidArgumentError(
             f"backend={backend!r} chooses its algorithms itself; algorithm={options.override!r} is "

@@ -131,10 +131,11 @@ class TorchDelegate:
     def adopt(self, array: Any) -> Block:
         """See Delegate."""
         if isinstance(array, DeviceArray):
-            if array.tensor.device != self._device:
+            theirs = array.tensor.device
+            if (theirs.type, theirs.index or 0) != (self.device, self._device.index or 0):
                 raise InvalidTypeError(
                     f"{self.name} takes tensors of this rank's own device, {self._device}, but one "
-                    f"is on {array.tensor.device}; move it with .to({str(self._device)!r})"
+                    f"is on {theirs}; move it with .to({str(self._device)!r})"
                 )
             return array.tensor.detach().reshape(-1)
         if self.device != "cpu":

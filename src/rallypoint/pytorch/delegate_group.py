@@ -39,29 +39,26 @@ def own_device(member: Member) -> Any:
 
 
 def make_group(member: Member, device: Any) -> tuple[Any, Any]:
-    """A ProcessGroup with one backend, as torch.distributed makes them, and its store.
+    """A group, or a backend, of PyTorch's that takes its calls, and its store.
 
     PyTorch calls the store's methods only for as long as something in Python holds it.
     """
     face = StoreFace(member.store)
     store = dist.PrefixStore("torch", face)
-    rank, size = member.rank, len(member.ranks)
-    whole = dist.ProcessGroup(store, rank, size)
     types = dist.ProcessGroup.BackendType
-    backend: Any
     if member.name == "gloo":
         backend, number = _gloo(member, store), types.GLOO
     elif member.name == "nccl":
-        options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = member.timeout
-        backend, number = c10d.ProcessGroupNCCL(store, rank, size, options), types.NCCL
+        backend, number = _nccl(member, store), types.NCCL
     else:
-        backend, number = _plugged_in(member, store), types.CUSTOM
+        return _plugged_in(member, store), face
+    # As torch.distributed makes them: the recorders know calls by the names of groups.
+    whole = dist.ProcessGroup(store, member.rank, len(member.ranks))
     whole._set_default_backend(number)
     whole._register_backend(device, number, backend)
     whole._set_group_name(f"rallypoint/{member.prefix}")
     whole._set_group_desc(member.title)
-    if worker_hook.flight_record and member.name in ("gloo", "nccl"):
+    if worker_hook.flight_record:
         other_backends.watch(whole, member.ranks, title=member.title)
     return whole, face
 
@@ -111,6 +108,12 @@ def _gloo(member: Member, store: Any) -> Any:
     options._timeout = member.timeout
     options._devices = [kind.create_device(hostname=member.address)]
     return kind(store, member.rank, len(member.ranks), options)
+
+
+def _nccl(member: Member, store: Any) -> Any:
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = member.timeout
+    return c10d.ProcessGroupNCCL(store, member.rank, len(member.ranks), options)
 
 
 def _plugged_in(member: Member, store: Any) -> Any:

@@ -30,6 +30,7 @@ from rallypoint.store.init_method import Presence
 from rallypoint.store.store import Store
 
 DEFAULT_GROUP = "default group"
+_WELL, _BROKEN = "well", "broken"  # how a member has left
 _DEATH_S = 1.0  # how long the store may take to show one
 _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
@@ -135,7 +136,8 @@ class End:
 
     def _say_left(self) -> None:
         with suppress(StoreError, HostError, OSError):
-            self._store.set(f"{self._prefix}/{self._rank}/left", "")
+            how = _WELL if self._error is None else _BROKEN
+            self._store.set(f"{self._prefix}/{self._rank}/left", how)
             self._store.delete_key(Presence(self._store, self._prefix, self._ranks).key(self._rank))
 
     def _guarded(
@@ -191,11 +193,19 @@ class End:
         presence = Presence(self._store, self._prefix, self._ranks)
         try:
             if trouble is Trouble.LATE:
-                return presence.look(range(len(self._ranks)), have_come=True)
+                presence.look(range(len(self._ranks)), have_come=True)
+                # Not one that has given up because of another.
+                return min(
+                    (rank for rank in presence.gone if not self._gave_up(rank)), default=None
+                )
             found = presence.find_lost(_DEATH_S)
         except (StoreError, HostError, OSError):
             return None  # the store is gone, with whoever served it
         return None if found is None or found.rank is None else self._ranks.index(found.rank)
+
+    def _gave_up(self, rank: int) -> bool:
+        key = f"{self._prefix}/{rank}/left"
+        return self._store.check([key]) and self._store.get(key).decode() == _BROKEN
 
     def _said_goodbye(self, rank: int) -> bool:
         try:

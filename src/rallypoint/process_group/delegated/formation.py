@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from rallypoint.base.errors import HostError, PeerLostError, RallypointError
@@ -23,7 +23,7 @@ from rallypoint.store.store import Store
 
 
 def form_ends(
-    backends: Mapping[str, str],
+    backends: Iterable[str],
     store: Store,
     prefix: str,
     *,
@@ -36,7 +36,7 @@ def form_ends(
     """This member's ends, by kind of device.
 
     Args:
-        backends: the names of other backends, by the kind of device whose memory they take.
+        backends: the names of other backends.
         device: of this process; None: by LOCAL_RANK.
         title: what people call the group.
 
@@ -46,7 +46,7 @@ def form_ends(
         PeerLostError: a member came and died.
     """
     ends: dict[str, End] = {}
-    for kind, name in backends.items():
+    for name in backends:
         place = f"{prefix}/{name}"
         lacking = why_absent(name)
         store.set(f"{place}/lacks/{rank}", lacking)
@@ -67,7 +67,7 @@ def form_ends(
             environ=os.environ,
         )
         delegate = _connected(member, Presence(store, place, members))
-        ends[kind] = End(
+        ends[delegate.device] = End(
             delegate,
             store,
             place,

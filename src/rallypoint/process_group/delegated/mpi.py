@@ -121,12 +121,19 @@ class _MpiPending:
 
     def is_done(self) -> bool:
         with self._lock:
-            if not self._is_done and self._request.Test(self._status):
+            if not self._is_done and self._test():
                 self._is_done = True
                 self._is_open.discard(self)
                 if self._finish is not None:
                     self._finish()
             return self._is_done
+
+    def _test(self) -> bool:
+        try:
+            return bool(self._request.Test(self._status))
+        except Exception:  # of MPI's: it is over, and failed
+            self._is_open.discard(self)
+            raise
 
     def source(self) -> int:
         return int(self._status.Get_source())
@@ -226,8 +233,8 @@ class MpiDelegate:
         """At exit: MPI may wait for ever for calls that never ended, before the process can."""
         if self._open and not self._mpi.Is_finalized():
             print(
-                f"rallypoint: rank {self._rank} ends while MPI has not completed {len(self._open)} of "
-                "its calls, so the job is aborted",
+                f"rallypoint: rank {self._rank} ends while MPI has not completed "
+                f"{len(self._open)} of its calls, so the job is aborted",
                 file=sys.stderr,
                 flush=True,
             )
