@@ -9,6 +9,7 @@ rank knows. Rank 0 prints as JSON what each case gave: a digest, or the error th
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -187,6 +188,12 @@ class Cases:
             assert one[0] == 2
             assert isinstance(odd, dist.ProcessGroup)
             assert dist.get_backend(odd) == dist.get_backend()
+        beside = dist.new_group(backend="rallypoint")
+        assert isinstance(beside, dist.ProcessGroup)
+        assert dist.get_backend(beside) == "rallypoint"
+        dist.all_reduce(arrays[1], group=beside)
+        assert arrays[1][0] == ranks * ranks
+        dist.destroy_process_group(beside)
         from_any = np.zeros(2)
         if rank == 0:
             assert sorted(dist.recv(from_any, tag=9) for _ in range(ranks - 1)) == [
@@ -223,6 +230,22 @@ class Cases:
         return told
 
 
+def tensors() -> None:
+    """PyTorch's, where it is there: a dtype that NumPy lacks."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    ranks = dist.get_world_size()
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t()
+    dist.all_reduce(tensor)
+    expected = ranks * torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t()
+    assert torch.equal(tensor, expected)
+    gathered = [torch.zeros(3, 2, dtype=torch.bfloat16) for _ in range(ranks)]
+    dist.all_gather(gathered, tensor)
+    assert all(torch.equal(each, tensor) for each in gathered)
+
+
 def main() -> None:
     dist.init_process_group(sys.argv[1])
     cases = Cases()
@@ -232,6 +255,7 @@ def main() -> None:
         for op in COMBINE:
             cases.reductions(dtype, op)
     cases.other_calls()
+    tensors()
     told: list[Any] = [None] * cases.ranks
     dist.all_gather_object(told, cases.told)
     names = [sorted(each) for each in told]

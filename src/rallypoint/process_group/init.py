@@ -25,7 +25,7 @@ from rallypoint.process_group.groups import (
     resolve,
     set_default,
 )
-from rallypoint.process_group.joining import check_backend, join
+from rallypoint.process_group.joining import check_backend, has_engine, join
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.process_group.worlds import closing, find_world, formed_key, meet
 from rallypoint.schedule.choose import check_override
@@ -96,6 +96,11 @@ def init_process_group(
     name = check_backend(backend or os.environ.get(_BACKEND) or "rallypoint")
     wait = check_timeout(timeout, DEFAULT_TIMEOUT)
     options = _options(algorithm, links)
+    if algorithm is not None and not has_engine(name):
+        raise InvalidArgumentError(
+            f"{name} chooses its algorithms itself; algorithm={algorithm!r} is for "
+            "backend='rallypoint'"
+        )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     base = f"rallypoint/{attempt}/{group_name}"
     close = _nothing

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import Communicator
 from rallypoint.process_group.delegated.end import DEFAULT_GROUP, End
 from rallypoint.process_group.delegated.formation import form_ends
@@ -50,6 +49,11 @@ def check_backend(backend: str) -> str:
     return str(backend).lower()
 
 
+def has_engine(backend: str) -> bool:
+    """Whether the engine serves the arrays of groups of this backend."""
+    return parse_backend(backend).get(_CPU) in ENGINES
+
+
 def join(
     store: Store,
     prefix: str,
@@ -76,11 +80,6 @@ def join(
     backends = parse_backend(backend)
     engine = backends.get(_CPU, ENGINES[0])
     others = [each for each in backends.values() if each not in ENGINES]
-    if others and options.override:
-        raise InvalidArgumentError(
-            f"backend={backend!r} chooses its algorithms itself; algorithm={options.override!r} is "
-            "for backend='rallypoint'"
-        )
     communicator, algorithms = None, Algorithms(options)
     if engine in ENGINES:
         communicator, algorithms = form_communicator(
@@ -118,4 +117,4 @@ def join(
         raise
     if communicator is None:
         say_formed(store, prefix, len(members), [], way=way, done=done)
-    return Parts(communicator, algorithms, _CPU in backends and engine in ENGINES, ends)
+    return Parts(communicator, algorithms, has_engine(backend), ends)

@@ -9,7 +9,7 @@ rank; HCCL's calls have run with a stand-in only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,43 +25,10 @@ from rallypoint.process_group.delegated.delegate import Block, Member, Pending, 
 from rallypoint.process_group.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.pytorch.delegate_group import make_group, own_device
+from rallypoint.pytorch.libraries import why_not
 from rallypoint.schedule.collective import Collective
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-_INTEGERS = ("int8", "uint8", "int32", "int64")
-_ARITHMETIC = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
-_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
 _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
-_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-
-
-def _table(
-    floats: Sequence[str], of_floats: Sequence[ReduceOp], of_integers: Sequence[ReduceOp]
-) -> dict[str, tuple[ReduceOp, ...]]:
-    return dict.fromkeys(floats, tuple(of_floats)) | dict.fromkeys(_INTEGERS, tuple(of_integers))
-
-
-# What each library combines; of complex numbers, their parts. Bytes are all that the other
-# collectives see. A sum of bools is "or", as in NumPy, and a product "and".
-_OPERATORS: Mapping[str, Mapping[str, Sequence[ReduceOp]]] = {
-    "gloo": {
-        **_table(_FLOATS, (*_ARITHMETIC, ReduceOp.AVG), (*_ARITHMETIC, *_BITWISE)),
-        "bool": (*_ARITHMETIC, *_BITWISE),
-        "complex64": _SUMS,
-        "complex128": _SUMS,
-    },
-    "nccl": {
-        **_table(
-            _FLOATS,
-            (*_ARITHMETIC, ReduceOp.AVG, ReduceOp.PREMUL_SUM),
-            (*_ARITHMETIC, ReduceOp.AVG),
-        ),
-        "bool": _ARITHMETIC,
-        "complex64": _SUMS,
-        "complex128": _SUMS,
-    },
-    "hccl": _table(("float16", "bfloat16", "float32"), _ARITHMETIC, _ARITHMETIC),
-}
 
 
 class _TorchPending:
@@ -115,18 +82,7 @@ class TorchDelegate:
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """See Delegate."""
-        if operator is None:
-            return ""
-        kind = ReduceOp.PREMUL_SUM if isinstance(operator, PremulSum) else operator
-        known = _OPERATORS.get(self.name, _OPERATORS["nccl"])
-        if dtype not in known:
-            return f"{self.name} does not combine {dtype}; backend='rallypoint' does"
-        if kind not in known[dtype]:
-            return (
-                f"{self.name} has no {kind.name} of {dtype}, only "
-                f"{', '.join(each.name for each in known[dtype])}; see docs/guides/backends.md"
-            )
-        return ""
+        return why_not(self.name, dtype, operator)
 
     def adopt(self, array: Any) -> Block:
         """See Delegate."""

@@ -61,6 +61,21 @@ def why_absent(name: str) -> str:
     return ""
 
 
+def why_not(dtype: str, operator: Operator | None) -> str:
+    """What MPI cannot combine, and what can; empty: it can, or nothing is combined."""
+    if operator is None:
+        return ""
+    if dtype not in _OPERATORS:
+        return f"mpi does not combine {dtype}; backend='rallypoint' does"
+    kind = "PREMUL_SUM" if isinstance(operator, PremulSum) else operator.name
+    if kind not in _OPERATORS[dtype]:
+        return (
+            f"mpi has no {kind} of {dtype}, only {', '.join(_OPERATORS[dtype])}; see "
+            "docs/guides/backends.md"
+        )
+    return ""
+
+
 def connect(member: Member) -> MpiDelegate:
     """A communicator of MPI's for these members; all of them call it.
 
@@ -165,17 +180,7 @@ class MpiDelegate:
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """See Delegate."""
-        if operator is None:
-            return ""
-        if dtype not in _OPERATORS:
-            return f"mpi does not combine {dtype}; backend='rallypoint' does"
-        kind = "PREMUL_SUM" if isinstance(operator, PremulSum) else operator.name
-        if kind not in _OPERATORS[dtype]:
-            return (
-                f"mpi has no {kind} of {dtype}, only {', '.join(_OPERATORS[dtype])}; see "
-                "docs/guides/backends.md"
-            )
-        return ""
+        return why_not(dtype, operator)
 
     def adopt(self, array: Any) -> Block:
         """See Delegate."""

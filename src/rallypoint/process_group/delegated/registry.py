@@ -17,7 +17,7 @@ ENGINES = ("rallypoint", "shm", "tcp")
 GROUP = "rallypoint.backends"
 # backend -> the kind of device whose memory it takes, the module that has `why_absent`, and what
 # makes a Delegate; as words, because they are in rooms above this one
-_NEEDS = "rallypoint.pytorch.delegate_needs"
+_NEEDS = "rallypoint.pytorch.libraries"
 _TORCH = "rallypoint.pytorch.delegate:TorchDelegate"
 _MPI = "rallypoint.process_group.delegated.mpi"
 _KNOWN = {

@@ -1,0 +1,97 @@
+"""What backends of PyTorch's lack on this machine, and what they can combine; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.operators import Operator, PremulSum
+
+_HOW_TO_GET_TORCH = "PyTorch is not installed; get it with: pip install torch"
+_PACKAGE_OF_HCCL = "torch_npu"
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("int8", "uint8", "int32", "int64")
+_ARITHMETIC = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+
+def _table(
+    floats: Sequence[str], of_floats: Sequence[ReduceOp], of_integers: Sequence[ReduceOp]
+) -> dict[str, tuple[ReduceOp, ...]]:
+    return dict.fromkeys(floats, tuple(of_floats)) | dict.fromkeys(_INTEGERS, tuple(of_integers))
+
+
+# What each library combines; of complex numbers, their parts. Bytes are all that the other
+# collectives see. A sum of bools is "or", as in NumPy, and a product "and".
+_OPERATORS: Mapping[str, Mapping[str, Sequence[ReduceOp]]] = {
+    "gloo": {
+        **_table(_FLOATS, (*_ARITHMETIC, ReduceOp.AVG), (*_ARITHMETIC, *_BITWISE)),
+        "bool": (*_ARITHMETIC, *_BITWISE),
+        "complex64": _SUMS,
+        "complex128": _SUMS,
+    },
+    "nccl": {
+        **_table(
+            _FLOATS,
+            (*_ARITHMETIC, ReduceOp.AVG, ReduceOp.PREMUL_SUM),
+            (*_ARITHMETIC, ReduceOp.AVG),
+        ),
+        "bool": _ARITHMETIC,
+        "complex64": _SUMS,
+        "complex128": _SUMS,
+    },
+    "hccl": _table(("float16", "bfloat16", "float32"), _ARITHMETIC, _ARITHMETIC),
+}
+
+
+def why_absent(name: str) -> str:
+    """What is missing for a backend, and how to get it; empty: nothing."""
+    if find_spec("torch") is None:
+        return _HOW_TO_GET_TORCH
+    import torch
+    import torch.distributed as dist
+
+    build = f"PyTorch {torch.__version__} is built without"
+    if not dist.is_available():
+        return f"{build} torch.distributed; install another build"
+    if name == "gloo":
+        return "" if dist.is_gloo_available() else f"{build} gloo; install another build"
+    if name == "hccl":
+        return _why_no_hccl()
+    if not dist.is_nccl_available():
+        return f"{build} NCCL; install a build for CUDA (pytorch.org/get-started)"
+    has_gpu = torch.cuda.is_available()
+    return "" if has_gpu else "PyTorch sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def _why_no_hccl() -> str:
+    if find_spec(_PACKAGE_OF_HCCL) is None:
+        return (
+            f"{_PACKAGE_OF_HCCL} is not installed; get it with: pip install torch-npu, on a "
+            "machine with Ascend NPUs and CANN"
+        )
+    try:
+        __import__(_PACKAGE_OF_HCCL)
+    except Exception as error:  # it looks for its libraries as it is imported
+        return f"{_PACKAGE_OF_HCCL} cannot be imported ({error}); source CANN's set_env.sh first"
+    import torch.distributed as dist
+
+    return "" if "HCCL" in dist.Backend._plugins else f"{_PACKAGE_OF_HCCL} brings no backend hccl"
+
+
+def why_not(name: str, dtype: str, operator: Operator | None) -> str:
+    """What the library cannot combine, and what can; empty: it can, or nothing is combined."""
+    if operator is None:
+        return ""
+    kind = ReduceOp.PREMUL_SUM if isinstance(operator, PremulSum) else operator
+    known = _OPERATORS.get(name, _OPERATORS["nccl"])
+    if dtype not in known:
+        return f"{name} does not combine {dtype}; backend='rallypoint' does"
+    if kind not in known[dtype]:
+        return (
+            f"{name} has no {kind.name} of {dtype}, only "
+            f"{', '.join(each.name for each in known[dtype])}; see docs/guides/backends.md"
+        )
+    return ""
