@@ -22,6 +22,8 @@ from tests.system.conftest import Launch
 
 import rallypoint
 from rallypoint.cli.benchmark.environments import default_cache
+from rallypoint.testing.hosts import Hosts
+from rallypoint.testing.remote_shell import RemoteShell
 
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 
@@ -105,6 +107,30 @@ def test_results_and_refusals(jobs: Jobs, ours: Mapping[str, Any], backend: str)
             assert told in done.values() or f": {library} " in told
     movements = [name for name in theirs["cases"][0] if len(name.split()) == 2]
     assert all(":" not in theirs["cases"][0][name] for name in movements), "bytes are bytes"
+
+
+def test_gloo_across_hosts(ours: Mapping[str, Any], needs_hosts: None, tmp_path: Path) -> None:
+    with Hosts(3) as hosts, RemoteShell(hosts, tmp_path) as shell:
+        flags = [
+            "--hosts",
+            "host1,host2,host3",
+            "--rsh",
+            " ".join(shell.command),
+            "--nproc-per-node",
+            "1",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "rallypoint", "run", *flags, str(HERE / "backends.py"), "gloo"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)["cases"]
+    assert len(cases) == 3
+    for own, other in zip(ours["cases"], cases, strict=True):
+        assert all(told == own[name] for name, told in other.items() if ":" not in told)
 
 
 GLOO_AT_ONCE = "PeerLostError: rank 1 died during all_reduce (gloo says: "
