@@ -83,7 +83,8 @@ def test_hosts_have_names_addresses_and_nothing_else(three: Hosts) -> None:
 
 def test_the_address_towards_another_host(three: Hosts) -> None:
     code = (
-        "from rallypoint.cluster.network import is_here, own_address\n"
+        "from rallypoint.cluster.interface import own_address\n"
+        "from rallypoint.cluster.network import is_here\n"
         "print(own_address('host1'), own_address('10.77.0.3'), is_here('host2'), is_here('host1'))"
     )
     assert three[2].run(sys.executable, "-c", code) == "10.77.0.2 10.77.0.2 True False\n"

@@ -8,8 +8,6 @@ import re
 import pytest
 from tests.system.conftest import Launch
 
-from rallypoint.cluster.interface import interface_of
-
 pytestmark = pytest.mark.system
 
 NUMPY = "import rallypoint as dist; dist.init_process_group(); dist.barrier()"
@@ -47,8 +45,3 @@ def test_who_does_not_have_the_variable_holds_up_nobody(launch: Launch) -> None:
 def test_nothing_is_told_unasked(launch: Launch) -> None:
     assert launch.run("--nproc-per-node", "2", launch.script(NUMPY)) == 0
     assert launch.err == ""
-
-
-def test_an_interface_is_named_by_its_address() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.77") == ""

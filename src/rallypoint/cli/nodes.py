@@ -106,6 +106,7 @@ def _static(
         master_addr=host or values.get("--master-addr", "127.0.0.1").strip("[]"),
         master_port=port if host else whole(values, "--master-port", free),
         join_timeout_s=_timeout_s(configuration),
+        local_addr=values.get("--local-addr") if most > 1 else None,
         token=token,
     )
     # As torchrun: machines that are given one by one cannot agree on a random name.

@@ -1,4 +1,7 @@
-"""Which of this machine's addresses a rank gives to those that connect to it.
+"""Which of this machine's addresses a node or rank gives to those that connect to it.
+
+Asks for what interface_choice.py decides by: the user's wishes, names' addresses, interfaces and
+routes (netlink.py). Launcher and process groups use the same functions, so that they choose alike.
 
 A user may name interfaces: RALLYPOINT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME.
 The value is a list of prefixes ("eth,ib"), of exact names ("=eth0"), or of what not to use
@@ -8,24 +11,92 @@ is the right one.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from rallypoint.base.address import is_loopback
-from rallypoint.base.errors import HostError
-from rallypoint.cluster.network import IFNAME_VARIABLES, own_address
+from rallypoint.base.address import is_loopback, numeric_family
+from rallypoint.cluster.interface_choice import choose, ranked
+from rallypoint.cluster.interface_facts import Kind, Route, Target
+from rallypoint.cluster.netlink import default_interface, read_interfaces, route_to
+from rallypoint.cluster.network import IFNAME_VARIABLES, addresses_of, can_bind
+from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice
 
-_SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913
-_IFF_UP = 0x1
+_LOOPBACK = "127.0.0.1"
 _MAX_ADDRESSES = 16
+_BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/{}"
+
+
+def choose_network(
+    hosts: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    local_addr: str | None = None,
+    by: str = "--local-addr",
+    has_remote_peers: bool = False,
+) -> NetworkChoice:
+    """What this machine gives to those that it meets at `hosts`, and why.
+
+    Args:
+        hosts: names or addresses, in the order in which they count; none: nothing is known. The
+            next one is only asked about if there is no way to those before it.
+        local_addr: what the user calls this machine, by the flag or variable `by`.
+        has_remote_peers: some are on other machines, whatever `hosts` says.
+
+    Raises:
+        UnknownHostError: nobody knows a name.
+        HostError: no interface is as wished, or there is no route, or only loopback leads there.
+        InvalidArgumentError: the others could not reach `local_addr`.
+    """
+    wish = _wish_for_address(local_addr, by) if local_addr else _wish_by_name(environ)
+    towards: list[Target] = []
+    for host in hosts:
+        towards += targets_of(host)
+        if any(each.route is not None for each in towards):
+            break
+    return choose(
+        read_interfaces(),
+        wish=wish,
+        towards=towards,
+        has_remote_peers=has_remote_peers,
+        default=default_interface(),
+    )
+
+
+def targets_of(host: str) -> list[Target]:
+    """How this machine reaches a host: one for each of its addresses, those with a route first.
+
+    Raises:
+        UnknownHostError: nobody knows the name.
+    """
+    found = []
+    for address in [_LOOPBACK] if host == "localhost" else addresses_of(host):
+        route: Route | None = None
+        why = ""
+        try:
+            route = route_to(address)
+        except OSError as error:
+            why = error.strerror or str(error)
+        family = numeric_family(address)  # None: it is good on one link only, which it names
+        packed = b"" if family is None else socket.inet_pton(family, address)
+        found.append(Target(name=host, address=address, packed=packed, route=route, why_not=why))
+    return sorted(found, key=lambda each: each.route is None)
+
+
+def own_address(endpoint_host: str, local_addr: str | None = None) -> str:
+    """The address that this node gives out to those who meet at an endpoint; no variable counts.
+
+    Raises:
+        UnknownHostError, HostError, InvalidArgumentError: as `choose_network`.
+    """
+    is_remote = not is_loopback(endpoint_host)
+    return choose_network(
+        [endpoint_host], {}, local_addr=local_addr, has_remote_peers=is_remote
+    ).address
 
 
 def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str:
-    """The address at which this rank is to be reached.
+    """The address at which this rank is to be reached; see `choose_network`.
 
     Args:
         store_host: where the store is; None if it has no place in the network, as a file.
@@ -33,13 +104,7 @@ def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str
     Raises:
         HostError: no interface of that name has an address, or there is no route to the store.
     """
-    if chosen := chosen_address(environ):
-        return chosen
-    if store_host is not None and not is_loopback(store_host):
-        return own_address(store_host)
-    if store_host is not None:
-        return "::1" if ":" in store_host else "127.0.0.1"
-    return any_address()
+    return choose_network([] if store_host is None else [store_host], environ).address
 
 
 def chosen_address(environ: Mapping[str, str]) -> str | None:
@@ -48,101 +113,55 @@ def chosen_address(environ: Mapping[str, str]) -> str | None:
     Raises:
         HostError: no interface of that name has an address.
     """
-    for variable in IFNAME_VARIABLES:
-        if wish := environ.get(variable):
-            return address_of_interface(wish, variable)
-    return None
-
-
-def address_of_interface(wish: str, variable: str) -> str:
-    """The first address of an interface that `wish` names.
-
-    Raises:
-        HostError: there is none.
-    """
-    names = [name for _, name in socket.if_nameindex()]
-    for name in matching(wish, names):
-        if address := _address(name):
-            return address
-    raise HostError(
-        f"{variable}={wish}: no interface of this machine that is up and has an address matches; "
-        f"it has {', '.join(names)}"
-    )
-
-
-def matching(wish: str, names: Sequence[str]) -> list[str]:
-    """Those of the names that a list of prefixes (or "=" names, or "^" exclusions) chooses.
-
-    In the order of the list, so that the first choice comes first.
-    """
-    is_exact = wish.lstrip("^").startswith("=")
-    words = [word for word in wish.lstrip("^=").split(",") if word]
-
-    def fits(name: str, word: str) -> bool:
-        return name == word if is_exact else name.startswith(word)
-
-    if wish.startswith("^"):
-        return [name for name in names if not any(fits(name, word) for word in words)]
-    return list(dict.fromkeys(name for word in words for name in names if fits(name, word)))
+    wish = _wish_by_name(environ)
+    return None if wish is None else choose(read_interfaces(), wish=wish).address
 
 
 def host_identity() -> str:
     """What is the same for two processes exactly if they can share memory and see each other."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        kinds = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid")]
+        with open(_BOOT, encoding="ascii") as file:
+            boot = file.read().strip()
+        kinds = [os.stat(_NAMESPACE.format(kind)).st_ino for kind in ("net", "pid")]
     except OSError:
         return os.uname().nodename
     return "/".join([boot, *map(str, kinds)])
 
 
 def any_address() -> str:
-    """Of the first interface that others can reach; else the loopback."""
-    for _, name in socket.if_nameindex():
-        if name != "lo" and (address := _address(name)):
-            return address
-    return "127.0.0.1"
-
-
-def interface_of(address: str) -> str:
-    """The name of the interface that has this address; empty: none has."""
-    for _, name in socket.if_nameindex():
-        if address in (_address(name), _ipv6_address(name)):
-            return name
-    return ""
+    """Of the interface that others most likely reach; else the loopback."""
+    return choose(read_interfaces(), default=default_interface()).address
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Of all interfaces but the loopback, one IPv4 and one IPv6 address each; the first few."""
-    found: list[str] = []
-    for _, name in socket.if_nameindex():
-        if name != "lo":
-            found += [each for each in (_address(name), _ipv6_address(name)) if each]
-    return tuple(dict.fromkeys(found))[:_MAX_ADDRESSES]
+    """Those of all interfaces but the loopback, what others most likely reach first; the first few.
+
+    One IPv4 and one IPv6 address of each interface, then the rest.
+    """
+    firsts: list[str] = []
+    rest: list[str] = []
+    for each in ranked(read_interfaces(), default_interface()):
+        if each.kind is Kind.LOOPBACK:
+            continue
+        for length in (4, 16):
+            texts = [
+                address.text
+                for address in each.addresses
+                if len(address.packed) == length and not address.is_link_only
+            ]
+            firsts += texts[:1]
+            rest += texts[1:]
+    return tuple(dict.fromkeys([*firsts, *rest]))[:_MAX_ADDRESSES]
 
 
-def _address(name: str) -> str | None:
-    """An interface's address, IPv4 first; None if it is down or has none."""
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            flags = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
-            if not struct.unpack_from("H", flags, 16)[0] & _IFF_UP:
-                return None
-            found = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-        except OSError:
-            return _ipv6_address(name)
-    return socket.inet_ntoa(found[20:24])
+def _wish_for_address(local_addr: str, by: str) -> AddressWish:
+    found = addresses_of(local_addr)
+    own = [each for each in found if can_bind(each)]
+    return AddressWish(by=by, text=local_addr, addresses=tuple(found), own=tuple(own))
 
 
-def _ipv6_address(name: str) -> str | None:
-    """An address that is not only good on the link, where each needs the interface's number."""
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        packed, _, _, scope, _, owner = line.split()
-        if owner == name and scope != "20":
-            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed))
+def _wish_by_name(environ: Mapping[str, str]) -> NameWish | None:
+    for variable in IFNAME_VARIABLES:
+        if wish := environ.get(variable):
+            return NameWish(by=variable, text=wish)
     return None

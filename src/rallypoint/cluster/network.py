@@ -1,8 +1,8 @@
-"""Which address a node gives out, and whether an endpoint is this machine.
+"""The addresses of hosts, and whether an endpoint is this machine.
 
-Asks the kernel's routes, never a name service about ourselves: what a host is called, and whether
-anybody can resolve that, does not matter. Names of others are looked up here, which may take long:
-an agent that has begun leaves that to names.py.
+Asks the kernel, never a name service about ourselves: what a host is called, and whether anybody
+can resolve that, does not matter. Names of others are looked up here, which may take long: an agent
+that has begun leaves that to names.py. Which address a node gives out: interface.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from rallypoint.base.address import endpoint_of, is_loopback, numeric_family
-from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.address import is_loopback, numeric_family
+from rallypoint.base.errors import HostError
+from rallypoint.cluster.netlink import source_towards
 
 _NONLOCAL = "/proc/sys/net/{}/ip_nonlocal_bind"
 _RESOLVER, _DOMAIN = "/etc/resolv.conf", "/proc/sys/kernel/domainname"
 IFNAME_VARIABLES = ("RALLYPOINT_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_ANY_PORT = 9  # routes do not depend on it, but 0 is refused by some kernels
 
 
 class UnknownHostError(HostError):
@@ -77,60 +77,6 @@ def is_own_name(host: str, local_addr: str | None = None) -> bool:
     return any(host.lower() == f"{name}.{domain.lower().strip('.')}" for domain in domains)
 
 
-def own_address(endpoint_host: str, local_addr: str | None = None) -> str:
-    """The address that this node gives out to those who meet at an endpoint.
-
-    That of the interface which routes to it, or `local_addr`'s, as in --local-addr.
-
-    Raises:
-        UnknownHostError: nobody knows a name.
-        HostError: there is no route.
-        InvalidArgumentError: the others could not reach `local_addr`.
-    """
-    if local_addr is not None:
-        found = addresses_of(local_addr)
-        local_addr = next((each for each in found if can_bind(each)), found[0])
-        if is_loopback(local_addr) and not is_loopback(endpoint_host):
-            raise InvalidArgumentError(
-                f"--local-addr {local_addr} is this machine's loopback, which nodes that meet at"
-                f" {endpoint_host} cannot reach; give the address of a network interface."
-            )
-        return local_addr
-    if is_loopback(endpoint_host):
-        return "127.0.0.1" if endpoint_host == "localhost" else endpoint_host
-    refused = ""
-    for address in addresses_of(endpoint_host):
-        try:
-            return _address_towards(address)
-        except OSError as error:
-            refused = error.strerror or str(error)
-    raise HostError(
-        f"there is no route to {endpoint_host} ({refused}); look at the network interfaces, or name"
-        " this machine's address with --local-addr."
-    )
-
-
-def check_reachable(address: str, endpoint: tuple[str, int]) -> None:
-    """Refuse to tell remote nodes a loopback address.
-
-    Raises:
-        HostError: `address` is this machine's loopback, and `endpoint` is elsewhere.
-    """
-    if is_loopback(address) and not is_loopback(endpoint[0]):
-        raise HostError(
-            f"this node's address towards {endpoint_of(*endpoint)} is its loopback {address}, which"
-            " other nodes cannot reach; look at /etc/hosts, or name an address with --local-addr."
-        )
-
-
-def _address_towards(address: str) -> str:
-    """Connecting a datagram socket asks for the route and sends nothing."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, _ANY_PORT))
-        return str(probe.getsockname()[0])
-
-
 def can_bind(address: str) -> bool:
     """Whether a numeric address is this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -138,7 +84,7 @@ def can_bind(address: str) -> bool:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
         # Where any address can be bound, as on load balancers, the route to it tells.
-        return not _binds_any(family) or _address_towards(address) == address
+        return not _binds_any(family) or source_towards(address) == address
     except OSError:
         return False
 

@@ -14,6 +14,7 @@ from rallypoint.base.record import Record
 from rallypoint.base.worker_env import (
     HANG_AFTER,
     HANG_AFTER_S,
+    LOCAL_ADDR,
     SHUTDOWN_TIMEOUT,
     SHUTDOWN_TIMEOUT_S,
     SIGNALS,
@@ -72,6 +73,7 @@ class Nodes(Record, kw_only=True, secret=("token",)):
         master_addr, master_port: where the worker store is. For one node the port may be 0, any
             free one, and a new one in each round.
         join_timeout_s: how long to wait for all of them.
+        local_addr: as a Rendezvous's.
         token: what agents must know to take part.
     """
 
@@ -80,6 +82,7 @@ class Nodes(Record, kw_only=True, secret=("token",)):
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     join_timeout_s: float = 600.0
+    local_addr: str | None = None
     token: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -285,6 +288,10 @@ def worker_environ(
     hang_after_s = 0.0 if job.on_hang is OnHang.OFF else job.hang_after_s
     if HANG_AFTER in environ or hang_after_s != HANG_AFTER_S:
         environ[HANG_AFTER] = f"{hang_after_s:g}"
+    environ.pop(LOCAL_ADDR, None)  # an outer launcher's
+    local_addr = (job.rendezvous or job.nodes).local_addr
+    if local_addr:
+        environ[LOCAL_ADDR] = local_addr
     environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
     offset = place.local_rank * FLIGHT_RECORD_BYTES
     environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"

@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint._native import reads_well, region_bytes
+from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, StoreError
-from rallypoint.cluster.interface import host_identity, listening_address
+from rallypoint.base.worker_env import LOCAL_ADDR
+from rallypoint.cluster.interface import choose_network, host_identity
 from rallypoint.cluster.network import IFNAME_VARIABLES
+from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
@@ -45,6 +48,7 @@ from rallypoint.store.store import Store
 
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,9 @@ def form_communicator(
     if backend == "shm":
         _check_one_host(table.hosts, members)
     # Not in what follows: an address that cannot be found is this rank's own trouble.
-    address = _own_address(store, backend) if len(set(table.hosts)) > 1 else ""
+    network = _choose_network(store, backend) if len(set(table.hosts)) > 1 else None
     try:
-        peers = _connect(store, prefix, rank, members, table, deadline, address, presence)
+        peers = _connect(store, prefix, rank, members, table, deadline, network, presence)
         algorithms = Algorithms(table.options)
         description = describe(name, prefix, members)
         attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
@@ -124,7 +128,7 @@ def form_communicator(
         is_last_to_leave = rank == 0 and name == DEFAULT_GROUP
         raise found_while_forming(presence, error, is_last_to_leave=is_last_to_leave) from None
     if name == DEFAULT_GROUP:
-        tell_roster(store, prefix, rank=rank, size=len(members), address=address, backend=backend)
+        tell_roster(store, prefix, rank=rank, size=len(members), network=network, backend=backend)
     hosts = table.hosts
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
     keys = [f"{prefix}/table", *(f"{prefix}/segment/{first}" for first in firsts)]
@@ -199,16 +203,17 @@ def _connect(
     members: Sequence[int],
     table: _Table,
     deadline: float,
-    address: str,
+    network: NetworkChoice | None,
     presence: Presence,
 ) -> list[FarPeer]:
-    """Connect with the members on other hosts, if there are any; they reach us at `address`."""
+    """Connect with the members on other hosts, if there are any; they reach us as chosen."""
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
-    if not far:
+    if not far or network is None:
         return []
     congestion = Congestion()
-    listener = listen(address, congestion)
-    place = [*listener.getsockname()[:2], os.getpid()]
+    everywhere = "::" if ":" in network.address else "0.0.0.0"  # others know us by one of NAT's
+    listener = listen(network.address if network.is_own else everywhere, congestion)
+    place = [network.address, listener.getsockname()[1], os.getpid(), _told(network)]
     store.set(f"{prefix}/place/{rank}", json.dumps(place))
     places = [f"{prefix}/place/{peer}" for peer in far]
     presence.wait(places, deadline)
@@ -231,14 +236,28 @@ def _connect(
     )
 
 
-def _own_address(store: Store, backend: str) -> str:
+def _choose_network(store: Store, backend: str) -> NetworkChoice:
+    """By which interface the ranks on other hosts reach this one, chosen as a launcher does."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     host: str | None = getattr(store, "host", None)
-    is_wished = any(os.environ.get(variable) for variable in IFNAME_VARIABLES)
+    local_addr = os.environ.get(LOCAL_ADDR)
+    is_wished = local_addr or any(os.environ.get(variable) for variable in IFNAME_VARIABLES)
     if backend == "tcp" and host is None and not is_wished:
-        return "127.0.0.1"
-    return listening_address(host, os.environ)
+        host = _LOOPBACK
+    return choose_network(
+        [] if host is None else [host],
+        os.environ,
+        local_addr=local_addr,
+        by=LOCAL_ADDR,
+        # Ranks of "tcp" may all be here, and so may those whose store is on loopback.
+        has_remote_peers=backend != "tcp" and host is not None and not is_loopback(host),
+    )
+
+
+def _told(network: NetworkChoice) -> str:
+    """What others are to know of it if they cannot connect."""
+    return f"its host chose {network.name or network.address}: {network.why}"
 
 
 def _share(

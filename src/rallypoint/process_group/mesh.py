@@ -50,11 +50,12 @@ Step: TypeAlias = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank listens, and what its process is called there."""
+    """Where a rank listens, what its process is called there, and how the address was chosen."""
 
     address: str
     port: int
     pid: int
+    network: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ class _Mesh:
         talk = _Talk(sock, self._prove(peer, purpose), who)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            raise _unreachable(talk.who, os.strerror(code))
+            raise _unreachable(talk.who, place, os.strerror(code))
 
         def happened() -> None:
             try:
@@ -277,7 +278,7 @@ class _Mesh:
                         rank=self._members[peer],
                         operation="init_process_group",
                     ) from None
-                raise _unreachable(who, error.strerror) from None
+                raise _unreachable(who, place, error.strerror) from None
             except _RefusedError:
                 raise HostError(
                     f"{who} has another token; set the same RALLYPOINT_TOKEN on all hosts"
@@ -372,9 +373,11 @@ class _Mesh:
             f"{self._members[peer]} at {endpoint_of(self._places[peer].address, 0)[:-2]}"
             for peer in missing[:16]
         )
+        first = self._places[missing[0]].network
         return CollectiveTimeoutError(
-            f"init_process_group: no connection with rank {named}; see whether a firewall stands "
-            "between the hosts, or choose another network with RALLYPOINT_SOCKET_IFNAME",
+            f"init_process_group: no connection with rank {named}{f' ({first})' if first else ''};"
+            " see whether a firewall stands between the hosts, or choose another network with"
+            " RALLYPOINT_SOCKET_IFNAME",
             rank=self._members[missing[0]],
             operation="init_process_group",
         )
@@ -389,8 +392,9 @@ def watch_for_silence(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
 
 
-def _unreachable(who: str, why: str | None) -> HostError:
+def _unreachable(who: str, place: Place, why: str | None) -> HostError:
     return HostError(
-        f"cannot connect to {who} ({why}); see whether that rank still runs, whether a firewall "
-        "stands between, or choose another network with RALLYPOINT_SOCKET_IFNAME"
+        f"cannot connect to {who} ({'; '.join(filter(None, (why, place.network)))}); see whether"
+        " that rank still runs, whether a firewall stands between, or choose another network with"
+        " RALLYPOINT_SOCKET_IFNAME"
     )

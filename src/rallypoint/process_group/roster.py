@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from rallypoint.base.errors import StoreError
-from rallypoint.cluster.interface import interface_of
+from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.store.store import Store
 
 VARIABLE = "RALLYPOINT_DEBUG"
@@ -23,16 +23,16 @@ _WAIT = timedelta(seconds=5)
 
 
 def tell_roster(
-    store: Store, prefix: str, *, rank: int, size: int, address: str, backend: str
+    store: Store, prefix: str, *, rank: int, size: int, network: NetworkChoice | None, backend: str
 ) -> None:
     """Print the table, on rank 0's standard error, if this is wished.
 
     Args:
-        address: where ranks of other hosts reach this one; empty: there are none.
+        network: where ranks of other hosts reach this one; None: there are none.
     """
     if os.environ.get(VARIABLE) != "1":
         return
-    row = _row(os.environ, rank=rank, address=address, backend=backend)
+    row = _row(os.environ, rank=rank, network=network, backend=backend)
     keys = [f"{prefix}/roster/{each}" for each in range(size)]
     store.set(keys[rank], json.dumps(row))
     if rank == 0:
@@ -40,9 +40,11 @@ def tell_roster(
         print(_table([told.get(each, [str(each)]) for each in range(size)]), file=sys.stderr)
 
 
-def _row(environ: Mapping[str, str], *, rank: int, address: str, backend: str) -> list[str]:
+def _row(
+    environ: Mapping[str, str], *, rank: int, network: NetworkChoice | None, backend: str
+) -> list[str]:
     devices = next((environ[name] for name in _DEVICES if environ.get(name)), "")
-    interface = interface_of(address) if address else "shared memory"
+    address, interface = (network.address, network.name) if network else ("", "shared memory")
     local_rank = environ.get("LOCAL_RANK", "")
     host = f"{os.uname().nodename} (pid {os.getpid()})"
     return [str(rank), local_rank, host, address, interface, devices, backend]

@@ -1,4 +1,4 @@
-"""Which interface a rank is reached at."""
+"""Which address a rank is reached at on this machine; test_interface_choice.py has the rules."""
 
 from __future__ import annotations
 
@@ -9,34 +9,24 @@ import sys
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.cluster.interface import host_identity, listening_address, matching
-
-NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
-
-
-@pytest.mark.parametrize(
-    ("wish", "found"),
-    [
-        ("eth", ["eth0", "eth1"]),
-        ("ib,eth", ["ib0", "eth0", "eth1"]),
-        ("eth1,eth", ["eth1", "eth0"]),
-        ("=eth", []),
-        ("=eth1,ib0", ["eth1", "ib0"]),
-        ("^docker,lo", ["eth0", "eth1", "ib0"]),
-        ("^=eth0,lo", ["eth1", "ib0", "docker0"]),
-        ("nothing", []),
-    ],
-)
-def test_matching_as_nccl_does(wish: str, found: list[str]) -> None:
-    assert matching(wish, NAMES) == found
+from rallypoint.cluster import interface
+from rallypoint.cluster.interface import choose_network, host_identity, listening_address
+from rallypoint.cluster.interface_facts import Interface, Kind
+from rallypoint.cluster.netlink import read_interfaces
 
 
 def test_the_first_variable_that_is_set_counts() -> None:
     variables = {"GLOO_SOCKET_IFNAME": "nope", "RALLYPOINT_SOCKET_IFNAME": "lo"}
-    assert listening_address("10.0.0.1", variables) == "127.0.0.1"
+    assert listening_address("127.0.0.1", variables) == "127.0.0.1"
     del variables["RALLYPOINT_SOCKET_IFNAME"]
     with pytest.raises(HostError, match="GLOO_SOCKET_IFNAME=nope: no interface"):
         listening_address(None, variables)
+
+
+def test_a_named_address_counts_before_a_variable() -> None:
+    variables = {"RALLYPOINT_SOCKET_IFNAME": "nope"}
+    found = choose_network(["127.0.0.1"], variables, local_addr="localhost", by="HERE")
+    assert (found.address, found.why) == ("127.0.0.1", "HERE localhost says so")
 
 
 def test_a_store_on_loopback_means_loopback() -> None:
@@ -45,8 +35,31 @@ def test_a_store_on_loopback_means_loopback() -> None:
 
 
 def test_without_a_hint_some_address_of_this_machine() -> None:
-    with socket.socket() as probe:
-        probe.bind((listening_address(None, {}), 0))
+    address = listening_address(None, {})
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+
+
+def test_own_addresses_begin_with_what_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried, and let in, in that order, and the last ones may be cut off."""
+    loopback = next(each for each in read_interfaces() if each.kind is Kind.LOOPBACK)
+    (one, *_) = loopback.addresses
+    many = tuple(one.__replace__(text=f"172.17.{number}.1") for number in range(20))
+    bridges = [
+        Interface(name=f"br-{each.text}", kind=Kind.CONTAINER_BRIDGE, addresses=(each,))
+        for each in many
+    ]
+    card = Interface(
+        name="eth9",
+        addresses=tuple(one.__replace__(text=text) for text in ("10.0.0.1", "10.0.0.2")),
+    )
+    monkeypatch.setattr(interface, "read_interfaces", lambda: (loopback, *bridges, card))
+    found = interface.own_addresses()
+    assert found[0] == "10.0.0.1"
+    assert len(found) == 16
+    assert "127.0.0.1" not in found
+    monkeypatch.setattr(interface, "read_interfaces", lambda: (loopback, bridges[0], card))
+    assert interface.own_addresses() == ("10.0.0.1", "172.17.0.1", "10.0.0.2")
 
 
 def test_processes_of_one_host_have_one_identity() -> None:

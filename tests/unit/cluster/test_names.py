@@ -15,6 +15,7 @@ import pytest
 from rallypoint.base.errors import HostError
 from rallypoint.cluster import names as module
 from rallypoint.cluster import network
+from rallypoint.cluster.interface import own_address
 from rallypoint.cluster.names import Names
 
 
@@ -128,4 +129,4 @@ def test_own_names_need_no_name_service(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_name_as_local_addr() -> None:
-    assert network.own_address("127.0.0.1", "localhost") == "127.0.0.1"
+    assert own_address("127.0.0.1", "localhost") == "127.0.0.1"

@@ -138,6 +138,7 @@ class Agent:
             allow_many_connections()  # to this process: the guardian's workers keep their limit
         self._rounds.inquired = self._inquired
         self._rounds.open(self.selector)
+        self._progress.network_chosen(self._rounds.network)
         self._entry = make_entry(self._job, directory.path if directory.is_kept else "")
         if self._entry is not None:
             self.selector.register(self._entry, selectors.EVENT_READ, self._asked)
@@ -341,6 +342,7 @@ class Agent:
         self._recorded.clear()
         self._error_files.clear()
         self._seat = seat
+        self._progress.network_chosen(self._rounds.network)  # if it was not known before
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
         self._rounds.settle()

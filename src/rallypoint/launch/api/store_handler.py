@@ -28,8 +28,8 @@ from rallypoint.base.errors import (
     RendezvousStateError,
     StoreError,
 )
-from rallypoint.cluster.interface import any_address, chosen_address, own_addresses
-from rallypoint.cluster.network import addresses_of, can_bind, own_address
+from rallypoint.cluster.interface import choose_network, own_addresses
+from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place
@@ -155,9 +155,9 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         self._store = store
         self._limits = limits
         self._timeouts = timeouts
-        wish = local_addr or chosen_address(os.environ)
-        self._address = _address_towards(store, wish)
-        is_chosen = wish is not None and can_bind(self._address)
+        choice = _choose(store, local_addr)
+        self._address = choice.address
+        is_chosen = choice.is_wished and choice.is_own
         self._place = listening_place(self._address, is_chosen=is_chosen)
         self._root = f"rallypoint.rendezvous/{run_id}"
         self._closed = JobKeys.of(run_id, 0).closed
@@ -312,23 +312,22 @@ def create_handler(
     )
 
 
-def _address_towards(store: Store, wish: str | None) -> str:
+def _choose(store: Store, local_addr: str | None) -> NetworkChoice:
     """This machine's address for those who share the store, as well as can be known.
 
     Raises:
-        HostError: nobody knows that name, or there is no way to the store's host.
+        HostError: nobody knows that name, or there is no way to the store's host, or a variable
+            names no interface.
+        InvalidArgumentError: `local_addr` is a loopback address, and the store is elsewhere.
     """
-    if wish is not None:
-        found = addresses_of(wish)
-        address = next((each for each in found if can_bind(each)), found[0])
-        if is_loopback(wish) or not is_loopback(address):
-            return address
-        # This machine knows its own name as its loopback, but others do not.
     while isinstance(store, PrefixStore):
         store = store.underlying_store
+    hosts = []
     if isinstance(store, TCPStore):
-        return own_address(store.host)
-    return _LOOPBACK if isinstance(store, HashStore) else any_address()
+        hosts = [store.host]
+    elif isinstance(store, HashStore):  # of this process
+        hosts = [_LOOPBACK]
+    return choose_network(hosts, os.environ, local_addr=local_addr, by="local_addr")
 
 
 def _keep_silent(text: str) -> None:

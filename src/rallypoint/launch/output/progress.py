@@ -19,6 +19,7 @@ _STATUS_EVERY_S = 1.0
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.cluster.network_choice import NetworkChoice
     from rallypoint.launch.output.journal import Journal
 
 
@@ -40,6 +41,7 @@ class ProgressReporter:
         self._restarts = 0
         self._round_size = 0
         self._began_text = ""
+        self._has_told_network = False
         is_hidden = job.logs.hides_output and job.talk is not Talk.QUIET
         self.wake_at = now if is_hidden and is_terminal() and has_terminal(job) else None
         self._tells_events = job.talk is Talk.VERBOSE or (is_hidden and self.wake_at is None)
@@ -62,6 +64,18 @@ class ProgressReporter:
                 max_restarts=job.max_restarts,
                 logs=logs or None,
             )
+
+    def network_chosen(self, network: NetworkChoice | None) -> None:
+        """By which interface this node meets the others; told once, None: not known yet.
+
+        Where nothing was to be chosen, only the journal has it.
+        """
+        if network is None or self._has_told_network:
+            return
+        self._has_told_network = True
+        if network.had_rivals or self._job.talk is Talk.VERBOSE:
+            self.told(f"{'warning: ' if network.is_doubtful else ''}network: {network.told}")
+        self._record("network", **network.event)
 
     def round_began(self, number: int, node_rank: int, ranks: Sequence[int], because: str) -> None:
         """Workers are being started here."""

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from rallypoint.base.address import is_loopback
+from rallypoint.cluster.interface import own_addresses
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
-from rallypoint.launch.rounds.network_place import NetworkPlace, all_addresses, listening_place
+from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.admission import why_not
@@ -72,9 +73,11 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     )
     is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
     keeper = None if not is_etcd else _etcd(setup, configuration)
-    return ElasticRounds(
+    rounds = ElasticRounds(
         setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
     )
+    rounds.network = place.choice
+    return rounds
 
 
 def warn_without_token(rendezvous: Rendezvous) -> None:
@@ -108,7 +111,7 @@ def setup_of(
         role=job.role,
         wish=rendezvous.node_rank,
         address=at.host,
-        addresses=() if is_loopback(at.host) else all_addresses(),
+        addresses=() if is_loopback(at.host) else own_addresses(),
         port=at.port,
     )
     return Setup(

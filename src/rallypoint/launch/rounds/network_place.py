@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
+from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.names import in_thread
 from rallypoint.cluster.network import (
-    IFNAME_VARIABLES,
     UnknownHostError,
-    can_bind,
-    check_reachable,
     is_here,
     is_own_name,
-    own_address,
 )
+from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.job import Rendezvous
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import listen
@@ -36,14 +35,12 @@ class NetworkPlace:
     """Where this node is in the network, once the endpoints' names are known.
 
     Attributes:
-        address: what it gives out.
-        is_chosen: the user named it, or its interface: listen there only.
+        choice: what it gives out, and why; None: not known yet.
         slot, listener: which endpoint this node listens at, if it does.
     """
 
     def __init__(self, rendezvous: Rendezvous, *, is_host: bool | None) -> None:
-        self.address = ""
-        self.is_chosen = False
+        self.choice: NetworkChoice | None = None
         self.slot: int | None = None
         self.listener: socket.socket | None = None
         self._endpoints = rendezvous.endpoints
@@ -71,38 +68,42 @@ class NetworkPlace:
             time.sleep(min(_LOOK_AGAIN_S, wait_s))
 
     def _find(self) -> None:
-        self.address = self._own_address()
+        self.choice = self._choose()
         if self._is_host is not False:
             self._take_endpoint()
 
-    def _own_address(self) -> str:
+    @property
+    def address(self) -> str:
+        """What it gives out."""
+        return "" if self.choice is None else self.choice.address
+
+    @property
+    def is_chosen(self) -> bool:
+        """The user named it, or its interface: listen there only."""
+        return self.choice is not None and self.choice.is_wished and self.choice.is_own
+
+    def _choose(self) -> NetworkChoice:
         """Towards the first endpoint that has a name and a way to it."""
         first_error: HostError | None = None
-        wish = self._local_addr
-        if wish is None and not is_loopback(self._endpoints[0].host):
-            wish = _address_by_interface()
+        # Where all are on one machine, variables are about other networks.
+        environ = {} if is_loopback(self._endpoints[0].host) else os.environ
         for endpoint in self._endpoints:
             try:
-                address = self._address_towards(endpoint, wish)
-                self.is_chosen = wish is not None and can_bind(address)
-                check_reachable(address, (endpoint.host, endpoint.port))
+                return self._towards(endpoint.host, environ)
             except HostError as error:
                 # An unknown name may be known later: that counts more than what will not change.
                 if first_error is None or isinstance(error, UnknownHostError):
                     first_error = error
-            else:
-                return address
         assert first_error is not None
         raise first_error
 
-    def _address_towards(self, endpoint: Endpoint, wish: str | None) -> str:
+    def _towards(self, host: str, environ: Mapping[str, str]) -> NetworkChoice:
+        wish, is_remote = self._local_addr, not is_loopback(host)
         try:
-            return own_address(endpoint.host, wish)
+            return choose_network([host], environ, local_addr=wish, has_remote_peers=is_remote)
         except UnknownHostError:
-            if wish is None and is_own_name(endpoint.host):  # others know it, sooner or later
-                from rallypoint.cluster.interface import any_address
-
-                return any_address()
+            if wish is None and is_own_name(host):  # others know it, sooner or later
+                return choose_network([], environ, has_remote_peers=True)
             raise
 
     def _take_endpoint(self) -> None:
@@ -125,22 +126,6 @@ class NetworkPlace:
             if len(self._endpoints) == 1:
                 raise
             return False  # a machine that is down may have no name
-
-
-def all_addresses() -> tuple[str, ...]:
-    """Those of this machine."""
-    from rallypoint.cluster.interface import own_addresses
-
-    return own_addresses()
-
-
-def _address_by_interface() -> str | None:
-    """From RALLYPOINT_SOCKET_IFNAME and the like."""
-    if not any(os.environ.get(name) for name in IFNAME_VARIABLES):
-        return None
-    from rallypoint.cluster.interface import chosen_address
-
-    return chosen_address(os.environ)
 
 
 def _listen(place: str, port: int, *, is_ours: bool) -> socket.socket | None:

@@ -26,8 +26,7 @@ from rallypoint.base.errors import (
     RendezvousClosedError,
 )
 from rallypoint.base.record import Record
-from rallypoint.cluster.interface import own_addresses
-from rallypoint.cluster.network import own_address
+from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost
@@ -84,8 +83,16 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> PlugInRounds:
             **config,
         )
     )
-    address = own_address(rendezvous.endpoints[0].host, rendezvous.local_addr)
-    return rounds_through(handler, job, address)
+    host = rendezvous.endpoints[0].host
+    choice = choose_network(
+        [host],
+        {} if is_loopback(host) else os.environ,
+        local_addr=rendezvous.local_addr,
+        has_remote_peers=not is_loopback(host),
+    )
+    rounds = rounds_through(handler, job, choice.address)
+    rounds.network = choice
+    return rounds
 
 
 def rounds_through(handler: RendezvousHandler, job: Job, address: str = "") -> PlugInRounds:

@@ -15,8 +15,9 @@ import time
 from _thread import allocate_lock, start_new_thread
 from random import SystemRandom
 
-from rallypoint.cluster.interface import listening_address
-from rallypoint.cluster.network import IFNAME_VARIABLES, can_bind, own_address
+from rallypoint.cluster.interface import choose_network
+from rallypoint.cluster.network import can_bind
+from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.rounds.address_files import AddressFiles, Listing
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
@@ -43,13 +44,9 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
     timeouts = read_timeouts(rendezvous.configuration)
     warn_without_token(rendezvous)
     directory = rendezvous.endpoints[0]
-    wish = rendezvous.local_addr
-    if wish is None:
-        address = listening_address(None, os.environ)
-        is_chosen = any(os.environ.get(name) for name in IFNAME_VARIABLES)
-    else:
-        address, is_chosen = own_address(str(directory), wish), True
-    place = listening_place(address, is_chosen=is_chosen and can_bind(address))
+    choice = _choose(rendezvous)
+    address = choice.address
+    place = listening_place(address, is_chosen=choice.is_wished and choice.is_own)
     listener = listen(place, 0)
     setup = setup_of(
         job,
@@ -61,7 +58,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
     )
     files = AddressFiles(directory.host, setup.me.key)
     files.leave_address(Endpoint(host=address, port=setup.me.port))
-    return SharedDirectoryRounds(
+    rounds = SharedDirectoryRounds(
         files,
         setup,
         listener,
@@ -69,6 +66,19 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
         is_verbose=job.talk is Talk.VERBOSE,
         place=place,
     )
+    rounds.network = choice
+    return rounds
+
+
+def _choose(rendezvous: Rendezvous) -> NetworkChoice:
+    """By those who have left their addresses already, if there are any."""
+    try:
+        seen = AddressFiles(rendezvous.endpoints[0].host, "").look()
+        others = list(dict.fromkeys(each.host for each in seen.others.values()))
+    except OSError:  # the first one makes the directory
+        others = []
+    elsewhere = [host for host in others if not can_bind(host)]
+    return choose_network(elsewhere[:_CALLED], os.environ, local_addr=rendezvous.local_addr)
 
 
 def may_found(seen: Listing, *, vain_s: float, patience_s: float) -> bool:

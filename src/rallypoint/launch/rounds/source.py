@@ -21,6 +21,10 @@ from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Order, Report, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Round
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.cluster.network_choice import NetworkChoice
+
 
 class Colleague(Record):
     """Another agent of the job, or this one.
@@ -59,11 +63,14 @@ class RoundSource(ABC):
         key: which member of a round this agent is.
         may_leave: whether the others go on when a signal stops this agent.
         news: what is waited for while there is no round; empty: nothing is known.
+        network: by which interface this node meets the others; None: there are none, or it is not
+            known yet.
         inquired: called with another agent's key and what it has said by its `inquire`.
     """
 
     may_leave = False
     news = ""
+    network: NetworkChoice | None = None
 
     def __init__(self, key: str) -> None:
         self.key = key

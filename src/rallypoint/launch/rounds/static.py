@@ -16,8 +16,10 @@ from datetime import timedelta
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import StoreConnectionError, StoreError
+from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.network import can_bind
-from rallypoint.launch.job import Job, Talk
+from rallypoint.cluster.network_choice import NetworkChoice
+from rallypoint.launch.job import Job, Nodes, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import listening_place
@@ -48,7 +50,7 @@ class StaticHost(LinkedRounds):
     """Node 0."""
 
     def __init__(self, job: Job) -> None:
-        nodes = job.nodes
+        self._nodes = nodes = job.nodes
         self._is_local = is_loopback(nodes.master_addr)
         self._interface = _interface_of(nodes.master_addr)
         self._endpoint = _endpoint_of(job)
@@ -72,6 +74,7 @@ class StaticHost(LinkedRounds):
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
+        self.network = _choose(self._nodes)
         self._store = StoreHost(self._interface, self._endpoint.port)
         self._store.serve()
         here = "127.0.0.1" if self._interface == ANY else self._interface
@@ -148,6 +151,7 @@ class StaticGuest(LinkedRounds):
             self._look_later(str(error))
             return
         self._look_at = None
+        self.network = _choose(self._nodes)
         self._core = self._new_core()
         self._happened(self._core.started)
 
@@ -197,8 +201,6 @@ def _setup_of(job: Job) -> Setup:
     nodes = job.nodes
     me = job.member.__replace__(key=os.urandom(8).hex())
     if not is_loopback(nodes.master_addr):
-        from rallypoint.cluster.interface import own_addresses
-
         me = me.__replace__(addresses=own_addresses())
     return Setup(
         me=me,
@@ -209,6 +211,17 @@ def _setup_of(job: Job) -> Setup:
         max_restarts=job.max_restarts,
         timeouts=Timeouts(join_timeout_s=nodes.join_timeout_s, missed_beats=NO_SILENCE),
         quorum="host",
+    )
+
+
+def _choose(nodes: Nodes) -> NetworkChoice:
+    """By which interface this node's workers are reached: agents only call node 0's."""
+    is_local = is_loopback(nodes.master_addr)
+    return choose_network(
+        [nodes.master_addr],
+        {} if is_local else os.environ,
+        local_addr=nodes.local_addr,
+        has_remote_peers=not is_local,
     )
 
 

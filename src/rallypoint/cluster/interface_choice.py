@@ -1,0 +1,312 @@
+"""Which interface and address a node or rank gives to the others: one decision, with its reason.
+
+    what the user says         --local-addr, then RALLYPOINT_SOCKET_IFNAME or another such variable
+    else where the others are  the interface whose route leads to them, with the kernel's source
+    else what is likely        the default route's before others, tunnels last, and never loopback
+                               or a bridge of containers while there is anything else
+
+Pure: interfaces and routes are arguments (interface_facts.py). interface.py asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rallypoint.base.address import is_loopback
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cluster.interface_facts import Address, Interface, Kind, Target
+from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice, PassedOver
+
+# How unlikely others are to reach a machine through it; of all other kinds: not at all.
+_UNLIKELY = {Kind.OTHER: 1, Kind.TUNNEL: 2, Kind.CONTAINER_BRIDGE: 3, Kind.LOOPBACK: 4}
+
+
+def choose(
+    interfaces: Sequence[Interface],
+    *,
+    wish: AddressWish | NameWish | None = None,
+    towards: Sequence[Target] = (),
+    has_remote_peers: bool = False,
+    default: str = "",
+) -> NetworkChoice:
+    """Choose.
+
+    Args:
+        interfaces: this machine's; empty: not known.
+        towards: those to reach, in the order in which they count; empty: not known.
+        default: the default route's interface.
+        has_remote_peers: some are on other machines, though `towards` does not show it.
+
+    Raises:
+        HostError: no interface is as wished, there is no route, or only the loopback leads there.
+        InvalidArgumentError: --local-addr is a loopback address, and others are remote.
+    """
+    if has_remote_peers:  # some machines know their own name as their loopback; others do not
+        towards = [each for each in towards if not is_loopback(each.address)]
+    is_remote = has_remote_peers or any(each.is_remote for each in towards)
+    if isinstance(wish, AddressWish) and not is_loopback(wish.text) and is_remote:
+        wish = _without_loopback(wish)
+    if isinstance(wish, AddressWish):
+        found = _as_addressed(interfaces, wish, towards, is_remote=is_remote)
+    elif wish is not None:
+        found = _as_named(interfaces, wish, towards, default, is_remote=is_remote)
+    elif towards:
+        found = _by_route(interfaces, towards)
+    else:
+        found = _likely(interfaces, default, is_remote=is_remote)
+    others = [each for each in interfaces if each.is_up and each.addresses]
+    others = [each for each in others if each.name != found.name and each.kind != Kind.LOOPBACK]
+    return found.__replace__(
+        passed_over=tuple(
+            [PassedOver(interface=each.name, why=_why_not(each, towards)) for each in others]
+        ),
+        had_rivals=found.is_wished or any(each.is_candidate for each in others),
+    )
+
+
+def matching(wish: str, names: Sequence[str]) -> list[str]:
+    """Those of the names that a list of prefixes (or "=" names, or "^" exclusions) chooses.
+
+    As NCCL reads it. In the order of the list, so that the first choice comes first; of the names
+    that begin with a word the word itself does, as "eth1" before "eth10".
+    """
+    if wish.startswith("^"):
+        words = _words(wish)
+        return [name for name in names if not any(_fits(wish, name, word) for word in words)]
+    groups = _groups(wish, names)
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def ranked(interfaces: Sequence[Interface], default: str = "") -> list[Interface]:
+    """Those that are up and have an address, the ones that others most likely reach first."""
+
+    def cost(each: Interface) -> tuple[bool, int, bool]:
+        is_link_only = all(address.is_link_only for address in each.addresses)
+        return is_link_only, _UNLIKELY.get(each.kind, 0), each.name != default
+
+    return sorted([each for each in interfaces if each.is_up and each.addresses], key=cost)
+
+
+def best_address(interface: Interface, towards: Sequence[Target] = ()) -> Address:
+    """Of an interface that has one: that of the others' network, else of their family.
+
+    Then what lasts and is good beyond the link, then IPv4.
+    """
+
+    def cost(address: Address) -> tuple[bool, ...]:
+        return (
+            not any(address.is_network_of(each.packed) for each in towards),
+            bool(towards) and all(len(address.packed) != len(each.packed) for each in towards),
+            address.is_link_only,
+            address.is_passing,
+            len(address.packed) != 4,
+        )
+
+    return min(interface.addresses, key=cost)
+
+
+# The ways.
+
+
+def _without_loopback(wish: AddressWish) -> AddressWish | None:
+    """A name stands for more than what this machine alone knows by it, or for nothing."""
+    addresses = tuple([each for each in wish.addresses if not is_loopback(each)])
+    if not addresses:
+        return None
+    own = tuple([each for each in wish.own if each in addresses])
+    return wish.__replace__(addresses=addresses, own=own)
+
+
+def _as_addressed(
+    interfaces: Sequence[Interface],
+    wish: AddressWish,
+    towards: Sequence[Target],
+    *,
+    is_remote: bool,
+) -> NetworkChoice:
+    address = (wish.own or wish.addresses)[0]
+    if is_loopback(address) and is_remote:
+        names = ", ".join(each.name for each in towards if each.is_remote) or "others"
+        raise InvalidArgumentError(
+            f"{wish.by} {wish.text} is this machine's loopback ({address}), which nodes that meet"
+            f" at {names} cannot reach; give the address of a network interface."
+        )
+    found = _owner(interfaces, address)
+    reason = f"{wish.by} {wish.text} says so"
+    if not wish.own:
+        reason += ", though no interface of this machine has that address"
+    return NetworkChoice(
+        address=address,
+        interface=found,
+        reason=reason,
+        is_wished=True,
+        is_own=bool(wish.own),
+        instead=_instead(found, interfaces, towards) if wish.own else "",
+    )
+
+
+def _as_named(
+    interfaces: Sequence[Interface],
+    wish: NameWish,
+    towards: Sequence[Target],
+    default: str,
+    *,
+    is_remote: bool,
+) -> NetworkChoice:
+    usable = {each.name: each for each in interfaces if each.is_up and each.addresses}
+    names = [each.name for each in interfaces]
+    is_exclusion = wish.text.startswith("^")
+    groups = [matching(wish.text, names)] if is_exclusion else _groups(wish.text, names)
+    found = next((group for group in groups if any(name in usable for name in group)), None)
+    if found is None:
+        raise HostError(_no_match(interfaces, wish, towards))
+    candidates = [usable[name] for name in found if name in usable]
+    if is_exclusion:  # what is left is in no order of the user's
+        candidates = ranked(candidates, default)
+    leading = [each for each in candidates if _leads(each, towards)]
+    chosen = (leading or candidates)[0]
+    said = f"{wish.by}={wish.text}"
+    if chosen.kind is Kind.LOOPBACK and is_remote:
+        other = _routed(interfaces, towards)
+        raise HostError(
+            f"{said} chooses {chosen}, the loopback, at which other machines cannot reach this one;"
+            f" choose {other or 'another interface'}."
+        )
+    instead = _instead(chosen, interfaces, towards)
+    return NetworkChoice(
+        address=best_address(chosen, towards).text,
+        interface=chosen,
+        reason=f"{said} says so",
+        is_wished=True,
+        instead=instead,
+        is_doubtful=bool(instead) and chosen.kind is Kind.CONTAINER_BRIDGE,
+    )
+
+
+def _by_route(interfaces: Sequence[Interface], towards: Sequence[Target]) -> NetworkChoice:
+    target = next((each for each in towards if each.route is not None), None)
+    if target is None:
+        first = towards[0]
+        raise HostError(
+            f"there is no route to {first.name} ({first.why_not}); this machine has"
+            f" {_listed(interfaces)}; or name its address with --local-addr."
+        )
+    assert target.route is not None
+    if target.route.is_own or is_loopback(target.address):
+        return NetworkChoice(
+            address=target.address,
+            interface=_owner(interfaces, target.address),
+            reason=f"{target.name} is on this machine",
+        )
+    source = target.route.source
+    if is_loopback(source):
+        raise HostError(
+            f"this node's address towards {target.name} is its loopback {source}, which other nodes"
+            " cannot reach; look at /etc/hosts, or name an address with --local-addr."
+        )
+    named = next((each for each in interfaces if each.name == target.route.interface), None)
+    return NetworkChoice(
+        address=source,
+        interface=named or _owner(interfaces, source),
+        reason=f"the route to {target.name} leads through it",
+    )
+
+
+def _likely(interfaces: Sequence[Interface], default: str, *, is_remote: bool) -> NetworkChoice:
+    found = [each for each in ranked(interfaces, default) if each.is_candidate]
+    if not found and is_remote:
+        raise HostError(
+            "no interface is up at which other machines could reach this one; it has"
+            f" {_listed(interfaces)}; or name its address with --local-addr."
+        )
+    if not found:
+        loopback = next((each for each in interfaces if each.kind is Kind.LOOPBACK), None)
+        return NetworkChoice(
+            address="127.0.0.1", interface=loopback, reason="no other interface can be used"
+        )
+    reason = "it is the only one that others may reach"
+    if len(found) > 1:
+        reason = "it is the likeliest, as nothing says where the others are"
+    if len(found) > 1 and found[0].name == default:
+        reason = "the default route leads through it, and nothing says where the others are"
+    return NetworkChoice(address=best_address(found[0]).text, interface=found[0], reason=reason)
+
+
+# What they share.
+
+
+def _words(wish: str) -> list[str]:
+    return [word for word in wish.lstrip("^=").split(",") if word]
+
+
+def _fits(wish: str, name: str, word: str) -> bool:
+    return name == word if wish.lstrip("^").startswith("=") else name.startswith(word)
+
+
+def _groups(wish: str, names: Sequence[str]) -> list[list[str]]:
+    """What each word of a list matches, the word itself first."""
+    return [
+        sorted([name for name in names if _fits(wish, name, word)], key=lambda name: name != word)
+        for word in _words(wish)
+    ]
+
+
+def _owner(interfaces: Sequence[Interface], address: str) -> Interface | None:
+    owners = [each for each in interfaces if any(a.text == address for a in each.addresses)]
+    if not owners and address.startswith("127."):  # the whole network is its
+        owners = [each for each in interfaces if each.kind is Kind.LOOPBACK]
+    return owners[0] if owners else None
+
+
+def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
+    """Whether the others' network is this interface's, or the route to them is."""
+    return any(
+        (each.route is not None and each.route.interface == interface.name)
+        or any(address.is_network_of(each.packed) for address in interface.addresses)
+        or (
+            (each.route is not None and each.route.is_own)
+            and any(address.text == each.address for address in interface.addresses)
+        )
+        for each in towards
+    )
+
+
+def _instead(
+    chosen: Interface | None, interfaces: Sequence[Interface], towards: Sequence[Target]
+) -> str:
+    """ "the route to node1 leads through eth0 (10.0.0.1)"; empty if it is as good."""
+    remote = [each for each in towards if each.is_remote]
+    if chosen is None or not remote or _leads(chosen, remote):
+        return ""
+    other = _routed(interfaces, remote)
+    return f"the route to {remote[0].name} leads through {other}" if other else ""
+
+
+def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
+    """The interface that leads to the others, as text; empty: none is known."""
+    for target in towards:
+        if target.is_remote and target.route is not None and target.route.interface:
+            names = [each for each in interfaces if each.name == target.route.interface]
+            return str(names[0]) if names else target.route.interface
+    return ""
+
+
+def _why_not(interface: Interface, towards: Sequence[Target]) -> str:
+    if not interface.is_candidate and interface.kind is not Kind.CONTAINER_BRIDGE:
+        return "its address is good on its link only"
+    if any(each.is_remote for each in towards) and interface.is_candidate:
+        return "leads there, too" if _leads(interface, towards) else "the route leads elsewhere"
+    return interface.kind.value
+
+
+def _no_match(interfaces: Sequence[Interface], wish: NameWish, towards: Sequence[Target]) -> str:
+    better = _routed(interfaces, towards)
+    tail = f"; the route to {towards[0].name} leads through {better}" if better else ""
+    return (
+        f"{wish.by}={wish.text}: no interface of this machine that is up and has an address"
+        f" matches; it has {_listed(interfaces)}{tail}"
+    )
+
+
+def _listed(interfaces: Sequence[Interface]) -> str:
+    return ", ".join(map(str, interfaces)) or "no interface that is known"

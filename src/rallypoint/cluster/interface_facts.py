@@ -1,0 +1,133 @@
+"""This machine's network interfaces and routes, as frozen data.
+
+netlink.py reads them, interface_choice.py decides by them, `rallypoint where` shows them. Pure:
+records only, and what follows from one of them alone.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from rallypoint.base.address import is_loopback
+from rallypoint.base.record import Record
+
+
+class Kind(Enum):
+    """What an interface is; the values are for people."""
+
+    LOOPBACK = "loopback"
+    PHYSICAL = "network card"
+    INFINIBAND = "InfiniBand"
+    STACKED = "on top of another interface"  # VLAN, bond, team, macvlan, ipvlan
+    VETH = "virtual pair"  # what a container or a test host has for a network card
+    BRIDGE = "bridge"
+    CONTAINER_BRIDGE = "bridge of containers"  # nothing but containers of this machine on it
+    TUNNEL = "tunnel"
+    OTHER = "virtual"
+
+
+class Address(Record, kw_only=True):
+    """One address of an interface.
+
+    Attributes:
+        text: as inet_ntop writes it.
+        packed: its 4 or 16 bytes, in network order.
+        prefix: how many of its bits name the network.
+        is_link_only: good on the link alone (fe80::/10, 169.254.0.0/16).
+        is_passing: it will go, or should not be given to others (IPv6: temporary, deprecated).
+    """
+
+    text: str
+    packed: bytes
+    prefix: int
+    is_link_only: bool = False
+    is_passing: bool = False
+
+    def is_network_of(self, packed: bytes) -> bool:
+        """Whether another address is of the same network."""
+        if len(packed) != len(self.packed):
+            return False
+        shift = 8 * len(packed) - self.prefix
+        return int.from_bytes(packed) >> shift == int.from_bytes(self.packed) >> shift
+
+
+class Interface(Record, kw_only=True):
+    """One interface.
+
+    Attributes:
+        name: as users and variables call it.
+        index: the kernel's number.
+        is_up: it can be used: up, and with a link as far as the kernel knows.
+        mtu: the most bytes of one packet.
+        speed_mbps: in Mbit/s, as the driver says; None: not known.
+        addresses: in the kernel's order.
+    """
+
+    name: str
+    index: int = 0
+    kind: Kind = Kind.PHYSICAL
+    is_up: bool = True
+    mtu: int = 1500
+    speed_mbps: int | None = None
+    addresses: tuple[Address, ...] = ()
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether others may reach this machine through it."""
+        has_address = any(not each.is_link_only for each in self.addresses)
+        is_inner = self.kind in (Kind.LOOPBACK, Kind.CONTAINER_BRIDGE)
+        return self.is_up and has_address and not is_inner
+
+    @property
+    def rate(self) -> str:
+        """``"25 Gbit/s, MTU 9000"``; the speed only where it is known."""
+        mtu = f"MTU {self.mtu}"
+        if self.speed_mbps is None:
+            return mtu
+        is_giga = self.speed_mbps >= 1000
+        speed = f"{self.speed_mbps / 1000:g} Gbit/s" if is_giga else f"{self.speed_mbps} Mbit/s"
+        return f"{speed}, {mtu}"
+
+    def __str__(self) -> str:
+        """``"eth0 (10.0.0.1, fd00::1)"``, or why it cannot be used."""
+        shown = [each.text for each in self.addresses if not each.is_link_only]
+        shown = shown or [each.text for each in self.addresses]
+        words = ([] if self.is_up else ["down"]) + (shown or ["no address"])
+        return f"{self.name} ({', '.join(words)})"
+
+
+class Route(Record, kw_only=True):
+    """How the kernel reaches one address.
+
+    Attributes:
+        interface: by which packets leave; empty: the kernel did not say.
+        source: the address of this machine that they carry.
+        is_own: the address is this machine's own.
+    """
+
+    interface: str
+    source: str
+    is_own: bool = False
+
+
+class Target(Record, kw_only=True):
+    """Somebody whom this machine is to reach, and who is to reach it.
+
+    Attributes:
+        name: what users call it.
+        address: numeric.
+        packed: its bytes.
+        route: None: there is none.
+        why_not: why there is no route.
+    """
+
+    name: str
+    address: str
+    packed: bytes
+    route: Route | None
+    why_not: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another machine, as far as its address says."""
+        return not is_loopback(self.address) and not (self.route is not None and self.route.is_own)

@@ -1,0 +1,273 @@
+"""What the kernel says of this machine's interfaces, addresses and routes.
+
+Asked by netlink (rtnetlink(7)), which answers for this process's own network namespace; /sys may
+show another one's. Only speeds are read there, if it is the same interface. Nothing is sent into
+the network. Where netlink is forbidden, interfaces are not known, and routes are asked of a socket.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+from rallypoint.cluster.interface_facts import Address, Interface, Kind, Route
+
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
+_ADDRESS = struct.Struct("=BBBBI")  # family, prefix, flags, scope, index
+_ROUTE = struct.Struct("=BBBBBBBBI")  # family, lengths, tos, table, protocol, scope, type, flags
+_ATTRIBUTE = struct.Struct("=HH")
+_REQUEST, _DUMP, _INTERRUPTED = 0x1, 0x300, 0x10
+_ERROR, _DONE = 2, 3
+_GETLINK, _GETADDR, _GETROUTE = 18, 22, 26
+_ANSWER_BYTES = 1 << 18
+_ATTEMPTS = 5  # an answer is interrupted when interfaces change meanwhile
+
+_IFLA_ADDRESS, _IFLA_NAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_STATE, _IFLA_INFO = 1, 3, 4, 10, 16, 18
+_INFO_KIND = 1
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_RTA_DST, _RTA_OIF = 1, 4
+_IFF_UP = 0x1
+_NO_LINK = (2, 3)  # operational states: down, lower layer down
+_TENTATIVE, _FAILED, _DEPRECATED, _TEMPORARY = 0x40, 0x08, 0x20, 0x01
+_SCOPE_LINK = 253
+_LINK_NETWORK = bytes((169, 254))
+_LOCAL = 2  # a kind of route
+_ANY_PORT = 9  # routes do not depend on it, but 0 is refused by some kernels
+
+# With which containers and virtual machines are on a bridge.
+_ON_CONTAINER_BRIDGES = {"veth", "tun"}
+_STACKED = ("vlan", "bond", "team", "macvlan", "macvtap", "ipvlan", "ipvtap", "vrf")
+_TUNNELS = ("tun", "wireguard", "ipip", "sit", "ip6tnl", "gre", "gretap", "ip6gre", "ip6gretap",
+            "vti", "vti6", "xfrm", "ppp", "erspan", "amt")  # fmt: skip
+_DRIVERS = {
+    "bridge": Kind.BRIDGE,
+    "veth": Kind.VETH,
+    "ipoib": Kind.INFINIBAND,
+    **dict.fromkeys(_STACKED, Kind.STACKED),
+    **dict.fromkeys(_TUNNELS, Kind.TUNNEL),
+}
+_HARDWARE = {772: Kind.LOOPBACK, 32: Kind.INFINIBAND, 512: Kind.TUNNEL, 0xFFFE: Kind.TUNNEL}
+
+
+def read_interfaces() -> tuple[Interface, ...]:
+    """All interfaces of this network namespace, in the kernel's order; empty: it does not say."""
+    try:
+        with _open() as kernel:
+            links = [_read_link(body) for body in _dump(kernel, _GETLINK, bytes(_LINK.size))]
+            addresses = map(_read_address, _dump(kernel, _GETADDR, bytes(_ADDRESS.size)))
+            owned = [each for each in addresses if each is not None]
+    except OSError:
+        return ()
+    kinds = {link.index: link.driver for link in links}
+    on_bridge: dict[int, set[str]] = {}
+    for link in links:
+        on_bridge.setdefault(link.master, set()).add(kinds[link.index])
+    return tuple([_interface(link, owned, on_bridge.get(link.index, set())) for link in links])
+
+
+def route_to(address: str) -> Route:
+    """The route to a numeric address.
+
+    Raises:
+        OSError: there is none.
+    """
+    source = source_towards(address)
+    try:
+        with _open() as kernel:
+            index, is_own = _asked_route(kernel, address)
+    except OSError:
+        return Route(interface="", source=source)
+    names = dict(socket.if_nameindex())
+    return Route(
+        interface=names.get(index, ""), source=address if is_own else source, is_own=is_own
+    )
+
+
+def source_towards(address: str) -> str:
+    """The address of this machine that packets to a numeric address carry.
+
+    Connecting a datagram socket asks for the route and sends nothing.
+
+    Raises:
+        OSError: there is no route.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, _ANY_PORT))
+        return str(probe.getsockname()[0])
+
+
+def default_interface() -> str:
+    """Through which this machine reaches most others; empty: there is none.
+
+    That is what routes to networks for documentation lead to (RFC 5737, RFC 3849).
+    """
+    for address in ("198.51.100.1", "2001:db8::1"):
+        try:
+            return route_to(address).interface
+        except OSError:
+            continue
+    return ""
+
+
+def _asked_route(kernel: socket.socket, address: str) -> tuple[int, bool]:
+    """The number of the interface, and whether the address is this machine's own.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+    body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _RTA_DST) + packed
+    _ask(kernel, _GETROUTE, _REQUEST, body)
+    for kind, _, answer in _messages(kernel.recv(_ANSWER_BYTES)):
+        if kind != _ERROR:
+            told = dict(_attributes(answer[_ROUTE.size :]))
+            return _number(told.get(_RTA_OIF, b"")), _ROUTE.unpack_from(answer)[7] == _LOCAL
+    raise OSError("netlink refused")
+
+
+class _Link:
+    """One interface as the kernel describes it, without its addresses."""
+
+    def __init__(self, index: int, hardware: int, flags: int, told: dict[int, bytes]) -> None:
+        self.index = index
+        self.hardware = hardware
+        self.name = told.get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
+        self.mtu = _number(told.get(_IFLA_MTU, b""))
+        self.master = _number(told.get(_IFLA_MASTER, b""))
+        self.mac = told.get(_IFLA_ADDRESS, b"")
+        state = _number(told.get(_IFLA_STATE, b""))
+        self.is_up = bool(flags & _IFF_UP) and state not in _NO_LINK
+        info = dict(_attributes(told.get(_IFLA_INFO, b"")))
+        self.driver = info.get(_INFO_KIND, b"").rstrip(b"\0").decode(errors="replace")
+
+
+def _read_link(body: bytes) -> _Link:
+    _, hardware, index, flags, _ = _LINK.unpack_from(body)
+    return _Link(index, hardware, flags, dict(_attributes(body[_LINK.size :])))
+
+
+def _read_address(body: bytes) -> tuple[int, Address] | None:
+    """The interface's number and its address; None: it cannot be used yet, or ever."""
+    family, prefix, flags, scope, index = _ADDRESS.unpack_from(body)
+    told = dict(_attributes(body[_ADDRESS.size :]))
+    packed = told.get(_IFA_LOCAL) or told.get(_IFA_ADDRESS, b"")  # the other end's, of a tunnel
+    flags = _number(told.get(_IFA_FLAGS, b"")) or flags
+    if family not in (socket.AF_INET, socket.AF_INET6) or flags & (_TENTATIVE | _FAILED):
+        return None
+    is_6 = family == socket.AF_INET6
+    return index, Address(
+        text=socket.inet_ntop(family, packed),
+        packed=packed,
+        prefix=prefix,
+        is_link_only=scope == _SCOPE_LINK if is_6 else packed.startswith(_LINK_NETWORK),
+        is_passing=is_6 and bool(flags & (_DEPRECATED | _TEMPORARY)),
+    )
+
+
+def _interface(link: _Link, owned: list[tuple[int, Address]], on_it: set[str]) -> Interface:
+    kind = _kind(link, on_it)
+    addresses = tuple([address for index, address in owned if index == link.index])
+    has_speed = bool(addresses) and kind in (Kind.PHYSICAL, Kind.INFINIBAND, Kind.STACKED)
+    return Interface(
+        name=link.name,
+        index=link.index,
+        kind=kind,
+        is_up=link.is_up,
+        mtu=link.mtu,
+        speed_mbps=_speed_mbps(link) if has_speed else None,
+        addresses=addresses,
+    )
+
+
+def _kind(link: _Link, on_it: set[str]) -> Kind:
+    if link.driver == "bridge" and on_it.issubset(_ON_CONTAINER_BRIDGES):
+        return Kind.CONTAINER_BRIDGE
+    if link.driver:
+        return _DRIVERS.get(link.driver, Kind.OTHER)
+    return _HARDWARE.get(link.hardware, Kind.PHYSICAL)
+
+
+def _speed_mbps(link: _Link) -> int | None:
+    """What the driver says; None: nothing, or /sys shows another network namespace's interfaces."""
+    place = f"/sys/class/net/{link.name}"
+    mac = ":".join(f"{byte:02x}" for byte in link.mac)
+    try:
+        if (_line(f"{place}/ifindex"), _line(f"{place}/address")) != (str(link.index), mac):
+            return None
+        speed = int(_line(f"{place}/speed"))
+    except (OSError, ValueError):
+        return None
+    return speed if 0 < speed < 1 << 31 else None
+
+
+def _line(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
+
+
+# The wire.
+
+
+def _open() -> socket.socket:
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+    return socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+
+
+def _ask(kernel: socket.socket, kind: int, flags: int, body: bytes) -> None:
+    kernel.sendall(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
+
+
+def _dump(kernel: socket.socket, kind: int, body: bytes) -> list[bytes]:
+    """The bodies of all messages of an answer.
+
+    Raises:
+        OSError: the kernel refuses to answer.
+    """
+    found: list[bytes] = []
+    for _ in range(_ATTEMPTS):
+        found, is_whole, is_done = [], True, False
+        _ask(kernel, kind, _REQUEST | _DUMP, body)
+        while not is_done:
+            for answer, flags, text in _messages(kernel.recv(_ANSWER_BYTES)):
+                if answer == _ERROR:
+                    raise OSError(-int(struct.unpack_from("=i", text)[0]), "netlink refused")
+                is_whole = is_whole and not flags & _INTERRUPTED
+                is_done = is_done or answer == _DONE
+                if answer != _DONE:
+                    found.append(text)
+        if is_whole:
+            break
+    return found
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """The type, flags and body of each message of a datagram."""
+    while len(data) >= _HEADER.size:
+        length, kind, flags, _, _ = _HEADER.unpack_from(data)
+        if length < _HEADER.size:
+            return
+        yield kind, flags, data[_HEADER.size : length]
+        data = data[_padded(length) :]
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(data)
+        if length < _ATTRIBUTE.size:
+            return
+        yield kind & 0x3FFF, data[_ATTRIBUTE.size : length]
+        data = data[_padded(length) :]
+
+
+def _padded(length: int) -> int:
+    return (length + 3) & ~3
+
+
+def _number(data: bytes) -> int:
+    """A number as this machine writes it; 0 if there is none."""
+    return int.from_bytes(data, "little" if struct.pack("=H", 1)[0] else "big")
