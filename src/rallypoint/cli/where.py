@@ -1,5 +1,5 @@
 """`rallypoint where`: what `rallypoint run`, and a program by itself, takes from its surroundings,
-and by which variables.
+and by which variables; this machine's interfaces, and which of them a job would use.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.cli.surroundings import as_flags, recognized
+from rallypoint.cli.where_network import network_text
 from rallypoint.cluster.places import KINDS, VARIABLE
 from rallypoint.cluster.places.process import ENV, Process, recognize_process
 from rallypoint.cluster.places.reading import Reading
@@ -18,22 +19,24 @@ from rallypoint.cluster.places.reading import Reading
 PROGRAM = "rallypoint where"
 ON = Flag("--on", f"look for this only: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
           f"{', '.join(KINDS[10:])}; or here, for none", "PLACE")  # fmt: skip
+TOWARDS = Flag("--towards", "where nodes would meet: a host's name or address, or several with\n"
+               "commas between them; by default, where the surroundings say", "HOST")  # fmt: skip
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
 Print what `rallypoint run` would take from the surroundings, a Slurm step or a pod, say: each value
 with the variable that says so, and the flags that would say the same. Under mpirun, srun or flux
-run also what a program takes that they start themselves (mpirun -np 4 python train.py). Starts
-nothing.
+run also what a program takes that they start themselves (mpirun -np 4 python train.py). Then this
+machine's network interfaces, and the one that a job of several nodes would use. Starts nothing.
 """
 
 
 def where(words: Sequence[str]) -> int:
     """Perform `rallypoint where WORDS`; the exit status."""
     try:
-        values, rest = parse(words, (ON, HELP), program=PROGRAM, environ={})
+        values, rest = parse(words, (ON, TOWARDS, HELP), program=PROGRAM, environ={})
         if "--help" in values:
-            print(_USAGE, describe((ON, HELP)), sep="\n")
+            print(_USAGE, describe((ON, TOWARDS, HELP)), sep="\n")
             return 0
         if rest:
             raise UsageError(f"{PROGRAM}: {rest[0]!r} is no flag; it takes no other words.")
@@ -45,7 +48,16 @@ def where(words: Sequence[str]) -> int:
     print(_NOTHING if found is None else text(found))
     if without := without_us(on, os.environ):
         print("", without, sep="\n")
+    print("", network_text(_meeting(values.get("--towards", ""), found), os.environ), sep="\n")
     return 0
+
+
+def _meeting(towards: str, found: Reading | None) -> list[str]:
+    """The hosts at which nodes would meet."""
+    if towards:
+        return [host.strip().strip("[]") for host in towards.split(",") if host.strip()]
+    endpoints = () if found is None else found.endpoints
+    return [endpoint.rpartition(":")[0].strip("[]") for endpoint in endpoints]
 
 
 def without_us(on: str, environ: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.cluster.interface_choice import choose, ranked
 from rallypoint.cluster.interface_facts import Kind, Route, Target
 from rallypoint.cluster.netlink import default_interface, read_interfaces, route_to
-from rallypoint.cluster.network import IFNAME_VARIABLES, addresses_of, can_bind
+from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, addresses_of, can_bind
 from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice
 
 _LOOPBACK = "127.0.0.1"
@@ -155,7 +155,10 @@ def own_addresses() -> tuple[str, ...]:
 
 
 def _wish_for_address(local_addr: str, by: str) -> AddressWish:
-    found = addresses_of(local_addr)
+    try:
+        found = addresses_of(local_addr)
+    except UnknownHostError as error:
+        raise UnknownHostError(f"{by} {local_addr}: {error}") from None
     own = [each for each in found if can_bind(each)]
     return AddressWish(by=by, text=local_addr, addresses=tuple(found), own=tuple(own))
 

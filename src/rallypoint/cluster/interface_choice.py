@@ -54,8 +54,7 @@ def choose(
         found = _by_route(interfaces, towards)
     else:
         found = _likely(interfaces, default, is_remote=is_remote)
-    others = [each for each in interfaces if each.is_up and each.addresses]
-    others = [each for each in others if each.name != found.name and each.kind != Kind.LOOPBACK]
+    others = [each for each in ranked(interfaces) if each.is_useful and each.name != found.name]
     return found.__replace__(
         passed_over=tuple(
             [PassedOver(interface=each.name, why=_why_not(each, towards)) for each in others]
@@ -261,12 +260,8 @@ def _owner(interfaces: Sequence[Interface], address: str) -> Interface | None:
 def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
     """Whether the others' network is this interface's, or the route to them is."""
     return any(
-        (each.route is not None and each.route.interface == interface.name)
+        (each.is_remote and each.route is not None and each.route.interface == interface.name)
         or any(address.is_network_of(each.packed) for address in interface.addresses)
-        or (
-            (each.route is not None and each.route.is_own)
-            and any(address.text == each.address for address in interface.addresses)
-        )
         for each in towards
     )
 
@@ -274,12 +269,15 @@ def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
 def _instead(
     chosen: Interface | None, interfaces: Sequence[Interface], towards: Sequence[Target]
 ) -> str:
-    """ "the route to node1 leads through eth0 (10.0.0.1)"; empty if it is as good."""
-    remote = [each for each in towards if each.is_remote]
-    if chosen is None or not remote or _leads(chosen, remote):
+    """ "the route to node1 leads through eth0 (10.0.0.1)"; empty if what is chosen leads there."""
+    known = [each for each in towards if not is_loopback(each.address)]
+    if chosen is None or not known or _leads(chosen, known):
         return ""
-    other = _routed(interfaces, remote)
-    return f"the route to {remote[0].name} leads through {other}" if other else ""
+    if other := _routed(interfaces, known):
+        name = next(each.name for each in known if each.is_remote)
+        return f"the route to {name} leads through {other}"
+    owner = _owner(interfaces, known[0].address)
+    return f"{known[0].name} is at {owner}" if owner else ""
 
 
 def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
@@ -292,10 +290,8 @@ def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
 
 
 def _why_not(interface: Interface, towards: Sequence[Target]) -> str:
-    if not interface.is_candidate and interface.kind is not Kind.CONTAINER_BRIDGE:
-        return "its address is good on its link only"
     if any(each.is_remote for each in towards) and interface.is_candidate:
-        return "leads there, too" if _leads(interface, towards) else "the route leads elsewhere"
+        return "leads there" if _leads(interface, towards) else "the route leads elsewhere"
     return interface.kind.value
 
 

@@ -72,11 +72,15 @@ class Interface(Record, kw_only=True):
     addresses: tuple[Address, ...] = ()
 
     @property
+    def is_useful(self) -> bool:
+        """Whether it leads anywhere from this machine."""
+        has_address = any(not each.is_link_only for each in self.addresses)
+        return self.is_up and has_address and self.kind is not Kind.LOOPBACK
+
+    @property
     def is_candidate(self) -> bool:
         """Whether others may reach this machine through it."""
-        has_address = any(not each.is_link_only for each in self.addresses)
-        is_inner = self.kind in (Kind.LOOPBACK, Kind.CONTAINER_BRIDGE)
-        return self.is_up and has_address and not is_inner
+        return self.is_useful and self.kind is not Kind.CONTAINER_BRIDGE
 
     @property
     def rate(self) -> str:

@@ -24,12 +24,11 @@ _GETLINK, _GETADDR, _GETROUTE = 18, 22, 26
 _ANSWER_BYTES = 1 << 18
 _ATTEMPTS = 5  # an answer is interrupted when interfaces change meanwhile
 
-_IFLA_ADDRESS, _IFLA_NAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_STATE, _IFLA_INFO = 1, 3, 4, 10, 16, 18
+_IFLA_ADDRESS, _IFLA_NAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_INFO, _IFLA_CARRIER = 1, 3, 4, 10, 18, 33
 _INFO_KIND = 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _RTA_DST, _RTA_OIF = 1, 4
 _IFF_UP = 0x1
-_NO_LINK = (2, 3)  # operational states: down, lower layer down
 _TENTATIVE, _FAILED, _DEPRECATED, _TEMPORARY = 0x40, 0x08, 0x20, 0x01
 _SCOPE_LINK = 253
 _LINK_NETWORK = bytes((169, 254))
@@ -140,8 +139,8 @@ class _Link:
         self.mtu = _number(told.get(_IFLA_MTU, b""))
         self.master = _number(told.get(_IFLA_MASTER, b""))
         self.mac = told.get(_IFLA_ADDRESS, b"")
-        state = _number(told.get(_IFLA_STATE, b""))
-        self.is_up = bool(flags & _IFF_UP) and state not in _NO_LINK
+        # Not the operational state, which the kernel may bring up to date a second later.
+        self.is_up = bool(flags & _IFF_UP) and told.get(_IFLA_CARRIER) != b"\0"
         info = dict(_attributes(told.get(_IFLA_INFO, b"")))
         self.driver = info.get(_INFO_KIND, b"").rstrip(b"\0").decode(errors="replace")
 

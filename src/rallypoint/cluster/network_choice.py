@@ -9,6 +9,8 @@ from __future__ import annotations
 from rallypoint.base.record import Record
 from rallypoint.cluster.interface_facts import Interface
 
+_MOST_TOLD = 4  # a machine may have a bridge for each of its many containers
+
 
 class AddressWish(Record, kw_only=True):
     """The user named an address.
@@ -52,7 +54,7 @@ class NetworkChoice(Record, kw_only=True):
         address: what others are given.
         interface: which has it, or by which packets leave; None: it is not known.
         reason: why, as the end of a sentence.
-        passed_over: the other interfaces that are up and have an address.
+        passed_over: the other interfaces that lead anywhere.
         is_wished: the user named it.
         is_own: the address is this machine's: it can listen there.
         instead: with a wish, what the route to the others would have chosen, if that is another
@@ -85,8 +87,10 @@ class NetworkChoice(Record, kw_only=True):
     @property
     def told(self) -> str:
         """The same, and what was passed over."""
-        over = ", ".join(f"{each.interface} ({each.why})" for each in self.passed_over)
-        return f"{self}; passed over: {over}" if over else str(self)
+        over = [f"{each.interface} ({each.why})" for each in self.passed_over]
+        if len(over) > _MOST_TOLD:
+            over[_MOST_TOLD:] = [f"{len(over) - _MOST_TOLD} more"]
+        return f"{self}; passed over: {', '.join(over)}" if over else str(self)
 
     @property
     def event(self) -> dict[str, object]:

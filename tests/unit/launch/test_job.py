@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.launch.job import Job, Nodes, OnHang, worker_environ
+from rallypoint.launch.job import Job, Nodes, OnHang, Rendezvous, worker_environ
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
@@ -45,6 +45,18 @@ def test_when_workers_complain(
 ) -> None:
     job = make_job(environ=inherited).__replace__(on_hang=on_hang, hang_after_s=after_s)
     assert environ_of(job).get("RALLYPOINT_HANG_AFTER") == told
+
+
+def test_a_nodes_address_reaches_its_workers() -> None:
+    """With which their groups are reached as their launcher is; never an outer launcher's."""
+    job = make_job(environ={"RALLYPOINT_LOCAL_ADDR": "outer"})
+    assert "RALLYPOINT_LOCAL_ADDR" not in environ_of(job)
+    nodes = Nodes(count=2, master_port=29500, local_addr="node1")
+    assert environ_of(job.__replace__(nodes=nodes))["RALLYPOINT_LOCAL_ADDR"] == "node1"
+    rendezvous = Rendezvous(
+        backend="c10d", endpoints=(STORE,), run_id="id", min_nodes=1, max_nodes=2, local_addr="n2"
+    )
+    assert environ_of(job.__replace__(rendezvous=rendezvous))["RALLYPOINT_LOCAL_ADDR"] == "n2"
 
 
 def test_all_variables() -> None:

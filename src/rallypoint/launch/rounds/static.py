@@ -13,11 +13,12 @@ import os
 import selectors
 import time
 from datetime import timedelta
+from functools import partial
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import StoreConnectionError, StoreError
 from rallypoint.cluster.interface import choose_network, own_addresses
-from rallypoint.cluster.network import can_bind
+from rallypoint.cluster.network import UnknownHostError, can_bind
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.job import Job, Nodes, Talk
 from rallypoint.launch.output.terminal import say
@@ -217,12 +218,14 @@ def _setup_of(job: Job) -> Setup:
 def _choose(nodes: Nodes) -> NetworkChoice:
     """By which interface this node's workers are reached: agents only call node 0's."""
     is_local = is_loopback(nodes.master_addr)
-    return choose_network(
-        [nodes.master_addr],
-        {} if is_local else os.environ,
-        local_addr=nodes.local_addr,
-        has_remote_peers=not is_local,
+    environ = {} if is_local else os.environ
+    choose = partial(
+        choose_network, environ=environ, local_addr=nodes.local_addr, has_remote_peers=not is_local
     )
+    try:
+        return choose([nodes.master_addr])
+    except UnknownHostError:  # on node 0 itself, which does not need to know it
+        return choose([])
 
 
 def _endpoint_of(job: Job) -> Endpoint:
