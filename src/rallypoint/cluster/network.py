@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
-from pathlib import Path
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import HostError
@@ -67,13 +65,9 @@ def is_own_name(host: str, local_addr: str | None = None) -> bool:
     name = os.uname().nodename.lower()
     if host.lower() in (name, (local_addr or name).lower()):
         return True
-    domains: list[str] = []
-    with suppress(OSError):
-        lines = [line.split() for line in Path(_RESOLVER).read_text().splitlines()]
-        found = [words[1:] for words in lines if words[:1] in (["search"], ["domain"])]
-        domains += [domain for each in found for domain in each]
-    with suppress(OSError):
-        domains.append(Path(_DOMAIN).read_text().strip())
+    lines = [line.split() for line in _text(_RESOLVER).splitlines()]
+    found = [words[1:] for words in lines if words[:1] in (["search"], ["domain"])]
+    domains = [domain for each in found for domain in each] + [_text(_DOMAIN).strip()]
     return any(host.lower() == f"{name}.{domain.lower().strip('.')}" for domain in domains)
 
 
@@ -91,7 +85,13 @@ def can_bind(address: str) -> bool:
 
 def _binds_any(family: socket.AddressFamily) -> bool:
     version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    return _text(_NONLOCAL.format(version)).strip() == "1"
+
+
+def _text(path: str) -> str:
+    """Of a file; empty if it cannot be read."""
     try:
-        return Path(_NONLOCAL.format(version)).read_text().strip() == "1"
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
-        return False
+        return ""
