@@ -20,20 +20,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint._native import reads_well, region_bytes
-from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, StoreError
-from rallypoint.base.worker_env import LOCAL_ADDR
-from rallypoint.cluster.interface import choose_network, host_identity
-from rallypoint.cluster.network import IFNAME_VARIABLES
+from rallypoint.cluster.interface import host_identity
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.congestion import Congestion
-from rallypoint.process_group.delegated.end import DEFAULT_GROUP
 from rallypoint.process_group.first_lost import formed_key, found_while_forming
+from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
+from rallypoint.process_group.network import network_of
 from rallypoint.process_group.planning import (
     COLLECTIVE_NAMES,
     AlgorithmOptions,
@@ -43,12 +41,10 @@ from rallypoint.process_group.planning import (
 from rallypoint.process_group.roster import tell_roster
 from rallypoint.process_group.waiting import SPINS_WITH_CORES, YIELDS, have_cores, own_cores
 from rallypoint.store.init_method import Presence, await_ranks
-from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ def form_communicator(
     if backend == "shm":
         _check_one_host(table.hosts, members)
     # Not in what follows: an address that cannot be found is this rank's own trouble.
-    network = _choose_network(store, backend) if len(set(table.hosts)) > 1 else None
+    network = network_of(store, backend) if len(set(table.hosts)) > 1 else None
     try:
         peers = _connect(store, prefix, rank, members, table, deadline, network, presence)
         algorithms = Algorithms(table.options)
@@ -233,25 +229,6 @@ def _connect(
         congestion=congestion,
         deadline=deadline,
         check=presence.check_all,
-    )
-
-
-def _choose_network(store: Store, backend: str) -> NetworkChoice:
-    """By which interface the ranks on other hosts reach this one, chosen as a launcher does."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    host: str | None = getattr(store, "host", None)
-    local_addr = os.environ.get(LOCAL_ADDR)
-    is_wished = local_addr or any(os.environ.get(variable) for variable in IFNAME_VARIABLES)
-    if backend == "tcp" and host is None and not is_wished:
-        host = _LOOPBACK
-    return choose_network(
-        [] if host is None else [host],
-        os.environ,
-        local_addr=local_addr,
-        by=LOCAL_ADDR,
-        # Ranks of "tcp" may all be here, and so may those whose store is on loopback.
-        has_remote_peers=backend != "tcp" and host is not None and not is_loopback(host),
     )
 
 

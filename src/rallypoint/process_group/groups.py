@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rallypoint.process_group.delegated.end import End
 
 NON_GROUP_MEMBER: Final = -100
+DEFAULT_GROUP = "default group"  # what people call it
 
 
 class ProcessGroup:

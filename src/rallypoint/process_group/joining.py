@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint.engine.communicator import Communicator
-from rallypoint.process_group.delegated.end import DEFAULT_GROUP, End
+from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.formation import form_ends
 from rallypoint.process_group.delegated.registry import ENGINES, parse_backend
 from rallypoint.process_group.formation import form_communicator, say_formed
+from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.store import Store

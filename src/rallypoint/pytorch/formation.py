@@ -11,9 +11,8 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.process_group.delegated.end import DEFAULT_GROUP
 from rallypoint.process_group.formation import form_communicator
-from rallypoint.process_group.groups import ProcessGroup, World
+from rallypoint.process_group.groups import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.init import leave_at_exit
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.pytorch.store import TorchStore

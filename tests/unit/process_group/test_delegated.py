@@ -16,7 +16,8 @@ import rallypoint as dist
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated import mpi, registry
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
-from rallypoint.process_group.delegated.end import DEFAULT_GROUP, End
+from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.joining import check_backend
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch import libraries

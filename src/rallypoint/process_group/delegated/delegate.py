@@ -28,7 +28,7 @@ class Member:
         store: where the library's ranks may meet; its keys begin with `prefix`.
         rank: of this process in the group.
         ranks: the members' global ranks.
-        address: at which others reach this process; empty: not asked for.
+        address: at which the others reach this process; loopback if all are on its host.
         device: of this process; None: chosen by LOCAL_RANK.
         title: what people call the group.
         environ: this process's variables.

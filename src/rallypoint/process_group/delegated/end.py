@@ -24,12 +24,12 @@ from rallypoint.base.errors import (
     StoreError,
 )
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
+from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.schedule.collective import Collective
 from rallypoint.store.init_method import Presence
 from rallypoint.store.store import Store
 
-DEFAULT_GROUP = "default group"
 _WELL, _BROKEN = "well", "broken"  # how a member has left
 _DEATH_S = 1.0  # how long the store may take to show one
 _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
@@ -138,7 +138,8 @@ class End:
         with suppress(StoreError, HostError, OSError):
             how = _WELL if self._error is None else _BROKEN
             self._store.set(f"{self._prefix}/{self._rank}/left", how)
-            self._store.delete_key(Presence(self._store, self._prefix, self._ranks).key(self._rank))
+            own = [f"{self._prefix}/{self._rank}", f"{self._prefix}/told/{self._rank}"]
+            self._store.delete_keys(own)
 
     def _guarded(
         self, function: Callable[[], T], operation: str, timeout_s: float | None = None

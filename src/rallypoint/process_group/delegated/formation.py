@@ -6,20 +6,24 @@ Each member's key stays there for as long as it is in the group, so that others 
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from rallypoint.base.errors import HostError, PeerLostError, RallypointError
-from rallypoint.cluster.interface import listening_address
+from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.delegated.delegate import Delegate, Member
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.registry import connect, why_absent
 from rallypoint.process_group.first_lost import found_while_forming
+from rallypoint.process_group.network import network_of
 from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
+
+_LOOPBACK = "127.0.0.1"
 
 
 def form_ends(
@@ -48,12 +52,13 @@ def form_ends(
     ends: dict[str, End] = {}
     for name in backends:
         place = f"{prefix}/{name}"
-        lacking = why_absent(name)
-        store.set(f"{place}/lacks/{rank}", lacking)
+        store.set(f"{place}/told/{rank}", json.dumps([host_identity(), why_absent(name)]))
         await_ranks(
             store, place, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
         )
-        _check_all_have(store, place, name, members)
+        told = store.multi_get([f"{place}/told/{peer}" for peer in range(len(members))])
+        hosts, lacking = zip(*map(json.loads, told), strict=True)
+        _check_all_have(name, members, lacking)
         member = Member(
             name=name,
             store=PrefixStore(f"{place}/library", store),
@@ -61,7 +66,7 @@ def form_ends(
             rank=rank,
             ranks=members,
             timeout=timeout,
-            address=_own_address(store),
+            address=_LOOPBACK if len(set(hosts)) == 1 else network_of(store, name).address,
             device=device,
             title=title,
             environ=os.environ,
@@ -79,13 +84,12 @@ def form_ends(
     return ends
 
 
-def _check_all_have(store: Store, place: str, name: str, members: Sequence[int]) -> None:
+def _check_all_have(name: str, members: Sequence[int], lacking: Sequence[str]) -> None:
     """All ranks raise, so that none waits for one that cannot come."""
-    told = store.multi_get([f"{place}/lacks/{rank}" for rank in range(len(members))])
-    lacking = [rank for rank, why in zip(members, told, strict=True) if why]
-    if lacking:
-        who = "" if len(lacking) == len(members) else f" on rank {lacking[0]}"
-        why = next(why for why in told if why).decode()
+    lacks = {rank: why for rank, why in zip(members, lacking, strict=True) if why}
+    if lacks:
+        rank, why = next(iter(lacks.items()))
+        who = "" if len(lacks) == len(members) else f" on rank {rank}"
         raise HostError(f"backend={name!r} is not available{who}: {why}")
 
 
@@ -102,9 +106,3 @@ def _connected(member: Member, presence: Presence) -> Delegate:
             f"after {time.monotonic() - started:.1f} s: {said}"
         )
         raise found_while_forming(presence, failed, is_last_to_leave=False) from error
-
-
-def _own_address(store: Store) -> str:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return listening_address(getattr(store, "host", None) or "127.0.0.1", os.environ)
