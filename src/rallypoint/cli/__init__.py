@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 _COMMANDS = {
     "bench": "measure operations beside those of others, or this machine for predictions",
+    "doctor": "find out what keeps a job from beginning, and what to do about it",
     "explain": "say why a job is stuck, slow or dead",
     "logs": "print what the workers of a running job have written",
     "ps": "list your jobs that run on this machine",

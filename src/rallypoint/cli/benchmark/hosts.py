@@ -9,13 +9,9 @@ open and nobody else to let in; and when this process ends, however it does, so 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import secrets
 import select
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,16 +21,8 @@ from typing import Any
 from rallypoint.base.errors import HostError
 from rallypoint.cli.benchmark.crew import ANSWER_S, START_S, CrewError, check_ranks, new_address
 from rallypoint.cli.benchmark.host import GREETING
-from rallypoint.cluster.remote_shell import (
-    CONNECT_S,
-    command_on,
-    end,
-    forwarded,
-    last_lines,
-    read_greeting,
-    start,
-    version_trouble,
-)
+from rallypoint.cluster.order_link import OrderLink
+from rallypoint.cluster.remote_shell import command_on, forwarded, version_trouble
 
 _GET_S = 600.0  # for installing MPIs
 _LEAVE_S = 20.0
@@ -86,13 +74,13 @@ class Hosts:
         self._names = [name.rpartition("@")[2] for name in names]
         self._rsh = list(rsh)
         self._directory = tempfile.TemporaryDirectory(prefix="rallypoint-bench-")
-        self._links: list[_Link] = []
+        self._links: list[OrderLink] = []
         try:
             for number, name in enumerate(names):
                 log = Path(self._directory.name, str(number))
-                self._links.append(_Link(name, command_on(name, rsh, _MODULE), log))
+                self._links.append(OrderLink(name, command_on(name, rsh, _MODULE), log))
             for link in self._links:
-                link.greet()
+                link.greet(GREETING)
             self._check_versions()
             self.order("begin", _GET_S, environ=_environ(), ranks=ranks, **begin)
         except BaseException:
@@ -143,7 +131,7 @@ class Hosts:
     def _answers(self, wait_s: float) -> list[dict[str, Any]]:
         """What all say; or what went wrong first, once the others have answered too."""
         until = time.monotonic() + wait_s
-        answers: dict[_Link, dict[str, Any]] = {}
+        answers: dict[OrderLink, dict[str, Any]] = {}
         failed = ""
         while silent := [link for link in self._links if link not in answers]:
             left_s = max(0.0, until - time.monotonic())
@@ -165,74 +153,6 @@ class Hosts:
             trouble = version_trouble(link.found)
             if trouble:
                 raise HostError(f"{link.name}: {trouble}")
-
-
-class _Link:
-    """The connection to one host."""
-
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
-        self.name = name
-        self.found: dict[str, Any] = {}
-        self._log = log
-        self._command = command
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(CONNECT_S)
-        self._lines = self._socket.makefile("rb", buffering=0)
-        with theirs, log.open("wb") as errors:
-            try:
-                their = theirs.fileno()
-                self._process = start(name, command, stdin=their, stdout=their, stderr=errors)
-            except HostError:
-                self._socket.close()
-                raise
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def greet(self) -> None:
-        """Wait until it has begun."""
-        found = None
-        while found is None:
-            found = read_greeting(GREETING, self._line())
-        self.found = found
-
-    def tell(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it is told when the answer is wanted
-            self._socket.sendall((json.dumps(order) + "\n").encode())
-
-    def read(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._line())
-        return answer
-
-    def close(self) -> None:
-        """Nothing more is said, so it ends."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def end(self, until: float) -> None:
-        """See to it."""
-        end(self._process, max(until, time.monotonic() + 0.1))
-        self._lines.close()
-        self._socket.close()
-
-    def _line(self) -> bytes:
-        try:
-            line: bytes = self._lines.readline()
-        except TimeoutError:
-            raise HostError(self._account(f"no sign within {CONNECT_S:g} s")) from None
-        except OSError:
-            line = b""
-        if not line.endswith(b"\n"):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # its last words
-            raise HostError(self._account("the connection ended"))
-        return line
-
-    def _account(self, what: str) -> str:
-        """What happened, and what was said there."""
-        said = last_lines(self._log.read_text(errors="replace"))
-        told = "".join(f"\n  | {line}" for line in said)
-        return f"{self.name}: {what}: {' '.join(self._command)}{told}"
 
 
 def _environ() -> dict[str, str]:

@@ -113,12 +113,12 @@ def read_plan(
         hosts=hosts,
         fewest=fewest,
         most=most,
-        rsh=_read_rsh(values),
+        rsh=read_rsh(values),
         workers=workers,
         flags=tuple(_as_word(flag, kept[flag.name]) for flag in flags if flag.name in kept),
         command=tuple(command),
         run_id=run_id,
-        environ={**forwarded(environ, FORWARDED), **_named(values, environ)},
+        environ={**forwarded(environ, FORWARDED), **named_variables(values, environ)},
         port_range=values.get("--port-range", environ.get(PORT_RANGE, "")),
         job=job,
     )
@@ -159,7 +159,12 @@ def _with_token(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[s
     return {**environ, VARIABLE: secrets.token_hex(16) if token is None else os.fsdecode(token)}
 
 
-def _read_rsh(values: Mapping[str, str]) -> tuple[str, ...]:
+def read_rsh(values: Mapping[str, str]) -> tuple[str, ...]:
+    """What starts a command on a host.
+
+    Raises:
+        UsageError: --rsh is no command.
+    """
     if "--rsh" not in values:
         return SSH
     try:
@@ -171,8 +176,12 @@ def _read_rsh(values: Mapping[str, str]) -> tuple[str, ...]:
     return words
 
 
-def _named(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that --env names."""
+def named_variables(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that --env names.
+
+    Raises:
+        UsageError: one of them is not set.
+    """
     names = [name.strip() for name in values.get("--env", "").split(",")]
     for name in filter(None, names):
         if name not in environ:

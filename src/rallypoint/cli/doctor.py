@@ -1,0 +1,106 @@
+"""`rallypoint doctor`: whether a job with these flags could begin, and what is in its way."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cli.flags import GROUPS
+from rallypoint.cli.health.examiner import Examiner
+from rallypoint.cli.health.links import NodeLink, OwnLink, ShellLink
+from rallypoint.cli.health.meeting import examine_at_endpoint
+from rallypoint.cli.health.node import ExaminedNode
+from rallypoint.cli.health.report import as_json, as_text, exit_status, report_of
+from rallypoint.cli.health.request import ALL_FLAGS, DOCTOR_FLAGS, PROGRAM, Request, read_request
+from rallypoint.cli.options import UsageError, describe, describe_groups, inherited_note, parse
+from rallypoint.cluster.health.facts import ClusterFacts
+from rallypoint.launch.output.terminal import is_terminal
+
+_USAGE = f"""\
+usage: {PROGRAM} [FLAGS] [--path PATH] [--json] [SCRIPT]
+
+Find out why a job would not begin, or be slow: give it the flags of `rallypoint run`, and it
+examines the same nodes: names, ports, firewalls in both directions, network interfaces, large
+messages, slow links, versions, GPUs and CPUs, what the scheduler says, token, clocks, limits,
+disks, paths, the kernel's network, other jobs, and settings known to be wrong. One line for each
+finding, with what to do about it: red where a job fails, yellow where it may. Nothing is changed.
+
+This machine:
+  rallypoint doctor --path /data --nproc-per-node 8 train.py
+
+Three machines by one command, which reaches them by ssh, whatever is wrong with the network
+between them:
+  rallypoint doctor --hosts node1,node2,node3 --path /data --path /checkpoints
+
+The same command on each of two machines, as with `rallypoint run`; also by srun or in pods, where
+the flags are left out. They meet at the endpoint, and node 0 tells what is wrong on which:
+  rallypoint doctor --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
+
+The exit status is 0 if nothing is red, 1 if something is, and 2 if the command line is wrong.
+docs/guides/doctor.md says what each check looks at.
+"""
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Perform `rallypoint doctor WORDS`; the exit status."""
+    try:
+        values, command = parse(words, ALL_FLAGS, program=PROGRAM, environ=os.environ)
+        if "--help" in values:
+            print(_USAGE, describe(DOCTOR_FLAGS), "", describe_groups(GROUPS), sep="\n")
+            return 0
+        request = read_request(values, command, os.environ)
+    except (UsageError, InvalidArgumentError) as error:
+        text = str(error).removeprefix(f"{PROGRAM}: ").removeprefix("rallypoint run: ")
+        note = inherited_note(text, words, ALL_FLAGS, os.environ)
+        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    if is_terminal():
+        _tell_progress(request)
+    try:
+        if request.meets:
+            report = examine_at_endpoint(request, began)
+        else:
+            report = report_of(_examine(request), time.monotonic() - began)
+    except HostError as error:  # there is no such command as --rsh
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    if "--json" in values:
+        print(as_json(report))
+    else:
+        is_colourful = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(as_text(report, is_colourful=is_colourful, is_verbose="--verbose" in values))
+    return exit_status(report)
+
+
+def _tell_progress(request: Request) -> None:
+    """At a terminal, where somebody waits."""
+    if request.hosts:
+        what = f"examining {len(request.hosts)} hosts"
+    elif request.meets:
+        what = f"waiting for up to {request.wait_s:g} s for {request.most} nodes"
+    else:
+        what = "examining this machine"
+    print(f"{PROGRAM}: {what} ...", file=sys.stderr)
+
+
+def _examine(request: Request) -> ClusterFacts:
+    """The hosts, or this machine alone."""
+    links: list[NodeLink] = []
+    with tempfile.TemporaryDirectory(prefix="rallypoint-doctor-") as directory:
+        try:
+            for number, host in enumerate(request.hosts):
+                links.append(ShellLink(host.name, request.rsh, Path(directory, str(number))))
+            if not request.hosts:
+                links.append(OwnLink(ExaminedNode(request.surroundings)))
+            return Examiner(request, links).examine()
+        finally:
+            for link in links:
+                link.leave()
+            for link in links:
+                link.close()

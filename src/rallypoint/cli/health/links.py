@@ -1,0 +1,138 @@
+"""What carries orders to a node and its answers back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rallypoint.base.errors import HostError
+from rallypoint.cli.health.node import GREETING, MODULE, ExaminedNode
+from rallypoint.cluster.order_link import OrderLink
+from rallypoint.cluster.remote_shell import command_on, version_trouble
+
+_LEAVE_S = 2.0
+
+
+class NodeLink(ABC):
+    """The way to one node; `name` is empty if the node is to say it."""
+
+    name = ""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Wait until the node is there.
+
+        Raises:
+            HostError: it is not, or cannot be examined.
+        """
+
+    @abstractmethod
+    def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        """Give it an order; its answer.
+
+        Raises:
+            HostError: there is none.
+        """
+
+    def leave(self) -> None:  # noqa: B027 - most links have nobody to tell
+        """It is needed no more. Does not wait."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let nothing of it remain, here or there."""
+
+
+class OwnLink(NodeLink):
+    """This process is the node."""
+
+    def __init__(self, node: ExaminedNode, name: str = "") -> None:
+        self.name = name
+        self._node = node
+
+    def begin(self) -> None:
+        """See NodeLink."""
+
+    def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        """See NodeLink."""
+        return self._node.perform(order)
+
+    def close(self) -> None:
+        """See NodeLink."""
+        self._node.close()
+
+
+class ShellLink(NodeLink):
+    """A host that ssh reaches."""
+
+    def __init__(self, host: str, rsh: Sequence[str], log: Path) -> None:
+        self.name = host.rpartition("@")[2]
+        self._link = OrderLink(host, command_on(host, rsh, MODULE), log)
+
+    def begin(self) -> None:
+        """See NodeLink."""
+        self._link.greet(GREETING)
+        trouble = version_trouble(self._link.found)
+        if trouble:
+            raise HostError(trouble)
+
+    def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        """See NodeLink."""
+        self._link.tell(order)
+        return self._link.read(wait_s)
+
+    def leave(self) -> None:
+        """See NodeLink."""
+        self._link.close()
+
+    def close(self) -> None:
+        """See NodeLink."""
+        self._link.end(time.monotonic() + _LEAVE_S)
+
+
+class SocketLink(NodeLink):
+    """A node that came to the endpoint, and has proved that it knows the token."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self.name = name
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+
+    def begin(self) -> None:
+        """See NodeLink."""
+
+    def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        """See NodeLink."""
+        self._socket.settimeout(wait_s)
+        try:
+            send_line(self._socket, order)
+            line = self._lines.readline()
+            answer: dict[str, Any] = json.loads(line)
+        except (OSError, ValueError) as error:
+            why = "no sign in time" if isinstance(error, TimeoutError) else "the connection ended"
+            raise HostError(why) from None
+        return answer
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give it an order that has no answer."""
+        with contextlib.suppress(OSError):  # it examines itself then
+            send_line(self._socket, order)
+
+    def close(self) -> None:
+        """See NodeLink."""
+        self._lines.close()
+        self._socket.close()
+
+
+def send_line(connection: socket.socket, what: Mapping[str, Any]) -> None:
+    """An order, or the answer to one.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    connection.sendall((json.dumps(what) + "\n").encode())

@@ -1,0 +1,272 @@
+"""Nodes that were each given the same command meet at the endpoint, and node 0 examines them all.
+
+    a guest --> the challenge of the token --> who it is --> orders, answers --> the report
+
+The endpoint's node waits a few seconds for the others. A node that cannot reach it examines itself,
+and says what it finds on its way there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.errors import HostError
+from rallypoint.cli.health.examiner import Examiner, with_absences
+from rallypoint.cli.health.links import NodeLink, OwnLink, SocketLink, send_line
+from rallypoint.cli.health.node import ExaminedNode
+from rallypoint.cli.health.report import report_of
+from rallypoint.cli.health.request import Request
+from rallypoint.cluster.health.facts import Absence, ClusterFacts, EndpointProbe, Reach
+from rallypoint.cluster.health.finding import listed
+from rallypoint.cluster.health.listener import TokenRefusedError, admit, listen
+from rallypoint.cluster.health.look import is_this_node
+from rallypoint.cluster.health.probe import CONNECT_S, prove
+from rallypoint.cluster.network import UnknownHostError, addresses_of
+
+_RETRY_S = 0.2
+_STRANGER_S = 3.0  # for somebody to prove himself
+_EXAMINATION_S = 180.0
+_OTHER_TOKEN = "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
+
+
+def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
+    """The report on all nodes that came, or on this one.
+
+    Args:
+        began: of time.monotonic(), when the command did.
+    """
+    host, port = request.endpoints[0]
+    is_host = request.node_rank == 0 if request.is_static else is_this_node(host)
+    if not is_host:
+        return _be_guest(request, began)
+    try:
+        listener = listen(port)
+    except OSError:  # the look at this node tells who is there
+        return report_of(_examine_alone(request), time.monotonic() - began)
+    with listener:
+        return _be_host(request, listener, began)
+
+
+def _examine_alone(request: Request) -> ClusterFacts:
+    with contextlib.closing(OwnLink(ExaminedNode(request.surroundings))) as link:
+        return Examiner(request, [link]).examine()
+
+
+# The endpoint's node.
+
+
+class _Reception:
+    """Lets nodes in, each in a thread of its own."""
+
+    def __init__(self, request: Request, listener: socket.socket) -> None:
+        self.links: list[SocketLink] = []
+        self.ranks: list[int | None] = [request.node_rank]
+        self.names: list[str] = [os.uname().nodename]
+        self.refused: dict[str, Absence] = {}
+        self._request = request
+        self._listener = listener
+        self._change = threading.Condition()
+
+    def wait(self) -> None:
+        """Until all are there, or the time is up."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        with self._change:
+            self._change.wait_for(lambda: self._count >= self._request.most, self._request.wait_s)
+
+    @property
+    def _count(self) -> int:
+        return len(self.names) + len(self.refused)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                return
+            host = str(address[0]).removeprefix("::ffff:")
+            threading.Thread(target=self._meet, args=(connection, host), daemon=True).start()
+
+    def _meet(self, connection: socket.socket, host: str) -> None:
+        try:
+            connection.settimeout(_STRANGER_S)
+            admit(connection, self._request.token)
+            told = json.loads(connection.makefile("rb").readline(1 << 16))
+            found = (str(told["version"]), str(told["name"]), told["node_rank"])
+        except TokenRefusedError:
+            why = f"the node at {host} has another token, or none, or only that one has one"
+            self._refuse(host, Absence(name="", why=why, advice=_OTHER_TOKEN, check=10))
+            connection.close()
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            connection.close()
+            return
+        theirs, name, rank = found
+        if theirs != version("rallypoint"):
+            why = f"it has Rallypoint {theirs}, and this node {version('rallypoint')}"
+            self._refuse(host, Absence(name=name, why=why, advice="install the same", check=7))
+            connection.close()
+            return
+        with self._change:
+            if rank is not None and rank in self.ranks:
+                why = f"its --node-rank is {rank}, which another node has, too"
+                advice = "give each node a number of its own, from 0 on"
+                self.refused[host] = Absence(name=name, why=why, advice=advice)
+            self.links.append(SocketLink(connection, name))
+            self.names.append(name)
+            self.ranks.append(rank)
+            self._change.notify()
+
+    def _refuse(self, host: str, absence: Absence) -> None:
+        with self._change:
+            self.refused[host] = absence
+            self._change.notify()
+
+    def absences(self) -> list[Absence]:
+        """Those who were not let in, and those who did not come."""
+        request = self._request
+        found = list(self.refused.values())
+        if self._count >= request.fewest:
+            return found
+        host, port = request.endpoints[0]
+        ranks = [rank for rank in range(1, request.most) if rank not in self.ranks]
+        missing = ", ".join(str(rank) for rank in ranks[:8])
+        named = f"; missing is node rank {missing}" if None not in self.ranks else ""
+        why = (
+            f"{len(self.names)} of {request.fewest} nodes came to {endpoint_of(host, port)} within"
+            f" {request.wait_s:g} s: {listed(tuple(self.names))}{named}"
+        )
+        advice = (
+            "start the same command on the others, at the same time (--wait SECONDS waits longer),"
+            " and see what it says there"
+        )
+        return [*found, Absence(name="", why=why, advice=advice)]
+
+
+def _be_host(request: Request, listener: socket.socket, began: float) -> dict[str, Any]:
+    """Wait for the others, examine all, and tell them."""
+    reception = _Reception(request, listener)
+    reception.wait()
+    own = OwnLink(ExaminedNode(request.surroundings), os.uname().nodename)
+    guests = list(reception.links)
+    links: list[NodeLink] = [own, *guests]
+    try:
+        cluster = Examiner(request, links, is_host=True).examine()
+        cluster = with_absences(cluster, reception.absences())
+        report = report_of(cluster, time.monotonic() - began)
+        for guest in guests:
+            guest.tell({"do": "report", "report": {**report, "facts": {}}})
+    finally:
+        for link in links:
+            link.close()
+    return report
+
+
+# The others.
+
+
+def _be_guest(request: Request, began: float) -> dict[str, Any]:
+    """Go there and do what is ordered; or else examine this node alone."""
+    node = ExaminedNode(request.surroundings)
+    try:
+        connection, trouble = _find_host(request)
+        if connection is not None:
+            with connection:
+                report = _obey(connection, node, request)
+            if report is not None:
+                return report
+            trouble = _STOPPED
+    finally:
+        node.close()
+    cluster = _examine_alone(request)
+    if isinstance(trouble, Absence):
+        return report_of(with_absences(cluster, [trouble]), time.monotonic() - began)
+    others = [each for each in cluster.endpoint_probes if (each.host, each.port) != _key(trouble)]
+    cluster = replace(cluster, endpoint_probes=(*others, trouble))
+    return report_of(cluster, time.monotonic() - began)
+
+
+_STOPPED = Absence(
+    name="",
+    why="the endpoint's node ended, or lost the connection, during the examination",
+    advice="see what it says there",
+)
+
+
+def _key(probe: EndpointProbe) -> tuple[str, int]:
+    return probe.host, probe.port
+
+
+def _find_host(request: Request) -> tuple[socket.socket | None, EndpointProbe | Absence]:
+    """A connection with the endpoint's node, which has proved itself; or why there is none."""
+    host, port = request.endpoints[0]
+    until = time.monotonic() + request.wait_s
+    while True:
+        reach, detail = Reach.UNKNOWN, ""
+        connection: socket.socket | None = None
+        try:
+            for address in addresses_of(host)[:2]:
+                connection, reach, detail = _call(address, port)
+                if connection is not None:
+                    break
+        except UnknownHostError as error:
+            detail = str(error)
+        if connection is not None:
+            trouble = _introduce(connection, request)
+            if trouble is None:
+                return connection, _STOPPED
+            connection.close()
+            if isinstance(trouble, Absence):
+                return None, trouble
+            reach, detail = trouble, ""
+        if time.monotonic() > until:
+            return None, EndpointProbe(source=0, host=host, port=port, reach=reach, detail=detail)
+        time.sleep(_RETRY_S)
+
+
+def _call(address: str, port: int) -> tuple[socket.socket | None, Reach, str]:
+    try:
+        return socket.create_connection((address, port), CONNECT_S), Reach.REACHED, ""
+    except ConnectionRefusedError as error:
+        return None, Reach.REFUSED, error.strerror or ""
+    except TimeoutError:
+        return None, Reach.DROPPED, f"no answer within {CONNECT_S:g} s"
+    except OSError as error:
+        return None, Reach.UNREACHABLE, error.strerror or str(error)
+
+
+def _introduce(connection: socket.socket, request: Request) -> Absence | Reach | None:
+    """Prove to know the token, and say who this is; None: that went well."""
+    connection.settimeout(_STRANGER_S)
+    told = {"version": version("rallypoint"), "name": os.uname().nodename}
+    try:
+        if not prove(connection, request.token):
+            host, port = request.endpoints[0]
+            why = f"the node at {endpoint_of(host, port)} has another token than this one"
+            return Absence(name="", why=why, advice=_OTHER_TOKEN, check=10)
+        send_line(connection, {**told, "node_rank": request.node_rank})
+    except OSError:
+        return Reach.STRANGER
+    return None
+
+
+def _obey(connection: socket.socket, node: ExaminedNode, request: Request) -> dict[str, Any] | None:
+    """Do what is ordered, until the report comes; None: it never did."""
+    connection.settimeout(request.wait_s + _EXAMINATION_S)
+    with connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError, HostError):
+        for line in lines:
+            order: Mapping[str, Any] = json.loads(line)
+            if order["do"] == "report":
+                report: dict[str, Any] = order["report"]
+                return report
+            send_line(connection, node.perform(order))
+    return None

@@ -1,0 +1,160 @@
+"""One node of an examination: does what the examiner orders.
+
+    python -P -m rallypoint.cli.health.node       started by ssh, or by what --rsh names
+
+    clock   what time it is
+    look    facts about this node; from then on it listens for probes
+    probe   how well it reaches the others
+
+Orders come from standard input and answers go to standard output, JSON, one to a line. When the
+input ends, for whatever reason, so does this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.cli.token import VARIABLE as TOKEN
+from rallypoint.cluster.health.facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
+from rallypoint.cluster.health.listener import ProbeListener, listen
+from rallypoint.cluster.health.look import LookOrder, is_this_node, look, take_ports
+from rallypoint.cluster.health.packing import pack, unpack
+from rallypoint.cluster.health.probe import Target, probe_all, probe_endpoints
+from rallypoint.cluster.remote_shell import greeting
+from rallypoint.launch.inspection.entries import running_agents
+
+GREETING = "rallypoint doctor"  # what is written before it is a login shell's
+MODULE = "rallypoint.cli.health.node"
+
+
+class ExaminedNode:
+    """Performs orders."""
+
+    def __init__(self, surroundings: Surroundings = NOWHERE) -> None:
+        self._surroundings = surroundings
+        self._listener: ProbeListener | None = None
+        self._number = 0
+
+    def perform(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Do it; the answer, with `error` if it cannot be done."""
+        words = dict(order)
+        try:
+            answer: dict[str, Any] = getattr(self, words.pop("do"))(**words)
+        except (RallypointError, OSError) as error:
+            return {"error": str(error)}
+        return answer
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def clock(self) -> dict[str, Any]:
+        """What time it is here."""
+        return {"time_s": time.time()}
+
+    def look(
+        self,
+        *,
+        look: dict[str, Any],
+        secret: str,
+        environ: dict[str, str],
+        directory: str,
+        port_range: str,
+        endpoints: list[list[Any]],
+    ) -> dict[str, Any]:
+        """Facts about this node."""
+        os.environ.update(environ)
+        if port_range:
+            os.environ[PORT_RANGE] = port_range
+        order = unpack(LookOrder, look)
+        self._number = order.number
+        lost = _enter(directory)
+        facts = _look(order)
+        facts = self._listen(facts, secret, [(host, int(port)) for host, port in endpoints])
+        facts = replace(
+            facts,
+            paths=(*facts.paths, *lost),
+            has_token=bool(os.environ.get(TOKEN)),
+            jobs=_jobs(),
+            surroundings=self._surroundings,
+        )
+        return {"facts": pack(facts)}
+
+    def probe(
+        self, *, targets: list[dict[str, Any]], secret: str, endpoints: list[list[Any]]
+    ) -> dict[str, Any]:
+        """How well it reaches the others, and where they meet."""
+        others = [unpack(Target, each) for each in targets]
+        places = [(str(host), int(port)) for host, port in endpoints]
+        at_endpoints = probe_endpoints(self._number, places)
+        probes = probe_all(self._number, others, bytes.fromhex(secret))
+        return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
+
+    def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
+        here = [each for each in endpoints if is_this_node(each[0])]
+        if not secret:  # nobody is to probe it
+            return take_ports(facts, here, lambda port: listen(port).close())
+        try:
+            self._listener = ProbeListener()
+        except HostError as error:
+            return replace(facts, probe_error=_of_range(str(error)))
+        self._listener.allow(bytes.fromhex(secret))
+        facts = replace(facts, probe_port=self._listener.port)
+        return take_ports(facts, here, self._listener.listen_too)
+
+
+def _of_range(text: str) -> str:
+    """The error, with who holds the first port."""
+    from rallypoint.base.port_range import read_port_range
+    from rallypoint.store.port_holder import holder_of
+
+    first = read_port_range(os.environ.get(PORT_RANGE, ""))[0]
+    return f"{text.partition(';')[0]} ({first} by {holder_of(first)})"
+
+
+def _look(order: LookOrder) -> NodeFacts:
+    return look(order, os.environ)
+
+
+def _enter(directory: str) -> tuple[PathLook, ...]:
+    """Work there, as a job would."""
+    try:
+        if directory:
+            os.chdir(directory)
+    except OSError as error:
+        why = error.strerror or ""
+        return (PathLook(path=directory, state=PathState.MISSING, detail=why),)
+    return ()
+
+
+def _jobs() -> tuple[str, ...]:
+    return tuple(f"{agent.run_id} (process {agent.pid})" for agent in running_agents())
+
+
+def main() -> int:
+    """Do what is ordered, until nothing more is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told by its input's end
+    node = ExaminedNode()
+    print(greeting(GREETING, {}), end="", flush=True)
+    with contextlib.suppress(OSError):  # nobody is there to read it
+        for line in sys.stdin:
+            print(json.dumps(node.perform(json.loads(line))), flush=True)
+    node.close()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(0)  # a thread may hang with what it looks at
+
+
+if __name__ == "__main__":
+    main()

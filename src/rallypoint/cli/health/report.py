@@ -1,0 +1,94 @@
+"""What `rallypoint doctor` prints: a line for each finding, or an object of JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rallypoint.cluster.health.checks import TITLES, diagnose
+from rallypoint.cluster.health.facts import ClusterFacts
+from rallypoint.cluster.health.finding import Finding, Level
+from rallypoint.cluster.health.packing import pack
+
+_COLOURS = {Level.GREEN: "32", Level.YELLOW: "33", Level.RED: "31"}
+
+
+def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
+    """All that was found, as JSON."""
+    findings = diagnose(cluster)
+    worst = worst_by_check(findings)
+    return {
+        "level": max((each.level for each in findings), default=Level.GREEN).word,
+        "nodes": [node.name for node in cluster.nodes],
+        "seconds": round(seconds, 1),
+        "findings": [_as_json(each, len(cluster.nodes)) for each in findings],
+        "checks": [
+            {"number": number, "title": title, "level": worst.get(number, Level.GREEN).word}
+            for number, title in TITLES.items()
+        ],
+        "facts": pack(cluster),
+    }
+
+
+def worst_by_check(findings: Sequence[Finding]) -> dict[int, Level]:
+    """By the check's number."""
+    found: dict[int, Level] = {}
+    for each in findings:
+        found[each.check] = max(found.get(each.check, Level.GREEN), each.level)
+    return found
+
+
+def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) -> str:
+    """The lines for people. What other machines said has no control characters left."""
+    lines = [
+        _line(each["level"], each["text"], is_colourful=is_colourful) for each in report["findings"]
+    ]
+    if is_verbose:
+        lines += [
+            _line("green", f"{each['number']} {each['title']}", is_colourful=is_colourful)
+            for each in report["checks"]
+            if each["level"] == "green"
+        ]
+    return "\n".join([*lines, _summary(report)])
+
+
+def as_json(report: Mapping[str, Any]) -> str:
+    """One object."""
+    return json.dumps(report)
+
+
+def exit_status(report: Mapping[str, Any]) -> int:
+    """1 if something is red."""
+    return int(report["level"] == Level.RED.word)
+
+
+def _as_json(finding: Finding, nodes: int) -> dict[str, Any]:
+    return {
+        "level": finding.level.word,
+        "check": finding.check,
+        "title": TITLES[finding.check],
+        "where": list(finding.where),
+        "what": finding.what,
+        "advice": finding.advice,
+        "text": finding.text(nodes),
+    }
+
+
+def _line(word: str, text: str, *, is_colourful: bool) -> str:
+    shown = f"{word:<6}"
+    if is_colourful:
+        shown = f"\x1b[{_COLOURS[Level[word.upper()]]}m{shown}\x1b[0m"
+    return f"{shown}  {''.join(each if each.isprintable() else '?' for each in text)}"
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    count = len(report["nodes"])
+    nodes = f"{count} node{'s' * (count != 1)}, {len(report['checks'])} checks"
+    levels = [each["level"] for each in report["findings"]]
+    told = [
+        f"{levels.count(level.word)} {level.word}"
+        for level in (Level.RED, Level.YELLOW)
+        if level.word in levels
+    ]
+    return f"{nodes}, {report['seconds']} s: {', '.join(told) or 'all is well'}"

@@ -1,0 +1,77 @@
+"""The checks: from facts to findings. Pure.
+
+One cause is one finding: checks run in an order in which causes come before their consequences, and
+each is told which pairs of nodes are explained already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+
+from rallypoint.cluster.health.checks import (
+    agreement,
+    interfaces,
+    machine,
+    meeting,
+    names,
+    pairs,
+    settings,
+)
+from rallypoint.cluster.health.facts import ClusterFacts
+from rallypoint.cluster.health.finding import Finding, Pair, collapse
+
+Check = Callable[[ClusterFacts, Set[Pair]], Iterator[Finding]]
+
+# By number: what each is about.
+TITLES = {
+    1: "names",
+    2: "the endpoint and its port",
+    3: "connections between all nodes, in both directions",
+    4: "network interfaces",
+    5: "large messages",
+    6: "slow links",
+    7: "versions",
+    8: "devices and CPUs",
+    9: "surroundings",
+    10: "token",
+    11: "clocks",
+    12: "limits and disk space",
+    13: "paths",
+    14: "the kernel's network",
+    15: "other jobs",
+    16: "settings known to be wrong",
+}
+# Causes first; what cannot be one of another's is at the end.
+_ORDER: tuple[Check, ...] = (
+    meeting.absent_nodes,
+    names.names,
+    interfaces.chosen_addresses,
+    meeting.taken_ports,
+    pairs.connections,
+    meeting.endpoints,
+    pairs.large_messages,
+    pairs.slow_links,
+    interfaces.differences,
+    agreement.versions,
+    agreement.paths,
+    agreement.clocks,
+    agreement.devices,
+    settings.surroundings,
+    settings.token,
+    settings.bad_settings,
+    machine.limits,
+    machine.disks,
+    machine.network,
+    machine.other_jobs,
+)
+
+
+def diagnose(cluster: ClusterFacts) -> list[Finding]:
+    """All findings, the worst first."""
+    found: list[Finding] = []
+    explained: set[Pair] = set()
+    for check in _ORDER:
+        for finding in check(cluster, explained):
+            found.append(finding)
+            explained |= finding.explains
+    return collapse(found)

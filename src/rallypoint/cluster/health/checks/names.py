@@ -1,0 +1,89 @@
+"""1: what the nodes' names mean on each node, its own among them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from rallypoint.base.address import is_loopback
+from rallypoint.cluster.health.facts import ClusterFacts, Lookup, NodeFacts
+from rallypoint.cluster.health.finding import Finding, Level, Pair
+
+
+def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
+    """Unknown names, and names that lead elsewhere."""
+    if not cluster.is_shared:
+        return
+    for node in cluster.nodes:
+        if node.own_name.error:
+            yield Finding(
+                level=Level.YELLOW,
+                check=1,
+                where=(node.name,),
+                what=f"its own name {node.own_name.host} means nothing to it"
+                f" ({node.own_name.error})",
+                advice="add it to /etc/hosts: Rallypoint does without, but gloo and others do not",
+            )
+        elif _is_loopback(node.own_name):
+            yield _loopback(cluster, node, node.own_name)
+        absent = [absence.name for absence in cluster.absences]
+        for lookup in (each for each in node.names if each.host not in absent):
+            yield from _name_of_another(cluster, node, lookup)
+
+
+def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> Iterator[Finding]:
+    number = cluster.hosts.get(lookup.host)
+    explains = frozenset() if number is None else frozenset({(node.number, number)})
+    if lookup.error:
+        yield Finding(
+            level=Level.RED,
+            check=1,
+            where=(node.name,),
+            what=f"the name {lookup.host} is not known ({lookup.error})",
+            advice=f"add {_address_of(cluster, lookup.host)} to /etc/hosts or to the name service,"
+            " or give addresses instead of names",
+            explains=explains,
+        )
+    elif _is_loopback(lookup) and not is_loopback(lookup.host):
+        yield _loopback(cluster, node, lookup, explains)
+    elif number is not None and number != node.number:
+        target = next((each for each in cluster.nodes if each.number == number), None)
+        if target is not None and not set(lookup.addresses) & set(target.addresses):
+            yield Finding(
+                level=Level.YELLOW,
+                check=1,
+                where=(node.name,),
+                what=f"the name {lookup.host} means {', '.join(lookup.addresses)}, and that node"
+                f" has {', '.join(target.addresses)}",
+                advice="if no address translation lies between, correct /etc/hosts or the name"
+                " service",
+            )
+
+
+def _loopback(
+    cluster: ClusterFacts, node: NodeFacts, lookup: Lookup, explains: frozenset[Pair] = frozenset()
+) -> Finding:
+    """The same words on all nodes, which often have the same /etc/hosts."""
+    return Finding(
+        level=Level.RED,
+        check=1,
+        where=(node.name,),
+        what=f"the name {lookup.host} means {lookup.addresses[0]}, a loopback address, which other"
+        " nodes cannot reach",
+        advice=f"put {_address_of(cluster, lookup.host)} in /etc/hosts instead of"
+        f" {lookup.addresses[0]} {lookup.host}",
+        explains=explains,
+    )
+
+
+def _is_loopback(lookup: Lookup) -> bool:
+    return bool(lookup.addresses) and is_loopback(lookup.addresses[0])
+
+
+def _address_of(cluster: ClusterFacts, host: str) -> str:
+    """A line of /etc/hosts, as far as it is known."""
+    for node in cluster.nodes:
+        is_it = cluster.hosts.get(host) == node.number or node.own_name.host == host
+        address = node.choice.address or next(iter(node.addresses), "")
+        if is_it and address and not is_loopback(address):
+            return f"'{address} {host}'"
+    return f"its address and the name {host}"

@@ -1,0 +1,68 @@
+"""What a check says: how bad it is, where, what, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+Pair = tuple[int, int]  # numbers of nodes: who calls, and whom
+
+
+class Level(IntEnum):
+    """The worse, the more."""
+
+    GREEN = 0
+    YELLOW = 1
+    RED = 2
+
+    @property
+    def word(self) -> str:
+        """For users."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause, told once.
+
+    Attributes:
+        check: the number of the check, from 1 to 16.
+        where: names of the nodes that it is about; empty: the job as a whole.
+        what: what is wrong; `advice`: what to do.
+        explains: pairs of nodes that cannot speak with each other for this reason; what other
+            checks find there are consequences.
+    """
+
+    level: Level
+    check: int
+    where: tuple[str, ...] = ()
+    what: str
+    advice: str
+    explains: frozenset[Pair] = frozenset()
+
+    def text(self, nodes: int) -> str:
+        """As a line; `nodes`: of so many."""
+        who = "all nodes" if 1 < nodes == len(self.where) else listed(self.where)
+        begin = f"{who}: " if who and nodes > 1 else ""
+        return f"{begin}{self.what}; {self.advice}"
+
+
+def listed(names: tuple[str, ...], most: int = 8) -> str:
+    """Names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def collapse(findings: list[Finding]) -> list[Finding]:
+    """The same on several nodes as one; the worst first."""
+    found: dict[tuple[int, int, str, str], Finding] = {}
+    for each in findings:
+        key = (-each.level, each.check, each.what, each.advice)
+        before = found.get(key)
+        if before is None:
+            found[key] = each
+        else:
+            where = tuple(dict.fromkeys([*before.where, *each.where]))
+            explains = before.explains | each.explains
+            found[key] = replace(before, where=where, explains=explains)
+    return sorted(found.values(), key=lambda each: (-each.level, each.check))

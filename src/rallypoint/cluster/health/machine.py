@@ -1,0 +1,130 @@
+"""What a node has of devices, limits and disk space, as the kernel's files tell."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Mapping
+
+from rallypoint.cluster.devices import count_gpus, list_names, read_text
+from rallypoint.cluster.health.facts import Devices, Disk, Limits, Usage
+
+SHM = "/dev/shm"
+
+
+def look_at_devices(environ: Mapping[str, str], root: str = "") -> Devices:
+    """GPUs, InfiniBand and the CPUs that may be used."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    quota = cpu_quota(root)
+    return Devices(
+        gpus=count_gpus({}, root),
+        visible=count_gpus(environ, root),
+        has_infiniband=bool(list_names(f"{root}/sys/class/infiniband")),
+        cpus=min(cpus, quota) if quota else cpus,
+    )
+
+
+def cpu_quota(root: str = "") -> float:
+    """How many CPUs the control group may use; 0: as many as there are."""
+    quota, _, period = read_text(f"{root}/sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if not quota:
+        quota = read_text(f"{root}/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
+        period = read_text(f"{root}/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
+    is_set = quota.isdigit() and period.isdigit() and int(period)
+    return int(quota) / int(period) if is_set else 0.0
+
+
+def look_at_limits(root: str = "") -> Limits:
+    """Of this process, and of this machine's network."""
+    return Limits(
+        open_files=_hard(resource.RLIMIT_NOFILE),
+        memlock_bytes=_hard(resource.RLIMIT_MEMLOCK),
+        memory=_memory(root),
+        conntrack=Usage(
+            used=_number(f"{root}/proc/sys/net/netfilter/nf_conntrack_count"),
+            most=_number(f"{root}/proc/sys/net/netfilter/nf_conntrack_max"),
+        ),
+        ports=_ports(root),
+        tcp_pages=_tcp_pages(root),
+        somaxconn=_number(f"{root}/proc/sys/net/core/somaxconn") or Limits().somaxconn,
+    )
+
+
+def look_at_disks(environ: Mapping[str, str], log_dir: str = "") -> tuple[Disk, ...]:
+    """The shared memory, where temporary files go, and where logs do."""
+    places = [(SHM, SHM), ("the directory for temporary files", environ.get("TMPDIR", ""))]
+    places += [("--log-dir", log_dir)]
+    found = []
+    for what, path in places:
+        place = path or (tempfile.gettempdir() if what != "--log-dir" else "")
+        disk = _disk(what, _existing(place)) if place else None
+        if disk is not None:
+            found.append(disk)
+    return tuple(found)
+
+
+def _existing(path: str) -> str:
+    """The directory itself, or the nearest one above it that is there."""
+    path = os.path.abspath(path)
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _disk(what: str, path: str) -> Disk | None:
+    try:
+        space, device = os.statvfs(path), os.stat(path).st_dev
+    except OSError:
+        return None
+    return Disk(
+        what=what,
+        path=path,
+        device=str(device),
+        free_bytes=space.f_bavail * space.f_frsize,
+        total_bytes=space.f_blocks * space.f_frsize,
+        has_inodes=not space.f_files or space.f_favail > 0,
+    )
+
+
+def _hard(kind: int) -> int:
+    """What a process may raise its limit to."""
+    most = resource.getrlimit(kind)[1]
+    return -1 if most == resource.RLIM_INFINITY else most
+
+
+def _memory(root: str) -> Usage:
+    """What the processes of the control group hold, and may hold."""
+    group = f"{root}/sys/fs/cgroup"
+    used, most = _number(f"{group}/memory.current"), _number(f"{group}/memory.max")
+    reclaimable = 0
+    for line in read_text(f"{group}/memory.stat").splitlines():
+        name, _, number = line.partition(" ")
+        reclaimable += int(number) if name in ("inactive_file", "active_file") else 0
+    return Usage(used=max(0, used - reclaimable), most=most)
+
+
+def _ports(root: str) -> Usage:
+    """Those that the kernel gives to outgoing connections."""
+    words = read_text(f"{root}/proc/sys/net/ipv4/ip_local_port_range").split()
+    most = int(words[1]) - int(words[0]) + 1 if len(words) == 2 else 0
+    return Usage(used=_sockstat(root, "tw") + _sockstat(root, "inuse"), most=most)
+
+
+def _tcp_pages(root: str) -> Usage:
+    words = read_text(f"{root}/proc/sys/net/ipv4/tcp_mem").split()
+    return Usage(used=_sockstat(root, "mem"), most=int(words[2]) if len(words) == 3 else 0)
+
+
+def _sockstat(root: str, name: str) -> int:
+    """A number from "TCP: inuse 5 orphan 0 tw 0 alloc 7 mem 1"."""
+    for line in read_text(f"{root}/proc/net/sockstat").splitlines():
+        kind, *words = line.split()
+        if kind == "TCP:" and name in words:
+            return int(words[words.index(name) + 1])
+    return 0
+
+
+def _number(path: str) -> int:
+    text = read_text(path).strip()
+    return int(text) if text.isdigit() else 0

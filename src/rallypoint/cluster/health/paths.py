@@ -1,0 +1,42 @@
+"""Whether a path can be used: a child process tries, so what hangs there hangs only the child."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rallypoint.cluster.health.facts import PathLook, PathState
+
+PATIENCE_S = 2.0
+_LAST_S = 0.2  # for a killed child; one in an uninterruptible wait is left to the system
+_CHILD = str(Path(__file__).with_name("path_child.py"))
+
+
+def look_at_path(path: str, *, is_script: bool = False, wait_s: float = PATIENCE_S) -> PathLook:
+    """Read and write there, if that is possible within a time limit."""
+    words = [sys.executable, "-I", "-S", _CHILD, path, *(["script"] if is_script else [])]
+    child = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        out, _ = child.communicate(timeout=wait_s)
+        found = json.loads(out)
+        state = PathState[found["state"]]
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=_LAST_S)
+        return PathLook(path=path, state=PathState.HANGS, is_script=is_script)
+    except (ValueError, KeyError):
+        why = f"the look at it ended with status {child.returncode}"
+        return PathLook(path=path, state=PathState.UNREADABLE, detail=why, is_script=is_script)
+    return PathLook(
+        path=path,
+        state=state,
+        detail=found["detail"],
+        digest=found["digest"],
+        is_script=is_script,
+    )

@@ -1,0 +1,235 @@
+"""How well one node reaches another: connecting, small messages, a large one, and a stream of them.
+
+    caller                                             listener (listener.py)
+    the challenge of store/token.py, with the secret of this examination
+    how many small messages, how many bytes
+    afterwards, and for how long              ->
+    small messages, a byte each               ->  <-   the byte
+    the bytes                                 ->  <-   how many came, in how many microseconds
+
+Only one direction carries much, so each node's way to another one is known by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rallypoint.cluster.health.facts import EndpointProbe, Probe, Reach
+from rallypoint.cluster.network import UnknownHostError, addresses_of
+from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
+
+GREETING = b"RLYEXAM1"
+# Small messages; bytes, or 0 for a stream; of how many milliseconds.
+HEAD = struct.Struct("<IQI")
+RECEIVED = struct.Struct("<QQ")  # bytes, microseconds
+_PINGS = 8
+LARGE = 64 << 10
+CONNECT_S = 1.5
+STALL_S = 1.5
+STREAM_S = 0.2
+_ROUND_TRIPS = 20  # at least so many in a stream, which begins slowly
+_LONGEST_STREAM_S = 2.0
+SLOW_MBIT_S = 250.0  # below it a stream is measured again: this machine may have been busy
+_TRIES = 3
+_MOST_STREAMS = 8  # of each node, so that many nodes take no longer
+_CHUNK = bytes(1 << 18)
+_MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A node to reach: the address that it gives out, and its others."""
+
+    number: int
+    address: str
+    port: int
+    others: tuple[str, ...] = ()
+
+
+def probe_all(me: int, targets: Sequence[Target], secret: bytes) -> list[Probe]:
+    """Reach all of them: at once for small and large messages, one by one for streams.
+
+    Node i begins with node i + 1, so that each node sends to one and receives from one.
+    """
+    found: dict[int, Probe] = {}
+    limit = threading.Semaphore(_MOST_AT_ONCE)
+
+    def reach(target: Target) -> None:
+        with limit:
+            found[target.number] = _reach(me, target, secret)
+
+    _side_by_side([lambda target=target: reach(target) for target in targets])  # type: ignore[misc]
+    count = 1 + max([me, *(target.number for target in targets)])
+    for target in sorted(targets, key=lambda each: (each.number - me) % count)[:_MOST_STREAMS]:
+        probe = found[target.number]
+        if probe.reach is Reach.REACHED and not probe.stalls:
+            address = probe.other_address or target.address
+            stream_s = STREAM_S + _ROUND_TRIPS * probe.latency_us / 1e6
+            mbit_s = _stream(address, target.port, secret, min(stream_s, _LONGEST_STREAM_S))
+            found[target.number] = replace(probe, mbit_s=mbit_s)
+    return [found[target.number] for target in targets]
+
+
+def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> EndpointProbe:
+    """Whether something listens at an endpoint."""
+    try:
+        addresses = addresses_of(host)
+    except UnknownHostError as error:
+        return EndpointProbe(
+            source=me, host=host, port=port, reach=Reach.UNKNOWN, detail=str(error)
+        )
+    found = [_connect(address, port, wait_s) for address in addresses[:2]]
+    for _, sock in found:
+        if sock is not None:
+            sock.close()
+    reach = next((each for (each, _), sock in found if sock is not None), found[0][0][0])
+    return EndpointProbe(source=me, host=host, port=port, reach=reach, detail=found[0][0][1])
+
+
+def probe_endpoints(
+    me: int, endpoints: Sequence[tuple[str, int]], wait_s: float = CONNECT_S
+) -> list[EndpointProbe]:
+    """The same for several, at once."""
+    found: list[EndpointProbe] = []
+    _side_by_side(
+        [
+            lambda host=host, port=port: found.append(probe_endpoint(me, host, port, wait_s))  # type: ignore[misc]
+            for host, port in endpoints
+        ]
+    )
+    return sorted(found, key=lambda each: endpoints.index((each.host, each.port)))
+
+
+def prove(sock: socket.socket, token: bytes) -> bool:
+    """Be the caller in the challenge; whether the other side knows the token.
+
+    Raises:
+        OSError: the connection broke, or the other side refused us.
+    """
+    ours = os.urandom(NONCE)
+    sock.sendall(GREETING + ours)
+    theirs = receive(sock, NONCE)
+    sock.sendall(client_proof(token, ours, theirs))
+    return is_server_proof(receive(sock, PROOF), token, ours, theirs)
+
+
+def receive(sock: socket.socket, count: int) -> bytes:
+    """Exactly so many bytes.
+
+    Raises:
+        OSError: they did not come.
+    """
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        data += part
+    return data
+
+
+def _side_by_side(work: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _reach(me: int, target: Target, secret: bytes) -> Probe:
+    """Connect with it, at another address if need be, and send small and large messages."""
+    (reach, detail), sock = _connect(target.address, target.port, CONNECT_S)
+    probe = Probe(source=me, target=target.number, reach=reach, detail=detail)
+    address = target.address
+    if sock is None:
+        for address in target.others:
+            _, sock = _connect(address, target.port, CONNECT_S)
+            if sock is not None:
+                probe = replace(probe, other_address=address)
+                break
+        else:
+            return probe
+    assert sock is not None
+    with sock:
+        try:
+            if not prove(sock, secret):
+                return replace(probe, reach=Reach.STRANGER)
+            sock.sendall(HEAD.pack(_PINGS, LARGE, 0))
+            latency_us = min(_ping(sock) for _ in range(_PINGS))
+            count, _ = _send(sock, 0.0)
+        except TimeoutError:
+            return replace(probe, reach=Reach.DROPPED, detail="it was silent once connected")
+        except OSError as error:
+            return replace(probe, reach=Reach.STRANGER, detail=error.strerror or str(error))
+    return replace(probe, latency_us=latency_us, stalls=count == 0)
+
+
+def _connect(
+    address: str, port: int, wait_s: float
+) -> tuple[tuple[Reach, str], socket.socket | None]:
+    """A connection, or how it failed."""
+    try:
+        sock = socket.create_connection((address, port), wait_s)
+    except ConnectionRefusedError as error:
+        return (Reach.REFUSED, error.strerror or ""), None
+    except TimeoutError:
+        return (Reach.DROPPED, f"no answer within {wait_s:g} s"), None
+    except OSError as error:
+        return (Reach.UNREACHABLE, error.strerror or str(error)), None
+    sock.settimeout(2 * STALL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return (Reach.REACHED, ""), sock
+
+
+def _ping(sock: socket.socket) -> float:
+    """Microseconds until the answer."""
+    began = time.perf_counter()
+    sock.sendall(b"p")
+    receive(sock, 1)
+    return (time.perf_counter() - began) * 1e6
+
+
+def _send(sock: socket.socket, stream_s: float) -> tuple[int, int]:
+    """Send a large message, or for so long; how many bytes arrived, in how many microseconds."""
+    until = time.monotonic() + stream_s
+    sock.settimeout(STALL_S)
+    # A time-out: the other side tells what has come. An error: it has seen enough, and said so.
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        if not stream_s:
+            sock.sendall(_CHUNK[:LARGE])
+        while time.monotonic() < until:
+            sock.sendall(_CHUNK)
+    sock.settimeout(STALL_S + stream_s + 1.0)
+    count, microseconds = RECEIVED.unpack(receive(sock, RECEIVED.size))
+    return count, microseconds
+
+
+def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
+    """Megabits a second; 0: it could not be measured."""
+    best = 0.0
+    for _ in range(_TRIES):
+        _, sock = _connect(address, port, CONNECT_S)
+        if sock is None:
+            break
+        with sock:
+            try:
+                if not prove(sock, secret):
+                    break
+                sock.sendall(HEAD.pack(0, 0, round(stream_s * 1000)))
+                count, microseconds = _send(sock, stream_s)
+                # What is still on its way is not to disturb what is measured next.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            except OSError:
+                continue
+        best = max(best, 8 * count / microseconds if microseconds else 0.0)
+        if best > SLOW_MBIT_S:
+            break
+    return best

@@ -1,0 +1,49 @@
+"""The environment variables that the checks know. Secrets and passwords are not among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+KNOWN = (
+    "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "RALLYPOINT_SOCKET_IFNAME",
+    "TORCH_NCCL_BLOCKING_WAIT",
+)
+
+
+def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that are set."""
+    found = {name: environ[name] for name in KNOWN if environ.get(name)}
+    for name in PROXIES:
+        text = environ.get(name) or environ.get(name.upper())
+        if text:
+            found[name] = _without_password(text)
+    return found
+
+
+def proxy_bypasses(environ: Mapping[str, str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """Those of the hosts that no_proxy names, alone or by their domain."""
+    text = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    names = [word.strip().lower().lstrip(".") for word in text.split(",") if word.strip()]
+
+    def is_named(host: str) -> bool:
+        return any(
+            name in ("*", host.lower()) or host.lower().endswith(f".{name}") for name in names
+        )
+
+    return tuple(host for host in hosts if is_named(host))
+
+
+def _without_password(text: str) -> str:
+    parts = urlsplit(text)
+    if "@" not in parts.netloc:
+        return text
+    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()

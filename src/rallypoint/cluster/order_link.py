@@ -1,0 +1,105 @@
+"""The connection to a program of ours on another host: orders go there, answers come back.
+
+JSON, one to a line; each order has one answer. remote_shell.py starts the program, whose first line
+is a greeting, and which ends when nothing more can be said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rallypoint.base.errors import HostError
+from rallypoint.cluster.remote_shell import CONNECT_S, end, last_lines, read_greeting, start
+
+
+class OrderLink:
+    """The connection to one host.
+
+    Attributes:
+        found: what its greeting said.
+
+    Raises:
+        HostError: there is no such command here.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.found: dict[str, Any] = {}
+        self._log = log
+        self._command = command
+        self._socket, theirs = socket.socketpair()
+        self._lines = self._socket.makefile("rb", buffering=0)
+        with theirs, log.open("wb") as errors:
+            try:
+                their = theirs.fileno()
+                self._process = start(name, command, stdin=their, stdout=their, stderr=errors)
+            except HostError:
+                self._socket.close()
+                raise
+
+    def fileno(self) -> int:
+        """Readable when there is an answer."""
+        return self._socket.fileno()
+
+    def greet(self, word: str) -> None:
+        """Wait until it has begun, and greets with that word.
+
+        Raises:
+            HostError: it did not.
+        """
+        found = None
+        while found is None:
+            found = read_greeting(word, self._line(CONNECT_S))
+        self.found = found
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give it an order."""
+        with contextlib.suppress(OSError):  # it is told when the answer is wanted
+            self._socket.sendall((json.dumps(order) + "\n").encode())
+
+    def read(self, wait_s: float = CONNECT_S) -> dict[str, Any]:
+        """Its next answer.
+
+        Raises:
+            HostError: there is none.
+        """
+        answer: dict[str, Any] = json.loads(self._line(wait_s))
+        return answer
+
+    def close(self) -> None:
+        """Nothing more is said, so it ends."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self, until: float) -> None:
+        """See to it."""
+        end(self._process, max(until, time.monotonic() + 0.1))
+        self._lines.close()
+        self._socket.close()
+
+    def _line(self, wait_s: float) -> bytes:
+        try:
+            self._socket.settimeout(wait_s)
+            line: bytes = self._lines.readline()
+        except TimeoutError:
+            raise HostError(self._account(f"no sign within {wait_s:g} s")) from None
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # its last words
+            raise HostError(self._account("the connection ended"))
+        return line
+
+    def _account(self, what: str) -> str:
+        """What happened, and what was said there."""
+        said = last_lines(self._log.read_text(errors="replace"))
+        told = "".join(f"\n  | {line}" for line in said)
+        return f"{self.name}: {what}: {' '.join(self._command)}{told}"

@@ -1,0 +1,391 @@
+"""`rallypoint doctor` on three test hosts: each fault is one red line, whose advice cures it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.nodes import alive_on
+
+from rallypoint.testing.hosts import Hosts
+from rallypoint.testing.remote_shell import RemoteShell
+
+pytestmark = pytest.mark.system
+
+DOCTOR = (sys.executable, "-m", "rallypoint", "doctor")
+HOSTS = "host1,host2,host3"
+# A clock that is ahead, for a program that is started so.
+FAST_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t which, struct timespec *now) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(which, now);
+    if (which == CLOCK_REALTIME) now->tv_sec += 10;
+    return status;
+}
+"""
+
+
+class Clinic:
+    """Three hosts, a stand-in for ssh, and what goes wrong with them."""
+
+    def __init__(self, hosts: Hosts, shell: RemoteShell, directory: Path) -> None:
+        self.hosts = hosts
+        self.directory = directory
+        self._shell = shlex.join(shell.command)
+        self._names = hosts.names.read_text()
+        self._begun: list[subprocess.Popen[bytes]] = []
+        self._undo: list[Callable[[], object]] = []
+        self.environ: dict[str, str] = {}
+
+    # Faults. `heal` undoes them all.
+
+    def filter(self, number: int, rule: str) -> None:
+        """Have the host's firewall do something with what comes in."""
+        host = self.hosts[number]
+        host.run("nft", "add table inet doctor")
+        host.run("nft", "add chain inet doctor in { type filter hook input priority 0; }")
+        host.run("nft", f"add rule inet doctor in {rule}")
+        self._undo.append(lambda: host.run("nft", "delete table inet doctor"))
+
+    def name(self, text: str) -> None:
+        """Put a line before the others in the /etc/hosts of all."""
+        self.hosts.names.write_text(f"{text}\n{self._names}")
+        self._undo.append(lambda: self.hosts.names.write_text(self._names))
+
+    def do(self, number: int, *command: str, undo: str = "") -> None:
+        self.hosts[number].run(*command)
+        if undo:
+            self._undo.append(lambda: self.hosts[number].run("sh", "-c", undo))
+
+    def hold(self, number: int, port: int) -> int:
+        """Have a process listen there; its number on the host."""
+        program = (
+            "import os, socket, time\n"
+            f"held = socket.create_server(('', {port}))\n"
+            "print(os.getpid(), flush=True)\n"
+            "time.sleep(600)\n"
+        )
+        process = self.hosts[number].popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        self._begun.append(process)
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        self._undo.append(lambda: self.hosts[number].run("kill", "-9", str(pid)))
+        return pid
+
+    def set(self, number: int, **environ: str) -> None:
+        """Variables that only what is started on that host has."""
+        self.environ = {"HOST": f"host{number}", **environ}
+
+    def heal(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        for process in self._begun:
+            process.wait(10)
+            assert process.stdout is not None
+            process.stdout.close()
+        self._undo.clear()
+        self._begun.clear()
+        self.environ = {}
+
+    # Examinations.
+
+    def examine(self, *words: str, hosts: str = HOSTS) -> dict[str, Any]:
+        """The report of `rallypoint doctor --hosts`."""
+        done = subprocess.run(
+            [*DOCTOR, "--hosts", hosts, "--rsh", str(self._rsh()), "--json", *words],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+            env={**os.environ, "TMPDIR": str(self.directory)},
+        )
+        assert done.returncode in (0, 1), done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (report["level"] == "red"), done.stderr
+        return report
+
+    def meet(
+        self, *words: str, environ: Mapping[int, Mapping[str, str]] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """The reports of the same command on each host, by the host's number."""
+        begun = {}
+        for host in self.hosts.hosts:
+            own = {"RALLYPOINT_TOKEN": "secret", **(environ or {}).get(host.number, {})}
+            begun[host.number] = host.popen(
+                [*DOCTOR, "--json", "--nnodes", "3", "--wait", "4", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self.directory,
+                env={**os.environ, "TMPDIR": str(self.directory), **own},
+            )
+        reports = {}
+        for number, process in begun.items():
+            out, err = process.communicate(timeout=100)
+            assert process.returncode in (0, 1), err
+            reports[number] = json.loads(out)
+        return reports
+
+    def left_over(self) -> list[int]:
+        deadline = time.monotonic() + 10
+        while left := [pid for host in self.hosts.hosts for pid in alive_on(host)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        return left
+
+    def _rsh(self) -> Path:
+        """What --rsh names: it gives one host the variables of `set`."""
+        own = shlex.join(f"{name}={text}" for name, text in self.environ.items() if name != "HOST")
+        path = self.directory / "rsh"
+        path.write_text(
+            "#!/bin/sh\nhost=$1\nshift\n"
+            f'[ "$host" = "{self.environ.get("HOST", "")}" ] && set -- env {own} "$@"\n'
+            f'exec {self._shell} "$host" "$@"\n'
+        )
+        path.chmod(0o700)
+        return path
+
+
+@pytest.fixture(scope="module")
+def all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clinic]:
+    directory = tmp_path_factory.mktemp("doctor")
+    with Hosts(3) as hosts, RemoteShell(hosts, directory) as shell:
+        yield Clinic(hosts, shell, directory)
+
+
+@pytest.fixture
+def clinic(needs_hosts: None, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+    clinic: Clinic = request.getfixturevalue("all_hosts")
+    yield clinic
+    clinic.heal()
+    assert clinic.left_over() == []
+
+
+def red(report: Mapping[str, Any]) -> list[str]:
+    return [each["text"] for each in report["findings"] if each["level"] == "red"]
+
+
+def the_red_line(report: Mapping[str, Any]) -> str:
+    """There is one, and nothing else."""
+    assert [each["level"] for each in report["findings"]] == ["red"], report["findings"]
+    text: str = report["findings"][0]["text"]
+    return text
+
+
+def test_a_healthy_cluster(clinic: Clinic) -> None:
+    words = ("--path", str(clinic.directory), "--nproc-per-node", "1")
+    report = clinic.examine(*words)
+    assert report["findings"] == []
+    assert [each["level"] for each in report["checks"]] == ["green"] * 16
+    assert report["nodes"] == HOSTS.split(",")
+    assert len(report["facts"]["probes"]) == 6
+    assert all(each["mbit_s"] > 0 < each["latency_us"] for each in report["facts"]["probes"])
+
+
+ENDPOINT = ("--rdzv-endpoint", "host1:29400")
+
+
+def test_a_blocked_port(clinic: Clinic) -> None:
+    clinic.filter(1, "tcp dport 29400 drop")
+    line = the_red_line(clinic.examine(*ENDPOINT))
+    assert line.startswith(
+        "host2, host3: host1:29400, where the nodes are to meet, does not answer"
+    )
+    assert "allow TCP to port 29400 in the firewall of host1" in line
+
+
+def test_a_host_that_nobody_reaches(clinic: Clinic) -> None:
+    clinic.filter(2, "tcp flags & (syn|ack) == syn reject with tcp reset")
+    line = the_red_line(clinic.examine("--rdzv-endpoint", "host2:29400"))
+    assert line.startswith("host2: no other node can connect to it (refused")
+    assert "allow TCP from the other nodes to all ports from 1024 on of host2" in line
+
+
+def test_a_one_way_firewall(clinic: Clinic) -> None:
+    clinic.filter(3, "ip saddr 10.77.0.2 tcp flags & (syn|ack) == syn drop")
+    line = the_red_line(clinic.examine("--port-range", "21000-21015"))
+    assert line.startswith("host2: cannot connect to host3, though host3 can connect the other way")
+    assert "allow TCP from host2 to ports 21000-21015 of host3" in line
+
+
+def test_an_interface_variable_that_matches_nothing(clinic: Clinic) -> None:
+    clinic.set(2, GLOO_SOCKET_IFNAME="ib0")
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host2: GLOO_SOCKET_IFNAME=ib0: no interface of this machine")
+    assert "set GLOO_SOCKET_IFNAME=eth0 there, or unset it" in line
+
+
+def test_an_interface_that_leads_elsewhere(clinic: Clinic) -> None:
+    clinic.do(2, "ip", "link", "add", "docker0", "type", "bridge", undo="ip link del docker0")
+    clinic.do(2, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+    clinic.do(2, "ip", "link", "set", "docker0", "up")
+    clinic.set(2, RALLYPOINT_SOCKET_IFNAME="docker0")
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host2: it gives out the address 172.17.0.1 (docker0), as RALLY")
+    assert "while 10.77.0.2 (eth0) is reached; set RALLYPOINT_SOCKET_IFNAME=eth0" in line
+
+
+def test_a_name_on_the_loopback(clinic: Clinic) -> None:
+    clinic.name("127.0.1.1 host1")
+    line = the_red_line(clinic.examine(*ENDPOINT))
+    assert line.startswith("all nodes: the name host1 means 127.0.1.1, a loopback address")
+    assert "put '10.77.0.1 host1' in /etc/hosts instead of 127.0.1.1 host1" in line
+
+
+def test_a_name_that_is_not_known(clinic: Clinic) -> None:
+    names = clinic.hosts.names.read_text()
+    clinic.name("")
+    clinic.hosts.names.write_text(names.replace("10.77.0.3 host3\n", "10.77.0.3 host3x\n"))
+    found = clinic.examine()
+    line = the_red_line(
+        {"findings": [each for each in found["findings"] if each["level"] == "red"]}
+    )
+    assert line.startswith("host1, host2: the name host3 is not known")
+    assert "add '10.77.0.3 host3' to /etc/hosts" in line
+
+
+def test_a_slow_link(clinic: Clinic) -> None:
+    shape = ("root", "tbf", "rate", "10mbit", "burst", "32kbit", "latency", "50ms")
+    clinic.do(3, "tc", "qdisc", "add", "dev", "eth0", *shape, undo="tc qdisc del dev eth0 root")
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host3: data ")
+    assert " Mbit/s, while others do " in line
+    assert "limits on that link (tc qdisc)" in line
+
+
+def test_an_mtu_black_hole(clinic: Clinic) -> None:
+    clinic.filter(3, "ip protocol tcp meta length > 1000 drop")
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host3: messages to it that are larger than a packet of the network get")
+    assert "ip link set eth0 mtu" in line
+
+
+def test_other_versions(clinic: Clinic, tmp_path: Path) -> None:
+    (tmp_path / "numpy-0.9.dist-info").mkdir()
+    (tmp_path / "numpy-0.9.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.9\n")
+    clinic.set(2, PYTHONPATH=str(tmp_path))
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host2: it has NumPy 0.9 (the others ")
+    assert "install the same versions on all nodes" in line
+
+
+def test_full_shared_memory(clinic: Clinic) -> None:
+    clinic.do(1, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/dev/shm",
+              undo="umount /dev/shm")  # fmt: skip
+    clinic.do(1, "sh", "-c", "head -c 9m /dev/zero > /dev/shm/left || true")
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host1: /dev/shm is full: 0 MiB free of 8 MiB")
+    assert "delete what is left over there (ls -l /dev/shm)" in line
+
+
+def test_a_full_disk(clinic: Clinic, tmp_path: Path) -> None:
+    clinic.do(2, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path),
+              undo=f"umount {tmp_path}")  # fmt: skip
+    clinic.do(2, "sh", "-c", f"head -c 9m /dev/zero > {tmp_path}/left || true")
+    line = the_red_line(clinic.examine("--log-dir", str(tmp_path)))
+    assert line.startswith(f"host2: {tmp_path}, --log-dir, is full: 0 MiB free of 8 MiB")
+    assert "name another place (TMPDIR, --log-dir)" in line
+
+
+def test_a_port_that_is_held(clinic: Clinic) -> None:
+    pid = clinic.hold(1, 29400)
+    line = the_red_line(clinic.examine(*ENDPOINT))
+    assert line.startswith("host1: port 29400, where the nodes are to meet (host1:29400), is held")
+    assert f" by process {pid} (" in line
+    assert "end that process, or choose another port with --rdzv-endpoint" in line
+
+
+def test_a_port_range_that_is_held(clinic: Clinic) -> None:
+    pid = clinic.hold(2, 21000)
+    line = the_red_line(clinic.examine("--port-range", "21000-21000"))
+    assert line.startswith("host2: all 1 ports of the port range 21000-21000 are in use")
+    assert f"21000 by process {pid} (" in line
+    assert "give a wider --port-range" in line
+
+
+def test_a_proxy_in_the_way(clinic: Clinic) -> None:
+    clinic.set(1, http_proxy="http://me:hidden@proxy:3128")
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host1: http_proxy=http://***@proxy:3128 sends requests to the job's")
+    assert "set no_proxy=host1,host2,host3, or unset http_proxy" in line
+    clinic.set(1, http_proxy="http://proxy:3128", no_proxy="host1,host2,host3")
+    assert clinic.examine()["findings"] == []
+
+
+def test_a_hung_mount(clinic: Clinic, tmp_path: Path) -> None:
+    """A FIFO that nobody writes to stands in for it: to open it takes for ever."""
+    data = tmp_path / "data"
+    data.mkdir()
+    os.mkfifo(data / "fifo")
+    (data / "file").touch()
+    clinic.do(3, "mount", "--bind", str(data / "fifo"), str(data / "file"),
+              undo=f"umount {data / 'file'}")  # fmt: skip
+    line = the_red_line(clinic.examine("--path", str(data / "file"), "--path", str(data)))
+    assert line.startswith(f"host3: {data}/file does not answer within 2 s")
+    assert "its file system hangs" in line
+
+
+def test_a_path_that_is_missing(clinic: Clinic, tmp_path: Path) -> None:
+    line = the_red_line(clinic.examine("--path", str(tmp_path / "none")))
+    assert line.startswith(f"all nodes: {tmp_path}/none does not exist")
+    assert "create it, or mount" in line
+
+
+def test_a_clock_that_is_ahead(clinic: Clinic, tmp_path: Path) -> None:
+    source, library = tmp_path / "clock.c", tmp_path / "clock.so"
+    source.write_text(FAST_CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    clinic.set(3, LD_PRELOAD=str(library))
+    line = the_red_line(clinic.examine())
+    assert line.startswith("host3: its clock is 10.0 s ahead of the others")
+    assert "timedatectl set-ntp true" in line
+
+
+def test_a_host_that_ssh_does_not_reach(clinic: Clinic) -> None:
+    line = the_red_line(clinic.examine(hosts="host1,host2,host9"))
+    assert line.startswith("host9: nothing can be started there: the connection ended")
+    assert "`ssh host9 true` works" in line
+
+
+def test_nodes_meet_at_the_endpoint(clinic: Clinic) -> None:
+    reports = clinic.meet("--rdzv-backend", "c10d", *ENDPOINT)
+    assert [report["findings"] for report in reports.values()] == [[], [], []]
+    assert sorted(reports[3]["nodes"]) == HOSTS.split(",")
+    assert len(reports[1]["facts"]["probes"]) == 6
+
+
+def test_a_wrong_token(clinic: Clinic) -> None:
+    reports = clinic.meet(
+        *ENDPOINT, "--rdzv-backend", "c10d", environ={3: {"RALLYPOINT_TOKEN": "other"}}
+    )
+    for number, begins in (
+        (1, "the node at 10.77.0.3 has another token"),
+        (2, "the node at 10.77.0.3 has another token"),
+        (3, "the node at host1:29400 has another token than this one"),
+    ):
+        line = the_red_line(reports[number])
+        assert line.startswith(begins)
+        assert "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes" in line
+
+
+def test_a_blocked_port_where_nodes_meet(clinic: Clinic) -> None:
+    clinic.filter(1, "ip saddr 10.77.0.2 tcp dport 29400 drop")
+    reports = clinic.meet("--rdzv-backend", "c10d", *ENDPOINT)
+    line = the_red_line(reports[2])
+    assert line.startswith("host1:29400, where the nodes are to meet, does not answer")
+    assert "allow TCP to port 29400 in the firewall of host1" in line
+    assert the_red_line(reports[1]).startswith(
+        "2 of 3 nodes came to host1:29400 within 4 s: host1, "
+    )
