@@ -13,9 +13,14 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
-from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
+from rallypoint.base.errors import (
+    AlreadyInitializedError,
+    InvalidArgumentError,
+    StoreConnectionError,
+)
 from rallypoint.cluster.meeting import open_launched
 from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
+from rallypoint.process_group.finding import raise_with_finding
 from rallypoint.process_group.groups import (
     NON_GROUP_MEMBER,
     Group,
@@ -119,7 +124,10 @@ def init_process_group(
                 init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
             )
 
-        place, found = meet(open_place, base, wait)
+        try:
+            place, found = meet(open_place, base, wait)
+        except StoreConnectionError as error:
+            raise_with_finding(error)
         close = closing(place, found)
     formed = None
     try:

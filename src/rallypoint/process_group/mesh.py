@@ -260,7 +260,7 @@ class _Mesh:
         talk = _Talk(sock, self._prove(peer, purpose), who)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            raise _unreachable(talk.who, place, os.strerror(code))
+            raise self._unreachable(peer, os.strerror(code))
 
         def happened() -> None:
             try:
@@ -278,7 +278,7 @@ class _Mesh:
                         rank=self._members[peer],
                         operation="init_process_group",
                     ) from None
-                raise _unreachable(who, place, error.strerror) from None
+                raise self._unreachable(peer, error.strerror) from None
             except _RefusedError:
                 raise HostError(
                     f"{who} has another token; set the same RALLYPOINT_TOKEN on all hosts"
@@ -374,13 +374,36 @@ class _Mesh:
             for peer in missing[:16]
         )
         first = self._places[missing[0]].network
-        return CollectiveTimeoutError(
+        text = (
             f"init_process_group: no connection with rank {named}{f' ({first})' if first else ''};"
             " see whether a firewall stands between the hosts, or choose another network with"
-            " RALLYPOINT_SOCKET_IFNAME",
+            " RALLYPOINT_SOCKET_IFNAME"
+        )
+        return CollectiveTimeoutError(
+            self._with_finding(text, missing[0]),
             rank=self._members[missing[0]],
             operation="init_process_group",
         )
+
+    def _unreachable(self, peer: int, why: str | None) -> HostError:
+        place = self._places[peer]
+        text = (
+            f"cannot connect to rank {self._members[peer]} at"
+            f" {endpoint_of(place.address, place.port)}"
+            f" ({'; '.join(filter(None, (why, place.network)))}); see whether that rank still runs,"
+            " whether a firewall stands between, or choose another network with"
+            " RALLYPOINT_SOCKET_IFNAME"
+        )
+        return HostError(self._with_finding(text, peer))
+
+    def _with_finding(self, error: str, peer: int) -> str:
+        """The message with what this host sees of the reason."""
+        from rallypoint.process_group.finding import with_finding
+
+        place = self._places[peer]
+        role = f"where rank {self._members[peer]} listens"
+        is_caller = peer < self._rank
+        return with_finding(error, place.address, place.port, role=role, is_caller=is_caller)
 
 
 def watch_for_silence(sock: socket.socket) -> None:
@@ -390,11 +413,3 @@ def watch_for_silence(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
-
-
-def _unreachable(who: str, place: Place, why: str | None) -> HostError:
-    return HostError(
-        f"cannot connect to {who} ({'; '.join(filter(None, (why, place.network)))}); see whether"
-        " that rank still runs, whether a firewall stands between, or choose another network with"
-        " RALLYPOINT_SOCKET_IFNAME"
-    )

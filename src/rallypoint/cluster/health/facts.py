@@ -187,6 +187,9 @@ class NodeFacts:
     jobs: tuple[str, ...] = ()
 
 
+MEETING = "where the nodes are to meet"
+
+
 class Reach(Enum):
     """How an attempt to connect ended."""
 
@@ -224,13 +227,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointProbe:
-    """One node's attempt to reach an endpoint."""
+    """One node's attempt to reach an endpoint. `role`: what is there."""
 
     source: int
     host: str
     port: int
     reach: Reach
     detail: str = ""
+    role: str = MEETING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ other, and where a round's store is, differs: elastic.py, static.py.
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import time
@@ -271,10 +272,21 @@ class LinkedRounds(RoundSource, Receiver):
                     self.orders.append(action)
                 case Finish():
                     self._finish = action
-                    self.orders.append(action)
+                    self.orders.append(self._with_finding(action))
                 case Notice(text):
                     self.news = text
                     self._say(text)
+
+    def _with_finding(self, finish: Finish) -> Finish:
+        """If the nodes never met: with what this one sees of the reason, within two seconds."""
+        is_known = finish.was_cut_off or self._core.round_before >= 0
+        if finish.outcome is not Outcome.GIVEN_UP or is_known or self._setup.limits.max_nodes == 1:
+            return finish
+        from rallypoint.cluster.health.quick import finding_about, told_with
+
+        endpoints = [(each.host, each.port) for each in self._setup.endpoints if each.port]
+        finding = finding_about(endpoints, os.environ, count=self._setup.limits.max_nodes)
+        return finish.__replace__(because=told_with(finish.because, finding))
 
     def _store_asked(self, number: int, members: tuple[Member, ...]) -> None:
         endpoint = self._open_store(number, members)

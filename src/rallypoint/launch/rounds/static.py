@@ -174,7 +174,8 @@ class StaticGuest(LinkedRounds):
         missing = f"node-rank 0, whose store should be at {self._endpoint}"
         if waited_s >= self._nodes.join_timeout_s:
             because = f"missing {missing}, after {waited_s:.0f} s ({why})"
-            self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because))
+            finish = Finish(outcome=Outcome.GIVEN_UP, because=because)
+            self.orders.append(self._with_finding(finish))
         elif now >= self._notice_at:
             say(f"waiting for {missing}, for {waited_s:.0f} s so far: {why}")
             self._notice_at += NOTICE_EVERY_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 from rallypoint.base.address import is_loopback
 from rallypoint.cluster.health.facts import ClusterFacts, Interface, NodeFacts
@@ -33,6 +33,26 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
             )
         else:
             yield from _unreached(cluster, node, explained)
+
+
+def another_interface(node: NodeFacts, routed: str, hosts: Sequence[str]) -> Finding | None:
+    """A variable that chooses another interface than the one that leads to the others.
+
+    Args:
+        routed: the interface that the routes choose.
+        hosts: where the others are, or are met.
+    """
+    choice = node.choice
+    if not choice.by or not choice.interface or routed in ("", choice.interface):
+        return None
+    return Finding(
+        level=Level.RED,
+        check=4,
+        where=(node.name,),
+        what=f"it gives out the address {choice.address} ({choice.interface}), as {choice.by} says,"
+        f" while {routed} is the interface for {', '.join(hosts)}",
+        advice=f"set {choice.by.partition('=')[0]}={routed} there, or unset it",
+    )
 
 
 def differences(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:

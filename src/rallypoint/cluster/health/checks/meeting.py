@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
+from dataclasses import replace
 
 from rallypoint.base.address import endpoint_of, is_loopback
-from rallypoint.cluster.health.facts import ClusterFacts, EndpointProbe, Reach
+from rallypoint.cluster.health.facts import MEETING, ClusterFacts, EndpointProbe, Reach
 from rallypoint.cluster.health.finding import Finding, Level, Pair
 
 _WHAT = {
@@ -68,7 +69,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
                     " --master-addr",
                 )
     held = {port.endpoint for node in cluster.nodes for port in node.ports if port.held_by}
-    grouped: dict[tuple[str, int, Reach, str], list[EndpointProbe]] = {}
+    grouped: dict[EndpointProbe, list[EndpointProbe]] = {}
     for probe in cluster.endpoint_probes:
         is_told = (
             probe.reach in (Reach.REACHED, Reach.UNKNOWN)
@@ -79,16 +80,15 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
         endpoint = endpoint_of(probe.host, probe.port)
         if is_told or endpoint in held or is_loopback(probe.host):
             continue
-        key = (probe.host, probe.port, probe.reach, probe.detail)
-        grouped.setdefault(key, []).append(probe)
-    for (host, port, reach, detail), probes in grouped.items():
+        grouped.setdefault(replace(probe, source=0), []).append(probe)
+    for each, probes in grouped.items():
         yield Finding(
             level=Level.RED,
             check=2,
             where=tuple(cluster.name(probe.source) for probe in probes),
-            what=f"{endpoint_of(host, port)}, where the nodes are to meet, {_WHAT[reach]}"
-            + (f" ({detail})" if detail else ""),
-            advice=_advice(cluster.hosts, host, port, reach, is_listening=host in cluster.hosts),
+            what=f"{endpoint_of(each.host, each.port)}, {each.role}, {_WHAT[each.reach]}"
+            + (f" ({each.detail})" if each.detail else ""),
+            advice=_advice(cluster, each),
         )
 
 
@@ -104,14 +104,16 @@ def _is_misled(cluster: ClusterFacts, probe: EndpointProbe) -> bool:
     return any(lookup.addresses and is_loopback(lookup.addresses[0]) for lookup in lookups)
 
 
-def _advice(
-    hosts: Mapping[str, int], host: str, port: int, reach: Reach, *, is_listening: bool
-) -> str:
-    if reach is Reach.STRANGER:
+def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
+    host, ports = probe.host, f"port {probe.port}"
+    if probe.reach is Reach.STRANGER:
         return "choose another port with --rdzv-endpoint (or --master-port), or end that program"
-    if reach is Reach.UNREACHABLE:
+    if probe.reach is Reach.UNREACHABLE:
         return f"look at the route to {host} (ip route get), or name an address that is reachable"
-    firewall = f"allow TCP to port {port} in the firewall of {host}, and in those between"
-    if reach is Reach.REFUSED and not is_listening:
-        return f"see that the job has been started on {host}; if it has, {firewall}"
+    if probe.role != MEETING:  # a port like any other: the next job has another one
+        ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
+    firewall = f"allow TCP to {ports} in the firewall of {host}, and in those between"
+    if probe.reach is Reach.REFUSED and host not in cluster.hosts:
+        what = "the job has been started" if probe.role == MEETING else "that process still runs"
+        return f"see that {what} on {host}; if so, {firewall}"
     return firewall

@@ -1,0 +1,121 @@
+"""What keeps a node from the others, as far as it shows within two seconds: for an error that is
+about to be told. Names, the endpoint's port, and the interface that a variable chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.errors import RallypointError
+from rallypoint.cluster.health.checks import diagnose
+from rallypoint.cluster.health.checks.interfaces import another_interface
+from rallypoint.cluster.health.facts import (
+    MEETING,
+    ClusterFacts,
+    EndpointProbe,
+    Lookup,
+    NodeFacts,
+    Reach,
+)
+from rallypoint.cluster.health.finding import Level
+from rallypoint.cluster.health.look import choose, look_at_network
+from rallypoint.cluster.health.probe import probe_endpoints
+from rallypoint.cluster.interface import interface_of
+from rallypoint.cluster.network import IFNAME_VARIABLES
+
+LIMIT_S = 1.8
+_CONNECT_S = 1.0
+
+
+def finding_about(
+    endpoints: Sequence[tuple[str, int]],
+    environ: Mapping[str, str],
+    *,
+    count: int,
+    role: str = MEETING,
+    is_caller: bool = True,
+) -> str:
+    """The first cause that shows, with the advice; empty: none does.
+
+    Args:
+        endpoints: where this node wanted to connect, as (host, port).
+        count: how many nodes the job has.
+        role: what is at the endpoints.
+        is_caller: this node was to connect there; else the others were to connect here.
+    """
+    found: list[str] = []
+
+    def look() -> None:
+        found.append(_first(endpoints, environ, count, role, is_caller=is_caller))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    return found[0] if found else ""
+
+
+def told_with(error: str, finding: str) -> str:
+    """An error's message with what was found."""
+    if not finding:
+        return error
+    return f"{error.rstrip('.')}; found on {os.uname().nodename}: {finding}"
+
+
+def _first(
+    endpoints: Sequence[tuple[str, int]],
+    environ: Mapping[str, str],
+    count: int,
+    role: str,
+    *,
+    is_caller: bool,
+) -> str:
+    hosts = [host for host, _ in endpoints]
+    probes: list[EndpointProbe] = []
+    prober = threading.Thread(
+        target=lambda: probes.extend(probe_endpoints(0, endpoints, _CONNECT_S)), daemon=True
+    )
+    prober.start()
+    try:
+        node = look_at_network(0, hosts, environ)
+    except (RallypointError, OSError):  # there is an error to be told already
+        return ""
+    prober.join()
+    # What a node's own name means to itself matters only if the others meet there.
+    node = replace(node, own_name=Lookup(host=node.own_name.host, addresses=("0.0.0.0",)))
+    cluster = ClusterFacts(
+        count=count,
+        nodes=(node,),
+        endpoint_probes=tuple(replace(each, role=role) for each in probes),
+        endpoints=tuple(endpoints),
+        port_range=environ.get("RALLYPOINT_PORT_RANGE", ""),
+    )
+    found = another_interface(node, _by_route(node, hosts, environ), hosts)
+    findings = [each for each in diagnose(cluster) if each.level is Level.RED]
+    findings += [found] if found is not None else []
+    if findings:
+        return findings[0].text(1)
+    reached = [each for each in probes if each.reach is Reach.REACHED]
+    return "" if is_caller or not reached else _one_way(reached[0])
+
+
+def _one_way(probe: EndpointProbe) -> str:
+    return (
+        f"this host can connect to {endpoint_of(probe.host, probe.port)}, so it may be that a"
+        f" firewall lets through one direction only; allow TCP from {probe.host} to this host"
+    )
+
+
+def _by_route(node: NodeFacts, hosts: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The interface that this node would use if no variable chose another one."""
+    if not node.choice.by:
+        return node.choice.interface
+    for lookup in node.names:
+        own = next((each for each in lookup.addresses if each in node.addresses), "")
+        if own:  # the others come to this node
+            return interface_of(own)
+    left = {name: text for name, text in environ.items() if name not in IFNAME_VARIABLES}
+    return choose(hosts, left).interface
