@@ -11,9 +11,11 @@ import os
 import selectors
 import socket
 import time
+from _thread import start_new_thread
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from random import SystemRandom
 
 from rallypoint.base.address import numeric_family
@@ -53,6 +55,7 @@ GOODBYE_S = 2.0
 _INQUIRY = b"?"
 # The guardian ends workers so long after we should have: within what the others wait (kill_s).
 _GUARD_S = 0.2
+_EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
 
 
 class LinkedRounds(RoundSource, Receiver):
@@ -92,6 +95,8 @@ class LinkedRounds(RoundSource, Receiver):
         self._is_busy = False
         self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._findings: list[str] = []  # the first one: what keeps this node from the others
+        self._examine_at = inf
 
     # How the kinds differ.
 
@@ -123,7 +128,8 @@ class LinkedRounds(RoundSource, Receiver):
     @property
     def wake_at(self) -> float | None:
         """See RoundSource."""
-        alarms = [] if self._board.wake_at is None else [self._board.wake_at]
+        alarms = [self._examine_at] if self._examine_at < inf else []
+        alarms += [] if self._board.wake_at is None else [self._board.wake_at]
         core_wakes_at = self._core.wake_at
         if core_wakes_at is not None:
             alarms.append(core_wakes_at - lease_time() + time.monotonic())
@@ -138,6 +144,8 @@ class LinkedRounds(RoundSource, Receiver):
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
         self._watch(selector)
+        wait_s = self._setup.timeouts.join_timeout_s
+        self._examine_at = time.monotonic() + max(wait_s - _EXAMINE_BEFORE_S, wait_s / 2)
         self._begin()
 
     def tell(self, report: Report) -> None:
@@ -146,6 +154,7 @@ class LinkedRounds(RoundSource, Receiver):
 
     def tick(self) -> None:
         """See RoundSource."""
+        self._look_if_due()
         self._board.poll()
         self._happened(self._core.tick)
 
@@ -278,15 +287,40 @@ class LinkedRounds(RoundSource, Receiver):
                     self._say(text)
 
     def _with_finding(self, finish: Finish) -> Finish:
-        """If the nodes never met: with what this one sees of the reason, within two seconds."""
-        is_known = finish.was_cut_off or self._core.round_before >= 0
-        if finish.outcome is not Outcome.GIVEN_UP or is_known or self._setup.limits.max_nodes == 1:
+        """If the nodes never met: with what this one sees of the reason."""
+        has_met = finish.was_cut_off or self._core.round_before >= 0
+        if finish.outcome is not Outcome.GIVEN_UP or has_met or self._setup.limits.max_nodes == 1:
             return finish
-        from rallypoint.cluster.health.quick import finding_about, told_with
+        from rallypoint.cluster.health.quick import told_with
 
-        endpoints = [(each.host, each.port) for each in self._setup.endpoints if each.port]
-        finding = finding_about(endpoints, os.environ, count=self._setup.limits.max_nodes)
-        return finish.__replace__(because=told_with(finish.because, finding))
+        if not self._findings:
+            self._find_out()
+        return finish.__replace__(because=told_with(finish.because, self._findings[0]))
+
+    def _look_if_due(self) -> None:
+        """Look for the reason a moment before giving up: then the others are still there."""
+        if time.monotonic() >= self._examine_at:
+            self._examine_at = inf
+            if self._core.round_before < 0 and self._setup.limits.max_nodes > 1:
+                start_new_thread(self._find_out, ())
+
+    def _find_out(self) -> None:
+        from rallypoint.cluster.health.facts import MEETING
+        from rallypoint.cluster.health.quick import finding_about
+
+        agent = self._agent_in_question()
+        looked_at = self._setup.endpoints if agent is None else (agent,)
+        finding = finding_about(
+            [(each.host, each.port) for each in looked_at if each.port],
+            os.environ,
+            count=self._setup.limits.max_nodes,
+            role=MEETING if agent is None else "where the first node's agent listens",
+        )
+        self._findings.append(finding)
+
+    def _agent_in_question(self) -> Endpoint | None:
+        """One that was found at the endpoint, and does not answer; None: the endpoint does not."""
+        return None
 
     def _store_asked(self, number: int, members: tuple[Member, ...]) -> None:
         endpoint = self._open_store(number, members)

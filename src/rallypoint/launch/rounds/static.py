@@ -106,6 +106,7 @@ class StaticGuest(LinkedRounds):
         self._nodes = job.nodes
         self._endpoint = _endpoint_of(job)
         self._agent: Endpoint | None = None  # node 0's, once it is found
+        self._silent_agent: Endpoint | None = None  # where it was to be, and did not answer
         self._look_at: float | None = None
         self._began = self._notice_at = 0.0
         super().__init__(
@@ -135,6 +136,7 @@ class StaticGuest(LinkedRounds):
         if self._look_at is None:
             super().tick()
         elif time.monotonic() >= self._look_at:
+            self._look_if_due()
             self._look()
 
     # Node 0.
@@ -190,7 +192,11 @@ class StaticGuest(LinkedRounds):
             super()._call(self._agent, message)
 
     def _not_found(self, at: Endpoint, why: str) -> None:
+        self._silent_agent = at
         self._look_later(f"its agent at {at}: {why}")
+
+    def _agent_in_question(self) -> Endpoint | None:
+        return self._agent or self._silent_agent
 
     def _name_of(self, at: Endpoint) -> str:
         return f"node 0 at {self._endpoint}"
