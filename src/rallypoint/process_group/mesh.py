@@ -387,7 +387,6 @@ class _Mesh:
 
     def _unreachable(self, peer: int, why: str | None) -> HostError:
         place = self._places[peer]
-        where = f"{endpoint_of(place.address, place.port)}{place.reason}"
         text = (
             f"cannot connect to rank {self._members[peer]} at"
             f" {endpoint_of(place.address, place.port)}"
