@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cli.flags import GROUPS
@@ -59,6 +60,8 @@ def doctor(words: Sequence[str]) -> int:
         note = inherited_note(text, words, ALL_FLAGS, os.environ)
         print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
         return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ended)  # what was started on other hosts ends first
     began = time.monotonic()
     if is_terminal():
         _tell_progress(request)
@@ -92,15 +95,18 @@ def _tell_progress(request: Request) -> None:
 def _examine(request: Request) -> ClusterFacts:
     """The hosts, or this machine alone."""
     links: list[NodeLink] = []
-    with tempfile.TemporaryDirectory(prefix="rallypoint-doctor-") as directory:
-        try:
-            for number, host in enumerate(request.hosts):
-                links.append(ShellLink(host.name, request.rsh, Path(directory, str(number))))
-            if not request.hosts:
-                links.append(OwnLink(ExaminedNode(request.surroundings)))
-            return Examiner(request, links).examine()
-        finally:
-            for link in links:
-                link.leave()
-            for link in links:
-                link.close()
+    try:
+        for host in request.hosts:
+            links.append(ShellLink(host.name, request.rsh))
+        if not request.hosts:
+            links.append(OwnLink(ExaminedNode(request.surroundings)))
+        return Examiner(request, links).examine()
+    finally:
+        for link in links:
+            link.leave()
+        for link in links:
+            link.close()
+
+
+def _ended(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

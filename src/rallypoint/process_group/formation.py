@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint._native import reads_well, region_bytes
-from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, StoreError
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    HostError,
+    InvalidArgumentError,
+    PeerLostError,
+    StoreError,
+)
 from rallypoint.cluster.interface import host_identity
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
@@ -28,6 +34,7 @@ from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.accounts import Site
 from rallypoint.process_group.congestion import Congestion
+from rallypoint.process_group.finding import NetworkLook
 from rallypoint.process_group.first_lost import formed_key, found_while_forming
 from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.mesh import Pass, Place, connect_all, listen
@@ -110,8 +117,9 @@ def form_communicator(
         _check_one_host(table.hosts, members)
     # Not in what follows: an address that cannot be found is this rank's own trouble.
     network = network_of(store, backend) if len(set(table.hosts)) > 1 else None
+    look = NetworkLook()
     try:
-        peers = _connect(store, prefix, rank, members, table, deadline, network, presence)
+        peers = _connect(store, prefix, rank, members, table, deadline, network, presence, look)
         algorithms = Algorithms(table.options)
         description = describe(name, prefix, members)
         attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
@@ -122,7 +130,10 @@ def form_communicator(
         communicator.watch_peers()
     except (PeerLostError, HostError) as error:
         is_last_to_leave = rank == 0 and name == DEFAULT_GROUP
-        raise found_while_forming(presence, error, is_last_to_leave=is_last_to_leave) from None
+        found = found_while_forming(presence, error, is_last_to_leave=is_last_to_leave)
+        raise look.added_to(found) from None
+    except CollectiveTimeoutError as error:
+        raise look.added_to(error) from None
     if name == DEFAULT_GROUP:
         tell_roster(store, prefix, rank=rank, size=len(members), network=network, backend=backend)
     hosts = table.hosts
@@ -201,6 +212,7 @@ def _connect(
     deadline: float,
     network: NetworkChoice | None,
     presence: Presence,
+    look: NetworkLook,
 ) -> list[FarPeer]:
     """Connect with the members on other hosts, if there are any; they reach us as chosen."""
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
@@ -229,6 +241,7 @@ def _connect(
         congestion=congestion,
         deadline=deadline,
         check=presence.check_all,
+        look=look,
     )
 
 

@@ -33,12 +33,14 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 from rallypoint.base.port_range import bind_free
 from rallypoint.engine.communicator import FarPeer
 from rallypoint.process_group.congestion import Congestion
+from rallypoint.process_group.finding import NetworkLook
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYMSH1\n"
 SILENCE_S = 5  # after which a host that says nothing counts as lost
 _HEAD = struct.Struct("<II")
 _CHECK_EVERY_S = 1.0
+_LOOK_S = 3.0  # before the deadline; a look takes up to two seconds
 _STRANGER_S = 5.0  # how long somebody may take to prove himself
 _MOST_STRANGERS = 256
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
@@ -107,6 +109,7 @@ def connect_all(
     congestion: Congestion,
     deadline: float,
     check: Callable[[], None],
+    look: NetworkLook,
 ) -> list[FarPeer]:
     """Connect with each of `places`, by rank; the listener is closed.
 
@@ -115,6 +118,7 @@ def connect_all(
         streams: how many connections for data there are to be with each.
         deadline: of time.monotonic().
         check: called every second; raises PeerLostError if a rank has gone.
+        look: begun if a rank is not connected shortly before the deadline, or cannot be.
 
     Raises:
         HostError: a rank cannot be reached, or has another token.
@@ -122,7 +126,7 @@ def connect_all(
         CollectiveTimeoutError: not all connections were made by the deadline.
     """
     _make_room(len(places) * (_DATA + streams))
-    mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion)
+    mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion, look)
     try:
         mesh.run(deadline, check)
         return [
@@ -203,6 +207,7 @@ class _Mesh:
         admission: Pass,
         purposes: int,
         congestion: Congestion,
+        look: NetworkLook,
     ) -> None:
         self.made: dict[tuple[int, int], socket.socket] = {}
         self._listener = listener
@@ -212,6 +217,7 @@ class _Mesh:
         self._pass = admission
         self._purposes = purposes
         self._congestion = congestion
+        self._look = look
         self._strangers: set[_Talk] = set()
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -224,14 +230,18 @@ class _Mesh:
                 for purpose in range(self._purposes):
                     self._call(peer, purpose)
         checked = time.monotonic()
+        look_at = deadline - min(_LOOK_S, (deadline - checked) / 2)
         while len(self.made) < len(self._places) * self._purposes:
             now = time.monotonic()
             if now > deadline:
                 raise self._late()
+            if now > look_at:
+                look_at = deadline
+                self._begin_look()
             if now - checked > _CHECK_EVERY_S:
                 check()
                 checked = now
-            for key, _ in self._selector.select(min(deadline - now, 1.0)):
+            for key, _ in self._selector.select(min(deadline - now, max(look_at - now, 0.0), 1.0)):
                 happened: Callable[[], None] = key.data
                 happened()
             for talk in [each for each in self._strangers if each.until < now]:
@@ -364,46 +374,46 @@ class _Mesh:
         self.made[peer, purpose] = talk.sock
 
     def _late(self) -> CollectiveTimeoutError:
-        missing = [
-            peer
-            for peer in sorted(self._places)
-            if any((peer, purpose) not in self.made for purpose in range(self._purposes))
-        ]
+        missing = self._missing()
         named = ", ".join(
             f"{self._members[peer]} at {endpoint_of(self._places[peer].address, 0)[:-2]}"
             for peer in missing[:16]
         )
         first = self._places[missing[0]].network
-        text = (
+        return CollectiveTimeoutError(
             f"init_process_group: no connection with rank {named}{f' ({first})' if first else ''};"
             " see whether a firewall stands between the hosts, or choose another network with"
-            " RALLYPOINT_SOCKET_IFNAME"
-        )
-        return CollectiveTimeoutError(
-            self._with_finding(text, missing[0]),
+            " RALLYPOINT_SOCKET_IFNAME",
             rank=self._members[missing[0]],
             operation="init_process_group",
         )
 
+    def _missing(self) -> list[int]:
+        return [
+            peer
+            for peer in sorted(self._places)
+            if any((peer, purpose) not in self.made for purpose in range(self._purposes))
+        ]
+
     def _unreachable(self, peer: int, why: str | None) -> HostError:
         place = self._places[peer]
-        text = (
-            f"cannot connect to rank {self._members[peer]} at"
-            f" {endpoint_of(place.address, place.port)}"
-            f" ({'; '.join(filter(None, (why, place.network)))}); see whether that rank still runs,"
-            " whether a firewall stands between, or choose another network with"
+        self._look.look(place.address, place.port, role=self._role(peer))
+        where = endpoint_of(place.address, place.port)
+        reasons = "; ".join(filter(None, (why, place.network)))
+        return HostError(
+            f"cannot connect to rank {self._members[peer]} at {where} ({reasons}); see whether that"
+            " rank still runs, whether a firewall stands between, or choose another network with"
             " RALLYPOINT_SOCKET_IFNAME"
         )
-        return HostError(self._with_finding(text, peer))
 
-    def _with_finding(self, error: str, peer: int) -> str:
-        """The message with what this host sees of the reason."""
-        from rallypoint.process_group.finding import with_finding
+    def _begin_look(self) -> None:
+        """See why one is missing, while all are still there."""
+        peer = self._missing()[0]
+        place, is_caller = self._places[peer], peer < self._rank
+        self._look.begin(place.address, place.port, role=self._role(peer), is_caller=is_caller)
 
-        place = self._places[peer]
-        role = f"where rank {self._members[peer]} listens"
-        is_caller = peer < self._rank
-        return with_finding(error, place.address, place.port, role=role, is_caller=is_caller)
+    def _role(self, peer: int) -> str:
+        return f"where rank {self._members[peer]} listens"
 
 
 def watch_for_silence(sock: socket.socket) -> None:

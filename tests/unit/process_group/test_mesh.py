@@ -14,6 +14,7 @@ import pytest
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.engine.communicator import FarPeer
 from rallypoint.process_group.congestion import Congestion
+from rallypoint.process_group.finding import NetworkLook
 from rallypoint.process_group.formation import _MOST_STREAMS as MOST_STREAMS
 from rallypoint.process_group.mesh import GREETING, Pass, Place, connect_all, listen
 
@@ -50,6 +51,7 @@ def connect_ranks(
                 congestion=CONGESTION,
                 deadline=time.monotonic() + patience_s,
                 check=lambda: None,
+                look=NetworkLook(),
             )
         except Exception as error:
             outcomes[rank] = error
@@ -144,6 +146,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
             congestion=CONGESTION,
             deadline=time.monotonic() + 5,
             check=lambda: None,
+            look=NetworkLook(),
         )
 
 

@@ -30,6 +30,7 @@ from rallypoint.cluster.health.facts import Absence, ClusterFacts, EndpointProbe
 from rallypoint.cluster.health.finding import listed
 from rallypoint.cluster.health.listener import TokenRefusedError, admit, listen
 from rallypoint.cluster.health.look import is_this_node
+from rallypoint.cluster.health.packing import pack, unpack
 from rallypoint.cluster.health.probe import CONNECT_S, prove
 from rallypoint.cluster.network import UnknownHostError, addresses_of
 
@@ -72,7 +73,8 @@ class _Reception:
         self.links: list[SocketLink] = []
         self.ranks: list[int | None] = [request.node_rank]
         self.names: list[str] = [os.uname().nodename]
-        self.refused: dict[str, Absence] = {}
+        self.complaints: list[Absence] = []
+        self._refused: set[str] = set()  # addresses; who tries again is counted once
         self._request = request
         self._listener = listener
         self._change = threading.Condition()
@@ -85,7 +87,7 @@ class _Reception:
 
     @property
     def _count(self) -> int:
-        return len(self.names) + len(self.refused)
+        return len(self.names) + len(self._refused)
 
     def _accept(self) -> None:
         while True:
@@ -103,38 +105,42 @@ class _Reception:
             told = json.loads(connection.makefile("rb").readline(1 << 16))
             found = (str(told["version"]), str(told["name"]), told["node_rank"])
         except TokenRefusedError:
-            why = f"the node at {host} has another token, or none, or only that one has one"
-            self._refuse(host, Absence(name="", why=why, advice=_OTHER_TOKEN, check=10))
-            connection.close()
+            why = f"the node at {host} has another token than this one, or only one of them has one"
+            absence = Absence(name="", why=why, advice=_OTHER_TOKEN, check=10)
+            self._refuse(connection, host, absence)
             return
         except (OSError, ValueError, KeyError, TypeError):
             connection.close()
             return
         theirs, name, rank = found
         if theirs != version("rallypoint"):
-            why = f"it has Rallypoint {theirs}, and this node {version('rallypoint')}"
-            self._refuse(host, Absence(name=name, why=why, advice="install the same", check=7))
-            connection.close()
+            why = f"{name} has Rallypoint {theirs}, and {self.names[0]} {version('rallypoint')}"
+            advice = "install the same on all nodes"
+            self._refuse(connection, host, Absence(name="", why=why, advice=advice, check=7))
             return
         with self._change:
             if rank is not None and rank in self.ranks:
                 why = f"its --node-rank is {rank}, which another node has, too"
                 advice = "give each node a number of its own, from 0 on"
-                self.refused[host] = Absence(name=name, why=why, advice=advice)
+                self.complaints.append(Absence(name=name, why=why, advice=advice))
             self.links.append(SocketLink(connection, name))
             self.names.append(name)
             self.ranks.append(rank)
             self._change.notify()
 
-    def _refuse(self, host: str, absence: Absence) -> None:
+    def _refuse(self, connection: socket.socket, host: str, absence: Absence) -> None:
+        with connection, contextlib.suppress(OSError):
+            send_line(connection, {"do": "refuse", "absence": pack(absence)})
         with self._change:
-            self.refused[host] = absence
+            if host not in self._refused:
+                self._refused.add(host)
+                self.complaints.append(absence)
             self._change.notify()
 
     def absences(self) -> list[Absence]:
         """Those who were not let in, and those who did not come."""
         request = self._request
-        found = list(self.refused.values())
+        found = list(self.complaints)
         if self._count >= request.fewest:
             return found
         host, port = request.endpoints[0]
@@ -181,10 +187,10 @@ def _be_guest(request: Request, began: float) -> dict[str, Any]:
         connection, trouble = _find_host(request)
         if connection is not None:
             with connection:
-                report = _obey(connection, node, request)
-            if report is not None:
+                report = _obey(connection, node, request.wait_s)
+            if isinstance(report, dict):
                 return report
-            trouble = _STOPPED
+            trouble = report
     finally:
         node.close()
     cluster = _examine_alone(request)
@@ -259,14 +265,16 @@ def _introduce(connection: socket.socket, request: Request) -> Absence | Reach |
     return None
 
 
-def _obey(connection: socket.socket, node: ExaminedNode, request: Request) -> dict[str, Any] | None:
-    """Do what is ordered, until the report comes; None: it never did."""
-    connection.settimeout(request.wait_s + _EXAMINATION_S)
+def _obey(connection: socket.socket, node: ExaminedNode, wait_s: float) -> dict[str, Any] | Absence:
+    """Do what is ordered, until the report comes; or why it never did."""
+    connection.settimeout(wait_s + _EXAMINATION_S)
     with connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError, HostError):
         for line in lines:
             order: Mapping[str, Any] = json.loads(line)
             if order["do"] == "report":
                 report: dict[str, Any] = order["report"]
                 return report
+            if order["do"] == "refuse":
+                return unpack(Absence, order["absence"])
             send_line(connection, node.perform(order))
-    return None
+    return _STOPPED

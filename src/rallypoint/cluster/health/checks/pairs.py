@@ -54,7 +54,7 @@ def grouped(
             Group(shape=shape, node=node, pairs=frozenset(members))
             for node in nodes
             for shape, members in _shapes(node, nodes)
-            if len(nodes) > 2 and members <= left
+            if members <= left and (len(nodes) > 2 or shape is Shape.AROUND)
         ]
         if whole:
             best = max(whole, key=lambda group: len(group.pairs))
@@ -105,6 +105,8 @@ def _unconnected(
     cluster: ClusterFacts, group: Group, failed: Set[Pair]
 ) -> tuple[tuple[str, ...], str]:
     name = cluster.name(group.node)
+    if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
+        return tuple(node.name for node in cluster.nodes), "neither can connect to the other"
     if group.shape is Shape.AROUND:
         return (name,), "it cannot connect to any other node, nor any other node to it"
     if group.shape is Shape.INTO:
@@ -221,6 +223,8 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
 def _way(cluster: ClusterFacts, group: Group) -> tuple[tuple[str, ...], str]:
     """Whom it is about, and which way."""
     name = cluster.name(group.node)
+    if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
+        return tuple(node.name for node in cluster.nodes), "between them"
     if group.shape is Shape.AROUND:
         return (name,), "between it and the others"
     if group.shape is Shape.INTO:

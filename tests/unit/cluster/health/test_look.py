@@ -1,0 +1,147 @@
+"""What a node finds out about itself: files of a made-up kernel, paths, and facts as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rallypoint.cluster.health.facts import (
+    ClusterFacts,
+    EndpointProbe,
+    NodeFacts,
+    PathState,
+    Probe,
+    Reach,
+    Usage,
+)
+from rallypoint.cluster.health.look import LookOrder, choose, look, look_up, take_ports
+from rallypoint.cluster.health.machine import cpu_quota, look_at_disks, look_at_limits
+from rallypoint.cluster.health.packing import pack, unpack
+from rallypoint.cluster.health.paths import look_at_path
+from rallypoint.cluster.health.settings import look_at_settings, proxy_bypasses
+from rallypoint.cluster.health.versions import DRIVER, look_at_versions
+from rallypoint.store.port_holder import holder_of
+
+
+def put(root: Path, path: str, text: str) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_limits_from_the_kernels_files(tmp_path: Path) -> None:
+    put(tmp_path, "/proc/sys/net/netfilter/nf_conntrack_count", "7\n")
+    put(tmp_path, "/proc/sys/net/netfilter/nf_conntrack_max", "10\n")
+    put(tmp_path, "/proc/sys/net/ipv4/ip_local_port_range", "1000\t1099\n")
+    put(tmp_path, "/proc/sys/net/ipv4/tcp_mem", "1 2 40\n")
+    put(
+        tmp_path,
+        "/proc/net/sockstat",
+        "sockets: used 9\nTCP: inuse 5 orphan 0 tw 3 alloc 7 mem 4\n",
+    )
+    put(tmp_path, "/sys/fs/cgroup/memory.current", "900\n")
+    put(tmp_path, "/sys/fs/cgroup/memory.max", "1000\n")
+    put(tmp_path, "/sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 300\nactive_file 100\n")
+    found = look_at_limits(str(tmp_path))
+    assert found.conntrack == Usage(used=7, most=10)
+    assert found.ports == Usage(used=8, most=100)
+    assert found.tcp_pages == Usage(used=4, most=40)
+    assert found.memory == Usage(used=500, most=1000)
+    assert look_at_limits(str(tmp_path / "none")).conntrack.share == 0
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("200000 100000\n", 2.0), ("max 100000\n", 0.0)])
+def test_the_quota_of_cpus(tmp_path: Path, text: str, cpus: float) -> None:
+    put(tmp_path, "/sys/fs/cgroup/cpu.max", text)
+    assert cpu_quota(str(tmp_path)) == cpus
+
+
+def test_versions(tmp_path: Path) -> None:
+    put(tmp_path, "/sys/module/nvidia/version", "550.54.14\n")
+    found = look_at_versions(str(tmp_path))
+    assert found[DRIVER] == "550.54.14"
+    assert {"Python", "Rallypoint", "NumPy"} <= found.keys()
+
+
+def test_settings_without_secrets() -> None:
+    environ = {
+        "HTTP_PROXY": "http://me:word@proxy:1",
+        "RALLYPOINT_TOKEN": "x",
+        "NCCL_IB_DISABLE": "",
+    }
+    assert look_at_settings(environ) == {"http_proxy": "http://***@proxy:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", ()), ("n1", ("n1",)), ("*", ("n1", "n2.lan")), (".lan, N1", ("n1", "n2.lan"))],
+)
+def test_what_no_proxy_names(text: str, found: tuple[str, ...]) -> None:
+    assert proxy_bypasses({"no_proxy": text}, ["n1", "n2.lan"]) == found
+
+
+def test_paths(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("pass\n")
+    assert look_at_path(str(tmp_path)).state is PathState.GOOD
+    assert list(tmp_path.iterdir()) == [tmp_path / "script.py"]  # nothing is left there
+    script = look_at_path(str(tmp_path / "script.py"), is_script=True)
+    assert (script.state, len(script.digest)) == (PathState.GOOD, 64)
+    missing = look_at_path(str(tmp_path / "none" / "x"))
+    assert (missing.state, missing.detail) == (PathState.MISSING, "No such file or directory")
+    read_only = look_at_path("/proc/sys")
+    assert read_only.state is PathState.READ_ONLY
+    os.mkfifo(tmp_path / "fifo")
+    assert look_at_path(str(tmp_path / "fifo"), wait_s=0.3).state is PathState.HANGS
+
+
+def test_disks(tmp_path: Path) -> None:
+    found = look_at_disks({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
+    assert [(each.what, each.path) for each in found[-2:]] == [
+        ("the directory for temporary files", str(tmp_path)),
+        ("--log-dir", str(tmp_path)),
+    ]
+
+
+def test_names() -> None:
+    assert look_up("127.0.0.1").addresses == ("127.0.0.1",)
+    assert look_up("no-such-host.invalid").error != ""
+
+
+def test_the_address_that_is_given_out() -> None:
+    assert choose([], {"RALLYPOINT_SOCKET_IFNAME": "lo"}).interface in ("lo", "")
+    wrong = choose([], {"GLOO_SOCKET_IFNAME": "nosuch0"})
+    assert (wrong.address, wrong.by) == ("", "GLOO_SOCKET_IFNAME=nosuch0")
+    assert "no interface of this machine" in wrong.error
+
+
+def test_a_port_that_somebody_holds() -> None:
+    def taken(port: int) -> None:
+        raise OSError
+
+    facts = look(LookOrder(), {})
+    (port,) = take_ports(facts, [("localhost", 1)], taken).ports
+    assert (port.endpoint, port.held_by) == ("localhost:1", holder_of(1))
+    (port,) = take_ports(facts, [("localhost", 1)], lambda port: None).ports
+    assert port.held_by == ""
+
+
+def test_facts_travel_as_json() -> None:
+    order = LookOrder(number=3, hosts=("127.0.0.1",), paths=("/", "/none"), workers="2")
+    assert unpack(LookOrder, json.loads(json.dumps(pack(order)))) == order
+    facts = look(order, os.environ)
+    cluster = ClusterFacts(
+        count=2,
+        nodes=(facts,),
+        probes=(Probe(source=0, target=1, reach=Reach.DROPPED),),
+        endpoint_probes=(EndpointProbe(source=0, host="h", port=1, reach=Reach.REFUSED),),
+        clocks_s={3: 0.5},
+        hosts={"n3": 3},
+        endpoints=(("h", 1),),
+    )
+    assert unpack(ClusterFacts, json.loads(json.dumps(pack(cluster)))) == cluster
+    for wrong in ({"number": "x"}, {"nothing": 1}, {"paths": 5}):
+        with pytest.raises((TypeError, ValueError, KeyError)):
+            unpack(NodeFacts, wrong)

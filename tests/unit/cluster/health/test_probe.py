@@ -1,0 +1,112 @@
+"""Probes over the loopback, and the challenge that lets a caller in."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rallypoint.base.errors import HostError
+from rallypoint.base.port_range import VARIABLE
+from rallypoint.cluster.health.facts import Reach
+from rallypoint.cluster.health.listener import ProbeListener, TokenRefusedError, admit, listen
+from rallypoint.cluster.health.probe import GREETING, Target, probe_all, probe_endpoint, prove
+
+SECRET = b"of this examination"
+
+
+@pytest.fixture
+def listener() -> Iterator[ProbeListener]:
+    with ProbeListener() as found:
+        found.allow(SECRET)
+        yield found
+
+
+def test_a_node_that_is_reached(listener: ProbeListener) -> None:
+    target = Target(number=1, address="127.0.0.1", port=listener.port)
+    (probe,) = probe_all(0, [target], SECRET)
+    assert (probe.source, probe.target, probe.reach) == (0, 1, Reach.REACHED)
+    assert (probe.stalls, probe.other_address) == (False, "")
+    assert probe.latency_us > 0 < probe.mbit_s
+
+
+def test_another_address_of_it(listener: ProbeListener) -> None:
+    target = Target(number=1, address="127.0.0.2", port=listener.port, others=("127.0.0.1",))
+    (probe,) = probe_all(0, [target], SECRET)
+    assert probe.reach is Reach.REACHED  # all of 127.0.0.0/8 is this machine
+    held = socket.create_server(("127.0.0.1", 0))
+    port = held.getsockname()[1]
+    held.close()
+    refused = Target(number=2, address="127.0.0.1", port=port)
+    probes = probe_all(0, [target, refused], SECRET)
+    assert [(each.target, each.reach) for each in probes] == [
+        (1, Reach.REACHED),
+        (2, Reach.REFUSED),
+    ]
+
+
+def test_who_does_not_know_the_secret_is_not_measured(listener: ProbeListener) -> None:
+    target = Target(number=1, address="127.0.0.1", port=listener.port)
+    (probe,) = probe_all(0, [target], b"another")
+    assert (probe.reach, probe.mbit_s) == (Reach.STRANGER, 0.0)
+
+
+def test_a_listener_that_lets_nobody_in_yet() -> None:
+    with ProbeListener() as listener:
+        target = Target(number=1, address="127.0.0.1", port=listener.port)
+        (probe,) = probe_all(0, [target], SECRET)
+    assert probe.reach is Reach.STRANGER
+
+
+def test_the_port_range_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        monkeypatch.setenv(VARIABLE, f"{port}-{port}")
+        with pytest.raises(HostError, match=f"port range {port}-{port} are in use"):
+            ProbeListener()
+
+
+def test_endpoints(listener: ProbeListener) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        free = held.getsockname()[1]
+    assert probe_endpoint(0, "127.0.0.1", free).reach is Reach.REFUSED
+    listener.listen_too(free)
+    assert probe_endpoint(0, "127.0.0.1", free).reach is Reach.REACHED
+    with pytest.raises(OSError, match="in use"):
+        listener.listen_too(free)
+    assert probe_endpoint(0, "no-such-host.invalid", free).reach is Reach.UNKNOWN
+
+
+@pytest.mark.parametrize("theirs", [b"secret", b"other", b""])
+def test_the_challenge(theirs: bytes) -> None:
+    caller, called = socket.socketpair()
+    refused: list[TokenRefusedError] = []
+
+    def be_called() -> None:
+        try:
+            admit(called, b"secret")
+        except TokenRefusedError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=be_called)
+    with caller, called:
+        thread.start()
+        assert prove(caller, theirs) is (theirs == b"secret")
+        thread.join()
+    assert len(refused) == (theirs != b"secret")
+
+
+def test_a_stranger_is_no_wrong_token() -> None:
+    caller, called = socket.socketpair()
+    with caller, called:
+        caller.sendall(b"GET / HTTP/1.1\r\n".ljust(len(GREETING) + 32))
+        with pytest.raises(ConnectionAbortedError):
+            admit(called, b"secret")
+
+
+def test_listeners_take_both_families() -> None:
+    with listen(0) as found:
+        port = found.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port)).close()
