@@ -4,13 +4,15 @@ VENV := .venv
 PYTHON ?= python3
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-torch check sanitize fuzz check-long bench clean
+.PHONY: help demo quick test test-torch test-gpu check sanitize fuzz check-long bench clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
 	@echo "make test    run all tests; its last lines say what this machine lacks for some of them"
 	@echo "make test-torch  the tests that need PyTorch, with the newest one (VERSION=2.14.1: with that one),"
 	@echo "                 which goes into an environment of its own (several GB; TESTS=... runs some of them)"
+	@echo "make test-gpu  the tests that need a GPU, and PyTorch in .venv (RALLYPOINT_TEST_DEVICE=cpu: the"
+	@echo "               same tests with the CPU in its place)"
 	@echo "make check   formatting, types, import contracts"
 	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
@@ -41,6 +43,9 @@ test: $(VENV)/.installed
 
 test-torch: $(VENV)/.installed
 	@scripts/test_torch $(VENV) "$(VERSION)" $(TESTS)
+
+test-gpu: $(VENV)/.installed
+	@$(VENV)/bin/python -m pytest -v tests/gpu $(TESTS)
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)

@@ -6,6 +6,7 @@ show it. Pure.
 
 from __future__ import annotations
 
+from rallypoint.base.address import is_loopback
 from rallypoint.base.record import Record
 from rallypoint.cluster.interface_facts import Interface
 
@@ -77,6 +78,11 @@ class NetworkChoice(Record, kw_only=True):
     def name(self) -> str:
         """The interface's; empty if it is not known."""
         return "" if self.interface is None else self.interface.name
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine itself is reached."""
+        return is_loopback(self.address)
 
     def __str__(self) -> str:
         """``"eth0, 10.0.0.1 (10 Gbit/s, MTU 1500): the route to node1:29400 leads through it"``."""

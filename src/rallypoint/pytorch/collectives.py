@@ -321,8 +321,9 @@ class Collectives(Calls):
 
     @routed_alone
     def barrier(self, opts: Options = None) -> Work:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have come here, and what their streams were given is done."""
         opts = opts or c10d.BarrierOptions()
+        self.devices.settle(opts)
         work = self._at_once(_BARRIER, "barrier", None, None, opts, ())
         if work is not None:
             return work

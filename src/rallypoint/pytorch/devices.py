@@ -87,6 +87,19 @@ class Devices:
         """From now on, a group takes the calls for a kind of device."""
         self._groups[kind] = group
 
+    def settle(self, opts: Any) -> None:  # noqa: ANN401 - of torch
+        """Before a barrier: wait for the current stream, so that whoever passes finds it done.
+
+        As NCCL's barrier does. Only if the group works on GPUs, or is told of one: a group of CPU
+        tensors must not wait for kernels, which may wait for what comes after its barrier.
+        """
+        if not torch.cuda.is_initialized():
+            return
+        device = getattr(opts, "device", None)
+        is_named = device is not None and device.type == "cuda"
+        if is_named or "cuda" in self._groups:
+            torch.cuda.current_stream(device if is_named else None).synchronize()
+
     def made(self) -> list[Any]:
         """The groups that have been made."""
         return [group for group in self._groups.values() if group is not None]

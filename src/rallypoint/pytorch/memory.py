@@ -54,7 +54,8 @@ class Memory:
 
         Raises as `reads`; InvalidArgumentError also if several items are one in memory.
         """
-        if not in_place and _is_expanded(tensor):
+        # What becomes equal may stay in one place, but nothing can be copied there.
+        if _is_expanded(tensor) and not (in_place and tensor.is_cpu):
             raise InvalidArgumentError(
                 f"{self._operation} cannot write into {describe(tensor)}, which is expanded: many "
                 "items share a place in memory; pass a clone"
@@ -91,6 +92,12 @@ class Memory:
             return here
         if not here.is_cuda:
             return here.to("cpu")
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidArgumentError(
+                f"{self._operation} copies {describe(tensor)} to the host and back, which a CUDA "
+                "graph cannot capture; call it outside of the capture, or give each rank a GPU of "
+                "its own"
+            )
         staged = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
         return staged.copy_(here)  # waits for the stream, and so does copy_ in `finish`
 

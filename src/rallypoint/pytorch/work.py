@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,7 @@ class _Running:
             if is_first:
                 self._is_told = threading.Event()
                 self._followers = []
-                self._signal = Future()
+                self._signal = _future_of(self._outputs)
                 self._future = self._signal.then(self._value)
         if is_first:
             self.add_done_callback(_Running._tell_if_over)
@@ -243,9 +243,26 @@ def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
 
 
 def _completed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
-    future = Future()
+    future = _future_of(outputs)
     future.set_result(outputs)
     return future
+
+
+def _future_of(outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - of torch
+    """A future that knows on which GPUs its value will be.
+
+    What follows it then runs on streams that whoever waits for it waits for, as with NCCL's.
+    """
+    gpus = {each.device for each in _tensors(outputs) if each.is_cuda}
+    return Future(devices=sorted(gpus, key=str)) if gpus else Future()
+
+
+def _tensors(outputs: Sequence[Any]) -> Iterator[Any]:
+    for each in outputs:
+        if isinstance(each, list | tuple):
+            yield from _tensors(each)
+        elif isinstance(each, torch.Tensor):
+            yield each
 
 
 def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 import warnings
 from typing import Any
@@ -12,7 +13,9 @@ torch: Any = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
+from rallypoint.base.errors import InvalidArgumentError  # noqa: E402
 from rallypoint.pytorch import devices  # noqa: E402
+from rallypoint.pytorch import work as works  # noqa: E402
 from rallypoint.pytorch.devices import Seat, why_staged  # noqa: E402
 from rallypoint.pytorch.versions import HAS_BACKENDS  # noqa: E402
 from rallypoint.pytorch.work import DoneWork  # noqa: E402
@@ -125,6 +128,104 @@ def test_what_fails_on_the_way_back_is_told_to_all_who_wait() -> None:
         group.barrier().wait()
 
     run_ranks(2, main)
+
+
+def test_what_no_copy_can_be_put_into_is_refused_before_anything_is_sent() -> None:
+    """On the CPU its items, which become equal, may share their place."""
+
+    def main(group: Any) -> None:
+        expanded = FarTensor(torch.ones(1).expand(2))
+        with pytest.raises(InvalidArgumentError, match="is expanded"):
+            group.allreduce([expanded])
+        group.barrier().wait()
+
+    run_ranks(2, main)
+
+
+class Stream:
+    """A stand-in for CUDA's current stream, which has work to do until it is let go."""
+
+    def __init__(self) -> None:
+        self.is_idle = threading.Event()
+        self.devices: list[Any] = []
+
+    def current(self, device: Any = None) -> Stream:
+        self.devices.append(device)
+        return self
+
+    def synchronize(self) -> None:
+        assert self.is_idle.wait(60)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", stream.current)
+    return stream
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_whoever_passes_a_barrier_finds_what_streams_were_given_done(
+    stream: Stream, is_named: bool
+) -> None:
+    passed: list[int] = []
+
+    def finish() -> None:
+        passed.append(-1)
+        stream.is_idle.set()
+
+    def main(group: Any) -> None:
+        options = c10d.BarrierOptions()
+        if group.rank() == 0:
+            if is_named:
+                options.device = torch.device("cuda:1")
+            else:
+                group.devices.add("cuda", None)  # as after a call on its tensors
+        if group.rank() == 1:
+            threading.Timer(0.2, finish).start()
+        group.barrier(options).wait()
+        passed.append(group.rank())
+
+    run_ranks(2, main)
+    assert passed[0] == -1
+    assert stream.devices == [torch.device("cuda:1") if is_named else None]
+
+
+def test_a_group_of_cpu_tensors_does_not_wait_for_kernels(stream: Stream) -> None:
+    """They may wait for what this process does after the barrier."""
+    run_ranks(2, lambda group: group.barrier().wait())
+    assert stream.devices == []
+
+
+def test_futures_know_the_gpus_of_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what follows them runs on streams that nobody waits for."""
+    made: list[Any] = []
+
+    class GpuTensor(torch.Tensor):  # type: ignore[misc]
+        is_cuda = True
+        device = torch.device("cuda:1")
+
+    def make(*, devices: Any = None) -> Any:
+        made.append(devices)
+        return torch.futures.Future()
+
+    monkeypatch.setattr(works, "Future", make)
+    on_gpu = torch.ones(2).as_subclass(GpuTensor)
+    assert DoneWork([[on_gpu, on_gpu]]).get_future().wait()[0][0] is on_gpu
+    DoneWork([torch.ones(1)]).get_future()
+    assert made == [[torch.device("cuda:1")], None]
+
+    def main(group: Any) -> None:
+        options = c10d.AllreduceOptions()
+        options.asyncOp = True
+        begun = group.allreduce([torch.ones(1)], options)
+        begun._outputs = [on_gpu]
+        begun.get_future().wait()
+
+    made.clear()
+    run_ranks(1, main)
+    assert made == [[torch.device("cuda:1")]]
 
 
 class Recorder:

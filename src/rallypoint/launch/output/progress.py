@@ -68,9 +68,9 @@ class ProgressReporter:
     def network_chosen(self, network: NetworkChoice | None) -> None:
         """By which interface this node meets the others; told once, None: not known yet.
 
-        Where nothing was to be chosen, only the journal has it.
+        Where nothing was to be chosen, only the journal has it; nobody, where all are here.
         """
-        if network is None or self._has_told_network:
+        if network is None or network.is_loopback or self._has_told_network:
             return
         self._has_told_network = True
         if network.had_rivals or self._job.talk is Talk.VERBOSE:

@@ -1,0 +1,27 @@
+"""What calls take of the device's memory, and of the host's, they give back."""
+
+import resource
+
+import torch
+import torch.distributed as dist
+from tests.gpu.workers import on_device as device
+
+own = device.own_device()
+dist.init_process_group("rallypoint")
+tensor = torch.ones(1 << 21, device=own)  # 8 MiB
+dist.all_reduce(tensor)
+before, host_before = device.allocated(), 0
+for turn in range(60):
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    del work
+    tensor.fill_(1)
+    if turn == 20:
+        host_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - host_before
+assert device.allocated() == before, (device.allocated(), before)
+assert grown_kib < 64 * 1024, f"{grown_kib} KiB in 40 calls of 8 MiB"
+dist.destroy_process_group()
+del tensor
+assert device.allocated() <= before - (1 << 23) if device.IS_GPU else True
+device.say("memory", "returned")

@@ -1,0 +1,51 @@
+"""What the workers here do with a device, so that the CPU can stand in for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+import torch
+
+KIND = os.environ["GPU_TEST_DEVICE"]
+IS_GPU = KIND == "cuda"
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def own_device() -> Any:
+    """This rank's; ranks share devices where there are too few."""
+    if not IS_GPU:
+        return torch.device("cpu")
+    device = torch.device("cuda", LOCAL_RANK % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def keep_busy(seconds: float) -> None:
+    """Give the current stream work for about so long, and return at once; the CPU is busy now."""
+    if not IS_GPU:
+        time.sleep(seconds)
+        return
+    torch.cuda._sleep(int(seconds * 1e9))  # cycles, of 1 to 2 GHz
+
+
+def side_stream() -> Any:
+    """A context in which the current stream is another one than before."""
+    return torch.cuda.stream(torch.cuda.Stream()) if IS_GPU else contextlib.nullcontext()
+
+
+def is_idle() -> bool:
+    """Whether all that the current stream was given is done."""
+    return not IS_GPU or bool(torch.cuda.current_stream().query())
+
+
+def allocated() -> int:
+    """Bytes of the device that tensors have."""
+    return int(torch.cuda.memory_allocated()) if IS_GPU else 0
+
+
+def say(*words: object) -> None:
+    """A line, at once and whole, as ranks share their output."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
