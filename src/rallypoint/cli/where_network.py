@@ -5,28 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cluster.interface import choose_network
-from rallypoint.cluster.interface_facts import Interface
+from rallypoint.cluster.interface import choose_network, targets_of
+from rallypoint.cluster.interface_facts import Interface, Target
 from rallypoint.cluster.netlink import read_interfaces
 
 
 def network_text(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """A table of all interfaces, and what would be chosen to meet others at `hosts`, and why."""
-    table = interface_table(read_interfaces())
+    """All interfaces, the ways to `hosts`, and what would be chosen to meet others there."""
+    parts = [interface_table(read_interfaces())]
+    if hosts:
+        parts.append(route_table({host: _targets_of(host) for host in hosts}))
     try:
-        choice = choose_network(hosts, environ)
+        parts.append(f"For a job of several nodes: {choose_network(hosts, environ).told}")
     except (HostError, InvalidArgumentError) as error:
-        return f"{table}\nNo interface for a job of several nodes: {error}"
-    return f"{table}\nFor a job of several nodes: {choice.told}"
+        parts.append(f"No interface for a job of several nodes: {error}")
+    return "\n".join(parts)
 
 
 def interface_table(interfaces: Sequence[Interface]) -> str:
-    """One line for each, aligned."""
-    head = ("interface", "addresses", "kind", "speed and MTU")
-    rows = [
-        head,
-        *[(each.name, _addresses(each), each.kind.value, each.rate) for each in interfaces],
-    ]
+    """One line for each."""
+    return _table(
+        [
+            ("interface", "addresses", "kind", "speed and MTU"),
+            *[(each.name, _addresses(each), each.kind.value, each.rate) for each in interfaces],
+        ]
+    )
+
+
+def route_table(targets: Mapping[str, Sequence[Target]]) -> str:
+    """One line for each address of each host; a host that nobody knows has none."""
+    rows = [("towards", "address", "interface", "from")]
+    for host, ways in targets.items():
+        for each in ways:
+            if each.route is None:
+                rows.append((host, each.address, "no route", each.why_not))
+            else:
+                how = "this machine's own" if each.route.is_own else each.route.source
+                rows.append((host, each.address, each.route.interface or "?", how))
+        if not ways:
+            rows.append((host, "not known", "", ""))
+    return _table(rows)
+
+
+def _targets_of(host: str) -> list[Target]:
+    try:
+        return targets_of(host)
+    except HostError:
+        return []
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -71,9 +71,14 @@ class Memory:
         return self._array(here, writes=True)
 
     def finish(self) -> None:
-        """Put results that are in copies where they belong."""
+        """Put results that are in copies where they belong; they are there when it returns."""
         for tensor, copy in self._back:
             tensor.copy_(copy)
+        # What is strided gets there by way of the device's memory, and that is not waited for. The
+        # stream is this thread's, which need not be the one of whoever waits for the call.
+        strided = {each.device for each, _ in self._back if each.is_cuda and not _is_dense(each)}
+        for device in strided:
+            torch.cuda.current_stream(device).synchronize()
 
     def _on_host(self, tensor: Any) -> Any:  # noqa: ANN401 - of torch
         self._first = tensor if self._first is None else self._first
@@ -114,6 +119,10 @@ def _arrived(tensor: Any) -> Any:  # noqa: ANN401 - of torch
     """The tensor; if it is a functional collective's result, what that has brought."""
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
+
+
+def _is_dense(tensor: Any) -> bool:  # noqa: ANN401 - of torch
+    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
 
 
 def _is_expanded(tensor: Any) -> bool:  # noqa: ANN401 - of torch

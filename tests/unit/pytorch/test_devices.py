@@ -17,6 +17,7 @@ from rallypoint.base.errors import InvalidArgumentError  # noqa: E402
 from rallypoint.pytorch import devices  # noqa: E402
 from rallypoint.pytorch import work as works  # noqa: E402
 from rallypoint.pytorch.devices import Seat, why_staged  # noqa: E402
+from rallypoint.pytorch.memory import Memory  # noqa: E402
 from rallypoint.pytorch.versions import HAS_BACKENDS  # noqa: E402
 from rallypoint.pytorch.work import DoneWork  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
@@ -198,13 +199,26 @@ def test_a_group_of_cpu_tensors_does_not_wait_for_kernels(stream: Stream) -> Non
     assert stream.devices == []
 
 
+class GpuTensor(torch.Tensor):  # type: ignore[misc]
+    is_cuda = True
+    device = torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_results_of_strided_tensors_are_waited_for(stream: Stream, is_strided: bool) -> None:
+    """PyTorch copies these once more on the device, which a blocking copy does not wait for."""
+    stream.is_idle.set()
+    items = torch.zeros(4)[::2] if is_strided else torch.zeros(2)
+    memory = Memory("all_reduce")
+    memory._back.append((items.as_subclass(GpuTensor), torch.ones(2)))
+    memory.finish()
+    assert items.tolist() == [1, 1]
+    assert stream.devices == [torch.device("cuda:1")] * is_strided
+
+
 def test_futures_know_the_gpus_of_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what follows them runs on streams that nobody waits for."""
     made: list[Any] = []
-
-    class GpuTensor(torch.Tensor):  # type: ignore[misc]
-        is_cuda = True
-        device = torch.device("cuda:1")
 
     def make(*, devices: Any = None) -> Any:
         made.append(devices)
