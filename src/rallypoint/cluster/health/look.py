@@ -28,13 +28,13 @@ from rallypoint.cluster.health.network import look_at_interfaces
 from rallypoint.cluster.health.paths import look_at_path
 from rallypoint.cluster.health.settings import look_at_settings, proxy_bypasses
 from rallypoint.cluster.health.versions import look_at_versions
-from rallypoint.cluster.interface import any_address, chosen_address, interface_of, own_addresses
+from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.network import (
     IFNAME_VARIABLES,
+    UnknownHostError,
     addresses_of,
     can_bind,
     is_own_name,
-    own_address,
 )
 
 T = TypeVar("T")
@@ -170,28 +170,18 @@ def choose(hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = "
     """The address that a job here would give to nodes that meet at `hosts`, and why that one."""
     by = next((f"{name}={environ[name]}" for name in IFNAME_VARIABLES if environ.get(name)), "")
     by = f"--local-addr {local_addr}" if local_addr else by
-    try:
-        if local_addr:
-            address = addresses_of(local_addr)[0]
-        else:
-            address = chosen_address(environ) or _by_route(hosts)
-    except RallypointError as error:
-        return Choice(by=by, error=str(error))
-    return Choice(address=address, interface=interface_of(address), by=by)
-
-
-def _by_route(hosts: Sequence[str]) -> str:
-    """The address from which the others are reached."""
-    for host in hosts:
-        if is_loopback(host) or is_own_name(host):
-            continue
+    others = [host for host in hosts if not is_loopback(host) and not is_own_name(host)]
+    error = ""
+    for towards in (*([host] for host in others), []):
         try:
-            address = own_address(host)
-        except RallypointError:
+            chosen = choose_network(towards, environ, local_addr=local_addr or None)
+        except UnknownHostError:
+            continue  # told as such
+        except RallypointError as refusal:
+            error = error or str(refusal)
             continue
-        if not is_loopback(address):
-            return address
-    return any_address()
+        return Choice(address=chosen.address, interface=chosen.name, by=by)
+    return Choice(by=by, error=error)
 
 
 def take_ports(

@@ -1,34 +1,26 @@
-"""The network interfaces of this node, with speed and largest packet."""
+"""The network interfaces of this node, as the checks want them."""
 
 from __future__ import annotations
 
-import socket
-
-from rallypoint.cluster.devices import read_text
 from rallypoint.cluster.health.facts import Interface
-from rallypoint.cluster.interface import interface_of, own_addresses
+from rallypoint.cluster.interface_facts import Kind
+from rallypoint.cluster.netlink import read_interfaces
 
 
-def look_at_interfaces(root: str = "") -> tuple[Interface, ...]:
-    """Those that have an address, without the loopback."""
-    addresses: dict[str, list[str]] = {}
-    for address in own_addresses():
-        addresses.setdefault(interface_of(address), []).append(address)
+def look_at_interfaces() -> tuple[Interface, ...]:
+    """Those that have an address which is good beyond the link, without the loopback."""
     return tuple(
         Interface(
-            name=name,
-            addresses=tuple(addresses[name]),
-            mtu=_number(f"{root}/sys/class/net/{name}/mtu"),
-            speed_mbps=max(0, _number(f"{root}/sys/class/net/{name}/speed")),
+            name=each.name,
+            addresses=tuple(one.text for one in each.addresses if not one.is_link_only),
+            mtu=each.mtu,
+            speed_mbps=max(0, each.speed_mbps or 0),
         )
-        for _, name in socket.if_nameindex()
-        if name in addresses
+        for each in read_interfaces()
+        if each.is_useful and each.kind is not Kind.LOOPBACK
     )
 
 
-def _number(path: str) -> int:
-    """0: the kernel does not say, as of interfaces that are no hardware."""
-    try:
-        return int(read_text(path))
-    except ValueError:
-        return 0
+def interface_of(address: str) -> str:
+    """The name of the interface that has this address; empty: none has."""
+    return next((each.name for each in look_at_interfaces() if address in each.addresses), "")

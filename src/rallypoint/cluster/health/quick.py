@@ -23,8 +23,8 @@ from rallypoint.cluster.health.facts import (
 )
 from rallypoint.cluster.health.finding import Level
 from rallypoint.cluster.health.look import choose, look_at_network
+from rallypoint.cluster.health.network import interface_of
 from rallypoint.cluster.health.probe import probe_endpoints
-from rallypoint.cluster.interface import interface_of
 from rallypoint.cluster.network import IFNAME_VARIABLES
 
 LIMIT_S = 1.8
