@@ -468,7 +468,7 @@ def test_an_engine_connection_that_fails_says_why(clinic: Clinic) -> None:
     assert "where rank 1 listens, does not answer" in said[2], said
     assert "so it may be that a firewall lets through one direction only" in said[1], said
     assert "cannot connect to rank 0 at 172.17.0.1:" in said[4], said
-    assert ", which RALLYPOINT_SOCKET_IFNAME=docker0 chose there (" in said[4], said
+    assert "its host chose docker0: RALLYPOINT_SOCKET_IFNAME=docker0 says so" in said[4], said
 
 
 def ended(process: subprocess.Popen[bytes]) -> str:
