@@ -21,6 +21,13 @@ HOSTS = (
          repeats=True),
 )  # fmt: skip
 
+# What agents on Ray take of its nodes; see cli/ray/.
+RAY = (
+    Flag("--cpus-per-node", "CPUs to reserve on each node (default: one for each worker)", "N"),
+    Flag("--gpus-per-node", "GPUs to reserve on each node (default: one for each worker, if the\n"
+         "cluster has GPUs)", "N"),
+)  # fmt: skip
+
 GROUPS = (
     Group("How many", (
         Flag("--nproc-per-node", "workers on this machine: a number; 'cpu' for one per CPU that\n"
@@ -84,11 +91,12 @@ GROUPS = (
              "(default null)", "NAME"),
     )),
     Group("Several machines, started from this one", HOSTS),
+    Group("Nodes of a Ray cluster, with --on ray", RAY),
     Group("Several machines, each with its own launcher", (
         Flag("--standalone", "one machine, nothing to agree on with others"),
         Flag("--on", "take what is not said here from that place only: slurm, flux, open-mpi,\n"
              "...; 'here' for none; `rallypoint where` shows it (default: what is\n"
-             "recognised)", "PLACE"),
+             "recognised); 'ray': start a launcher on --nnodes nodes of Ray's", "PLACE"),
         Flag("--node-rank", "which of the machines this is, from 0 (default 0)", "N"),
         Flag("--master-addr", "machine 0's address (default 127.0.0.1)", "ADDRESS"),
         Flag("--master-port", "machine 0's port for the workers' store (default 29500; on one\n"
@@ -134,6 +142,9 @@ Two machines, each with its own --node-rank, and the same token on both:
 
 Three machines by one command, which reaches them by ssh; whatever ends it ends all of them:
   rallypoint run --hosts node1,node2,node3:4 --nproc-per-node 8 train.py
+
+Two to four nodes of a Ray cluster, from one of them or by `ray job submit`:
+  rallypoint run --on ray --nnodes 2:4 --nproc-per-node 8 train.py
 
 Everything after SCRIPT is SCRIPT's, word for word, but for ${local_rank}, which is replaced.
 """

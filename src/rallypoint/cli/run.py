@@ -51,10 +51,9 @@ def perform(
 
             print(completion(values["--print-completion"], flags), end="")
             return 0
-        if "--hosts" in values or "--hostfile" in values:
-            from rallypoint.cli.remote.starter import run_on_hosts
-
-            return run_on_hosts(values, command, flags, read=read, launcher=launcher)
+        elsewhere = _starter_elsewhere(values)
+        if elsewhere is not None:
+            return elsewhere(values, command, flags, read=read, launcher=launcher)
         job, notes = read(values, command, os.environ)
         if PORT_RANGE in job.environ:
             os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for what this process listens at
@@ -74,6 +73,19 @@ def perform(
         return 1
 
 
+def _starter_elsewhere(values: Mapping[str, str]) -> Callable[..., int] | None:
+    """What starts launchers on other machines, if the flags ask for that."""
+    if values.get("--on") == "ray":
+        from rallypoint.cli.ray.entry import run_on_ray
+
+        return run_on_ray
+    if "--hosts" in values or "--hostfile" in values:
+        from rallypoint.cli.remote.starter import run_on_hosts
+
+        return run_on_hosts
+    return None
+
+
 def read_job(
     values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Job, list[str]]:
@@ -85,6 +97,9 @@ def read_job(
     for name in ("--rsh", "--env"):
         if name in values:
             raise UsageError(f"{PROGRAM}: {name} is about the hosts of --hosts; name some.")
+    for name in ("--cpus-per-node", "--gpus-per-node"):
+        if name in values:
+            raise UsageError(f"{PROGRAM}: {name} is about nodes of Ray's; add --on ray.")
     token = read_token(values, environ)
     if token is None and "--require-token" in values:
         _refuse_without_token(values)

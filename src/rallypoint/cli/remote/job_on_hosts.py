@@ -84,13 +84,22 @@ class JobOnHosts:
         fewest: how many of them the job needs.
         shutdown_timeout_s: how long launchers give their workers to end.
         now: when connecting began.
+        may_grow: hosts may be added, also in place of lost ones; whoever adds them knows how long
+            to wait for them.
     """
 
     def __init__(
-        self, addresses: Sequence[str], *, fewest: int, shutdown_timeout_s: float, now: float
+        self,
+        addresses: Sequence[str],
+        *,
+        fewest: int,
+        shutdown_timeout_s: float,
+        now: float,
+        may_grow: bool = False,
     ) -> None:
         self.stop_signal: int | None = None
-        self._addresses = addresses
+        self._addresses = list(addresses)
+        self._may_grow = may_grow
         self._fewest = fewest
         self._shutdown_s = shutdown_timeout_s
         self._phases = [Phase.CONNECTING] * len(addresses)
@@ -100,7 +109,7 @@ class JobOnHosts:
         self._has_succeeded = False
         self._is_ending = False
         # When to do what, if it is not over by then.
-        self._give_up_at: float | None = now + CONNECT_S
+        self._give_up_at: float | None = None if may_grow else now + CONNECT_S
         self._begin_at: float | None = None
         self._stop_at: float | None = None
         self._let_go_at: float | None = None
@@ -109,7 +118,15 @@ class JobOnHosts:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left on any host."""
-        return all(phase is Phase.ENDED for phase in self._phases)
+        has_begun = bool(self._endpoints)
+        is_last = has_begun or self._is_ending or not self._may_grow
+        return is_last and all(phase is Phase.ENDED for phase in self._phases)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether another host would still be of use."""
+        is_well = self._failure is None and not self._has_succeeded
+        return self._may_grow and is_well and not self._is_ending
 
     @property
     def wake_at(self) -> float | None:
@@ -128,6 +145,13 @@ class JobOnHosts:
 
     # Events.
 
+    def added(self, address: str) -> int:
+        """Another host is being connected; its number."""
+        self._addresses.append(address)
+        self._phases.append(Phase.CONNECTING)
+        self._ports.append(0)
+        return len(self._phases) - 1
+
     def greeted(self, host: int, port: int, now: float) -> list[Action]:
         """A host is ready, and a launcher there can listen at that port."""
         if self._phases[host] is not Phase.CONNECTING:
@@ -143,7 +167,8 @@ class JobOnHosts:
         self._phases[host] = Phase.ENDED
         if self._is_ending:
             return []
-        if self._are_enough() or self._has_succeeded:
+        is_replaceable = self._may_grow and bool(self._endpoints)
+        if self._are_enough() or self._has_succeeded or is_replaceable:
             told = Say(f"going on without {self._addresses[host]}: {why}")
             return [told, *self._begin(now), *self._drop_waiting()]
         told = Say(f"cannot start on {self._addresses[host]}: {why}")
@@ -168,7 +193,11 @@ class JobOnHosts:
                 actions.append(Say(f"lost the connection to {name}"))
             elif status != FAILED:  # of which the launcher has told itself
                 actions.append(Say(f"the launcher on {name} ended with status {status}"))
-            if not self._are_enough() and not self._has_succeeded and self._stop_at is None:
+            is_replaceable = self._may_grow and status is None
+            if (
+                not (self._are_enough() or self._has_succeeded or is_replaceable)
+                and self._stop_at is None
+            ):
                 self._stop_at = now + (OTHERS_S if status == FAILED else 0.0)
         return [*actions, *self._drop_waiting(), *self.tick(now)]
 
@@ -214,7 +243,7 @@ class JobOnHosts:
         """Start launchers, if there are enough hosts."""
         ready = self._those(Phase.READY)
         if self._endpoints:  # these are late
-            return self._start(ready)
+            return self._join(ready)
         if len(ready) < self._fewest:
             return []
         if self._those(Phase.CONNECTING):
@@ -223,13 +252,23 @@ class JobOnHosts:
             if now < self._begin_at:
                 return []
         self._begin_at = None
-        points = ready[:MEETING_POINTS]
-        self._endpoints = tuple(
-            endpoint_of(self._addresses[host], self._ports[host]) for host in points
-        )
+        self._endpoints = self._meeting_points(ready)
         several = f"{len(ready)} hosts, which meet at {', '.join(self._endpoints)}"
         told = [Say(f"starting on {several}", is_trouble=False)] if len(self._addresses) > 1 else []
         return [*told, *self._start(ready)]
+
+    def _join(self, late: Sequence[int]) -> list[Action]:
+        """Start launchers in a job that has begun."""
+        if not self._may_grow:
+            return self._start(late)
+        # The hosts where it began may all be gone.
+        self._endpoints = self._meeting_points(self._those(Phase.RUNNING)) or self._endpoints
+        told = [Say(f"starting on {self._addresses[host]}, too", is_trouble=False) for host in late]
+        return [*told, *self._start(late)]
+
+    def _meeting_points(self, hosts: Sequence[int]) -> tuple[str, ...]:
+        points = hosts[:MEETING_POINTS]
+        return tuple(endpoint_of(self._addresses[host], self._ports[host]) for host in points)
 
     def _start(self, hosts: Sequence[int]) -> list[Action]:
         for host in hosts:

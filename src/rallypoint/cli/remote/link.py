@@ -1,8 +1,9 @@
-"""The starter's end of the connection to one host: a process of ssh, orders in, output back.
+"""The starter's end of the connection to one host: orders in, output back.
 
     starter  --orders--> stdin  ssh  ...  node.py --> launcher
              <--lines--- stdout, stderr   <--------------+
 
+What carries them is a `Connection`: a process of ssh (shell_connection.py), or an actor of Ray's.
 Lines are passed on as they are, and whole; the starter waits for nobody, neither for a host that
 reads no orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
 """
@@ -13,19 +14,10 @@ import json
 import os
 import secrets
 import selectors
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.cli.remote.node import GREETING
-from rallypoint.cluster.remote_shell import (
-    end,
-    last_lines,
-    read_greeting,
-    start,
-    version_trouble,
-)
+from rallypoint.cluster.remote_shell import read_greeting, version_trouble
 from rallypoint.launch.output.lines import Outlet
 
 TYPE_CHECKING = False
@@ -44,11 +36,32 @@ if TYPE_CHECKING:
         def ended(self, host: int, status: int | None) -> None:
             """The launcher has ended; None: nobody knows how."""
 
+    class Connection(Protocol):
+        """What carries orders to node.py on a host, and its output back.
+
+        Attributes:
+            stdin, stdout, stderr: descriptors, which the link closes.
+            ended: becomes readable when the connection has ended; closed by `close`.
+        """
+
+        stdin: int
+        stdout: int
+        stderr: int
+        ended: int
+
+        def end(self) -> None:
+            """End it at once, and what runs there."""
+
+        def close(self) -> None:
+            """Leave nothing of it here; it has ended."""
+
+        def why(self, said: str) -> str:
+            """Why it ended before node.py answered; `said`: what came instead."""
+
 
 _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
 _MAX_SAID = 1 << 16
-_NOT_FOUND = (126, 127)  # of a shell: it cannot run the program
 
 
 class Lines:
@@ -133,47 +146,36 @@ class Link:
 
     Args:
         number: of the host, for the listener.
-        command: runs node.py there.
+        connection: leads to node.py there.
         order: its first one.
         outlets: the starter's stdout and stderr.
-
-    Raises:
-        HostError: the command is none.
     """
 
     def __init__(
         self,
         number: int,
-        name: str,
-        command: Sequence[str],
+        connection: Connection,
         order: Mapping[str, object],
         outlets: tuple[Outlet, Outlet],
         selector: selectors.BaseSelector,
         listener: Listener,
     ) -> None:
         self._number = number
-        self._command = command
+        self._connection = connection
         self._selector = selector
         self._listener = listener
         self._mark = f"\0rallypoint {secrets.token_hex(16)} "
         self._said = ""  # before the greeting
         self._is_greeted = False
         self._is_started = False
+        self._has_ended = False
         self._status: int | None = None  # of the launcher
         self._unsent = b""
-        pipe = subprocess.PIPE
-        self._process = start(name, command, stdin=pipe, stdout=pipe, stderr=pipe)
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        # Plain descriptors from here on: what follows waits for none of them.
-        self._stdin, out, err = (os.dup(stream.fileno()) for stream in streams if stream)
-        for stream in streams:
-            if stream is not None:
-                stream.close()
+        self._stdin = connection.stdin
         os.set_blocking(self._stdin, False)
-        self._out = Lines(out, outlets[0], selector, self._look_at_stdout)
-        self._err = Lines(err, outlets[1], selector, self._look_at_stderr)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        selector.register(self._pidfd, selectors.EVENT_READ, self._ended)
+        self._out = Lines(connection.stdout, outlets[0], selector, self._look_at_stdout)
+        self._err = Lines(connection.stderr, outlets[1], selector, self._look_at_stderr)
+        selector.register(connection.ended, selectors.EVENT_READ, self._ended)
         self._tell(order)
 
     def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -197,12 +199,12 @@ class Link:
     def drop(self) -> None:
         """End the connection at once; what runs there ends as well."""
         self.let_go()
-        end(self._process, 0.0)
+        self._connection.end()
 
     def close(self) -> None:
         """Leave nothing of it."""
-        self.drop()
-        if self._pidfd >= 0:
+        if not self._has_ended:
+            self.drop()
             self._finish()
 
     def _tell(self, order: Mapping[str, object]) -> None:
@@ -255,31 +257,18 @@ class Link:
         self._said = f"{self._said}{said.decode(errors='replace')}\n"[-_MAX_SAID:]
 
     def _ended(self) -> None:
-        if self._pidfd < 0:
+        if self._has_ended:
             return
         self._finish()
         if self._is_started:
             self._listener.ended(self._number, self._status)
         else:
-            self._listener.failed(self._number, self._why())
+            self._listener.failed(self._number, self._connection.why(self._said))
 
     def _finish(self) -> None:
-        self._selector.unregister(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = -1
-        end(self._process, time.monotonic() + 1.0)  # it has ended, and is reaped
+        self._has_ended = True
+        self._selector.unregister(self._connection.ended)
+        self._connection.close()
         self.let_go()
         self._out.finish()
         self._err.finish()
-
-    def _why(self) -> str:
-        """Why the program on the host did not start, or not go on."""
-        status = self._process.returncode
-        told = f"status {status}" if status >= 0 else f"signal {-status}"
-        ended = f"{os.path.basename(self._command[0])} ended with {told}"
-        said = last_lines(self._said)[-1:]
-        if status in _NOT_FOUND:
-            ended = f"{sys.executable} must be on all hosts, with Rallypoint"
-        elif "No module named" in self._said:
-            ended = f"Rallypoint must be installed there, too, for {sys.executable}"
-        return "; ".join([line.strip().rstrip(".") for line in said] + [ended])

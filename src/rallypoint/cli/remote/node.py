@@ -1,6 +1,6 @@
 """What runs on each host of `rallypoint run --hosts`: it starts a launcher, and is its lifeline.
 
-    python -P -m rallypoint.cli.remote.node       started by ssh, or by what --rsh names
+    python -P -m rallypoint.cli.remote.node       started by ssh, what --rsh names, or a Ray actor
 
 Orders are JSON, one to a line of standard input: where to work, what to start, then signals for it.
 One line answers the first. From then on both outputs are the launcher's, but for the last line,
@@ -98,6 +98,10 @@ def _look(order: dict[str, Any]) -> tuple[socket.socket | None, dict[str, object
     except OSError as error:
         text = f"cannot work in {directory} there ({error.strerror})"
         return None, {"error": f"{text}; start the job where all hosts have the same directory"}
+    script = order["script"]
+    if script and not os.path.exists(script):
+        text = f"there is no {script} in {directory} there"
+        return None, {"error": f"{text}; start the job where all hosts have the same files"}
     try:
         held = _hold_port()
     except (RallypointError, OSError) as error:

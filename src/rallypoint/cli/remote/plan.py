@@ -1,4 +1,4 @@
-"""From the flags of `rallypoint run --hosts` to what the launcher on each host is given."""
+"""From the flags of `rallypoint run --hosts`, or --on ray, to what each launcher is given."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.record import Record
-from rallypoint.cli.flags import FLAGS, HOSTS
+from rallypoint.cli.flags import FLAGS, HOSTS, RAY
 from rallypoint.cli.nodes import new_run_id, read_nnodes
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
 from rallypoint.cli.token import TOKEN_FLAG, VARIABLE, read_token
 from rallypoint.cluster.remote_shell import SSH, forwarded
-from rallypoint.launch.job import Job
+from rallypoint.launch.job import LOCAL_RANK_MACRO, Job
 from rallypoint.rendezvous.timeouts import read_timeouts
 
 PROGRAM = "rallypoint run"
@@ -25,11 +25,11 @@ JobReader = Callable[
 # What users set here, and mean for all hosts.
 FORWARDED = ("RALLYPOINT_", "OMP_", "MKL_", "KMP_", "NCCL_", "GLOO_", "UCX_", "FI_", "CUDA_",
              "HIP_", "PYTHON", "TORCH")  # fmt: skip
-_MEETING = ("--standalone", "--on", "--node-rank", "--master-addr", "--master-port", "--local-addr",
+MEETING = ("--standalone", "--on", "--node-rank", "--master-addr", "--master-port", "--local-addr",
             "--rdzv-backend", "--rdzv-endpoint")  # fmt: skip
 # What each launcher is told in another way.
-_OWN = (*(flag.name for flag in HOSTS), "--nnodes", "--nproc-per-node", "--rdzv-id",
-        TOKEN_FLAG.name)  # fmt: skip
+_OWN = (*(flag.name for flag in (*HOSTS, *RAY)), "--on", "--nnodes", "--nproc-per-node",
+        "--rdzv-id", TOKEN_FLAG.name)  # fmt: skip
 _COUNTED_THERE = ("auto", "cpu", "gpu", "xpu")
 
 
@@ -37,12 +37,13 @@ class Plan(Record, kw_only=True, secret=("environ",)):
     """What is to be started.
 
     Attributes:
-        hosts: by node rank.
+        hosts: by node rank; empty: they are found as the job runs.
         fewest, most: how many of them make up the job.
         rsh: starts a command on a host.
         workers: --nproc-per-node where a host says nothing else.
         flags: those that all launchers get.
         command: the script and its arguments.
+        script: its path, if it is a file; empty: it is none.
         run_id: the job's name.
         environ: variables that all launchers get; the token is among them.
         port_range: as in --port-range.
@@ -56,6 +57,7 @@ class Plan(Record, kw_only=True, secret=("environ",)):
     workers: str
     flags: tuple[str, ...]
     command: tuple[str, ...]
+    script: str
     run_id: str
     environ: Mapping[str, str]
     port_range: str
@@ -63,7 +65,7 @@ class Plan(Record, kw_only=True, secret=("environ",)):
 
     def words(self, number: int, endpoints: Sequence[str]) -> list[str]:
         """The words of the launcher on that host, after `rallypoint run`."""
-        workers = self.hosts[number].workers or self.workers
+        workers = (self.hosts[number].workers if self.hosts else "") or self.workers
         meeting = _meeting(self.fewest, self.most, self.run_id, endpoints)
         if number < self.most > 1:  # others are spares, without a rank of their own
             meeting["--node-rank"] = str(number)
@@ -85,23 +87,57 @@ def read_plan(
     Raises:
         UsageError, InvalidArgumentError: they cannot be followed.
     """
-    for name in _MEETING:
+    refuse(MEETING, values, "--hosts")
+    hosts = read_hosts(values)
+    fewest, most = _read_nnodes(values, len(hosts))
+    workers = values.get("--nproc-per-node", "")
+    return make_plan(
+        values,
+        command,
+        environ,
+        flags,
+        read=read,
+        hosts=hosts,
+        nnodes=(fewest, most),
+        workers=workers,
+    )
+
+
+def refuse(names: Sequence[str], values: Mapping[str, str], by: str) -> None:
+    """Refuse flags about what the flag `by` says already."""
+    for name in names:
         if name in values:
             raise UsageError(
-                f"{PROGRAM}: --hosts says which machines take part and where they meet; leave out"
+                f"{PROGRAM}: {by} says which machines take part and where they meet; leave out"
                 f" {name}."
             )
+
+
+def make_plan(
+    values: Mapping[str, str],
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    flags: Sequence[Flag],
+    *,
+    read: JobReader,
+    hosts: tuple[RemoteHost, ...],
+    nnodes: tuple[int, int],
+    workers: str,
+) -> Plan:
+    """The plan for these hosts, of which `nnodes` says the fewest and the most.
+
+    Raises:
+        UsageError, InvalidArgumentError: the flags cannot be followed.
+    """
     if command[:1] == ["-"] and not {"--module", "--no-python"} & values.keys():
         raise UsageError(
             f"{PROGRAM}: '-' is standard input, which the hosts do not have; save the script in a"
             " file."
         )
-    hosts = read_hosts(values)
-    fewest, most = _read_nnodes(values, len(hosts))
+    fewest, most = nnodes
     run_id = values.get("--rdzv-id") or new_run_id()
     environ = _with_token(values, environ)
     kept = {name: text for name, text in values.items() if name not in _OWN}
-    workers = values.get("--nproc-per-node", "")
     checked = {**kept, **_meeting(fewest, most, run_id, ("localhost:1",))}
     checked.pop("--numa-binding", None)  # by each machine's CPUs
     if workers and workers not in _COUNTED_THERE:
@@ -117,11 +153,19 @@ def read_plan(
         workers=workers,
         flags=tuple(_as_word(flag, kept[flag.name]) for flag in flags if flag.name in kept),
         command=tuple(command),
+        script=_script(values, command),
         run_id=run_id,
         environ={**forwarded(environ, FORWARDED), **named_variables(values, environ)},
         port_range=values.get("--port-range", environ.get(PORT_RANGE, "")),
         job=job,
     )
+
+
+def _script(values: Mapping[str, str], command: Sequence[str]) -> str:
+    """The file that all hosts must have; empty: it is none, or not known here."""
+    is_other = "--module" in values or LOCAL_RANK_MACRO in command[0]
+    is_in_path = "--no-python" in values and "/" not in command[0]
+    return "" if is_other or is_in_path else command[0]
 
 
 def _meeting(fewest: int, most: int, run_id: str, endpoints: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The starter of `rallypoint run --hosts`: performs what job_on_hosts.py decides.
+"""The starter of `rallypoint run --hosts`, or --on ray: performs what job_on_hosts.py decides.
 
 One thread waits for all hosts, signals and the time. It holds one connection to each host, and
 when it ends, however it does, everything on all hosts ends.
@@ -24,6 +24,7 @@ from rallypoint.cli.remote.job_on_hosts import (
 )
 from rallypoint.cli.remote.link import Link
 from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
+from rallypoint.cli.remote.shell_connection import ShellConnection
 from rallypoint.cluster.remote_shell import command_on
 from rallypoint.launch.agent.limits import allow_many_connections
 from rallypoint.launch.agent.loop import fill_standard_descriptors
@@ -34,8 +35,12 @@ from rallypoint.launch.output.lines import open_outlets
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.terminal import print_line
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.cli.remote.link import Connection
+
 PROGRAM = "rallypoint run"
-_MODULE = "rallypoint.cli.remote.node"
+NODE = "rallypoint.cli.remote.node"
 _MANY = 100  # of three descriptors each; most systems give a program 1,024
 _PATIENCE_S = 30.0  # at the end, for a reader of the output who takes nothing
 _PATIENCE_WHEN_STOPPED_S = 1.0
@@ -65,25 +70,23 @@ def run_on_hosts(
     fill_standard_descriptors()
     if len(plan.hosts) > _MANY:
         allow_many_connections()
-    return Starter(plan, launcher).run()
+    return HostsStarter(plan, launcher).run()
 
 
 class Starter:
-    """Starts, watches and ends the launchers on all hosts."""
+    """Starts, watches and ends the launchers on all hosts.
 
-    def __init__(self, plan: Plan, launcher: Sequence[str]) -> None:
+    What leads to the hosts is a subclass's matter, which opens links in `_connect`.
+    """
+
+    def __init__(self, plan: Plan, launcher: Sequence[str], job: JobOnHosts) -> None:
         self._plan = plan
         self._launcher = launcher
-        self._links: list[Link] = []
+        self._job = job
+        self._links: dict[int, Link] = {}
         self._selector = selectors.DefaultSelector()
         self._files = FileWork(self._selector)
         self._outlets = open_outlets(self._selector, self._files)
-        self._job = JobOnHosts(
-            [host.address for host in plan.hosts],
-            fewest=plan.fewest,
-            shutdown_timeout_s=plan.job.shutdown_timeout_s,
-            now=time.monotonic(),
-        )
 
     def run(self) -> int:
         """Run the job to its end; the exit status."""
@@ -93,8 +96,7 @@ class Starter:
                     self._connect()
                     self._wait()
                 finally:
-                    for link in self._links:
-                        link.close()
+                    self._close()
             is_stopped = self._job.stop_signal is not None
             wait_s = _PATIENCE_WHEN_STOPPED_S if is_stopped else _PATIENCE_S
             for outlet in dict.fromkeys(self._outlets):
@@ -108,11 +110,23 @@ class Starter:
         return self._job.status
 
     def _connect(self) -> None:
-        order = {"directory": os.getcwd(), "port_range": self._plan.port_range}
-        for number, host in enumerate(self._plan.hosts):
-            command = command_on(host.name, self._plan.rsh, _MODULE)
-            link = Link(number, host.name, command, order, self._outlets, self._selector, self)
-            self._links.append(link)
+        """Begin to connect."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Leave nothing of any connection."""
+        for link in self._links.values():
+            link.close()
+
+    def _open_link(self, number: int, connection: Connection, directory: str) -> None:
+        """Speak with node.py on a host, which is to work in that directory."""
+        order = {
+            "directory": directory,
+            "script": self._plan.script,
+            "port_range": self._plan.port_range,
+        }
+        link = Link(number, connection, order, self._outlets, self._selector, self)
+        self._links[number] = link
 
     def _wait(self) -> None:
         while not self._job.is_over:
@@ -156,7 +170,28 @@ class Starter:
                         self._links[host].let_go()
                 case Drop(hosts):
                     for host in hosts:
-                        self._links[host].drop()
+                        self._drop(host)
                 case Say(text, is_trouble):
                     if is_trouble or self._plan.job.talk is not Talk.QUIET:
                         print_line(f"{PROGRAM}: {text}")
+
+    def _drop(self, host: int) -> None:
+        self._links[host].drop()
+
+
+class HostsStarter(Starter):
+    """The starter of --hosts, by ssh."""
+
+    def __init__(self, plan: Plan, launcher: Sequence[str]) -> None:
+        job = JobOnHosts(
+            [host.address for host in plan.hosts],
+            fewest=plan.fewest,
+            shutdown_timeout_s=plan.job.shutdown_timeout_s,
+            now=time.monotonic(),
+        )
+        super().__init__(plan, launcher, job)
+
+    def _connect(self) -> None:
+        for number, host in enumerate(self._plan.hosts):
+            command = command_on(host.name, self._plan.rsh, NODE)
+            self._open_link(number, ShellConnection(host.name, command), os.getcwd())

@@ -1,0 +1,150 @@
+"""The Ray cluster: what is asked of it, as calls and facts; nothing is decided here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rallypoint.base.errors import HostError
+from rallypoint.cli.ray.channel import Channel, first_line
+from rallypoint.cli.ray.need import Need
+from rallypoint.cli.ray.placement import Facts, RayNode, Request
+from rallypoint.cli.ray.shell import Shell
+
+ADDRESS = "RAY_ADDRESS"
+_SUBMIT = "ray job submit --address http://HEAD:8265 --working-dir . -- rallypoint run --on ray ..."
+
+
+class Cluster:
+    """A connection to it; what runs there for us ends with this, or with this process.
+
+    Raises:
+        HostError: there is no Ray here, or none answers.
+    """
+
+    def __init__(self) -> None:
+        self._ray = _import_ray()
+        address = os.environ.get(ADDRESS, "")
+        if "://" in address:
+            raise HostError(
+                f"--on ray: {ADDRESS} is {address}, but this program must run on a node of the"
+                f" cluster; have Ray run it there: {_SUBMIT}"
+            )
+        try:
+            self._ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"at {ADDRESS}={address}" if address else f"here ({ADDRESS} is not set)"
+            raise HostError(
+                f"--on ray: no Ray cluster answers {where}: {first_line(error)}; run this on one of"
+                f" its nodes, or submit it: {_SUBMIT}"
+            ) from None
+        self._group: Any = None
+
+    def close(self) -> None:
+        """End what is left, and the connection."""
+        self._ray.shutdown()
+
+    def nodes(self) -> list[RayNode]:
+        """The nodes that Ray calls alive."""
+        return [
+            RayNode(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def ask_for_group(self, need: Need, count: int) -> None:
+        """Ask for so many nodes at once; `facts` tells when they are there."""
+        from ray.util.placement_group import placement_group
+
+        # A bundle that reserves nothing is none to Ray.
+        bundle = need.resources or {"CPU": 0.001}
+        self._group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
+
+    def facts(self) -> Facts | None:
+        """What is known now; waits for Ray. None: its control service does not answer."""
+        from ray.util.placement_group import placement_group_table
+
+        try:
+            table, nodes = placement_group_table(self._group), self.nodes()
+        except (self._ray.exceptions.RayError, RuntimeError, OSError):
+            return None
+        bundles = {int(at): node_id for at, node_id in table["bundles_to_node_id"].items()}
+        return Facts(nodes, {at: node_id for at, node_id in bundles.items() if node_id})
+
+    def start_actor(self, request: Request, need: Need, tell: Callable[[Future[str]], None]) -> Any:
+        """Ask for a Shell on that node; Ray's handle of it.
+
+        Args:
+            tell: called, in a thread of Ray's, with its directory once it is up, or with why it
+                will never be.
+        """
+        from ray.util.scheduling_strategies import (
+            NodeAffinitySchedulingStrategy,
+            PlacementGroupSchedulingStrategy,
+        )
+
+        strategy: object
+        if request.bundle is None:
+            strategy = NodeAffinitySchedulingStrategy(request.node.node_id, soft=False)
+        else:
+            strategy = PlacementGroupSchedulingStrategy(self._group, request.bundle)
+        shell = self._ray.remote(concurrency_groups={"orders": 1, "output": 1})(Shell)
+        actor = shell.options(
+            num_cpus=need.cpus, num_gpus=need.gpus, max_restarts=0, scheduling_strategy=strategy
+        ).remote()
+        actor.look.remote().future().add_done_callback(tell)
+        return actor
+
+    def why_hopeless(self, error: BaseException) -> str:
+        """Why no actor will ever be up there; empty: its node, or it alone, was lost."""
+        errors = self._ray.exceptions
+        if "No module named 'rallypoint" in str(error):
+            return "Rallypoint must be installed there, too, for the Python that runs Ray"
+        if isinstance(error, errors.ActorUnschedulableError | errors.NodeDiedError):
+            return ""
+        if isinstance(error, errors.ActorDiedError | errors.ActorUnavailableError):
+            return ""
+        return first_line(error)
+
+    def channel(self, actor: Any, module: str) -> Channel:
+        """A connection to that module, which runs where the actor is."""
+        return Channel(actor, self._ray, module)
+
+    def end_actor(self, actor: Any) -> None:
+        """Whether it is up or not."""
+        self._ray.kill(actor)
+
+    def working_dir(self) -> str:
+        """Of the job that Ray runs this in, as Ray names its copies; empty: it has none."""
+        return str(self._ray.get_runtime_context().runtime_env.get("working_dir") or "")
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise HostError(
+            f"--on ray needs Ray ({error}); install it on all nodes: pip install 'rallypoint[ray]'"
+        ) from None
+    return ray
+
+
+def directory_on_node(mine: str, theirs: str, working_dir: str) -> str:
+    """The directory in which to work on a node.
+
+    Args:
+        mine: this process's.
+        theirs: an actor's there.
+        working_dir: see Cluster.working_dir.
+
+    With a working directory of Ray's, whose copies may be anywhere, the one below it that
+    corresponds to `mine`; else the same path.
+    """
+    copy = os.path.basename(working_dir).removesuffix(".zip")
+    _, found, below = f"{mine}/".partition(f"/{copy}/")
+    if not copy or not found:
+        return mine
+    return os.path.join(theirs, below).rstrip("/")

@@ -1,0 +1,206 @@
+"""`rallypoint run --on ray`: reads the flags, and performs what is decided, on Ray's nodes.
+
+    starter.py  --actor--> shell.py on node a --> node.py --> rallypoint run --nnodes 2:4 ...
+                --actor--> shell.py on node b --> node.py --> rallypoint run --nnodes 2:4 ...
+
+placement.py decides which nodes get an agent, and remote/job_on_hosts.py all the rest. A thread
+asks Ray each second; the one that decides waits for nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from rallypoint.cli.nodes import read_nnodes
+from rallypoint.cli.options import Flag
+from rallypoint.cli.ray.channel import Channel
+from rallypoint.cli.ray.cluster import Cluster, directory_on_node
+from rallypoint.cli.ray.need import Need, read_need
+from rallypoint.cli.ray.placement import Agent, Facts, Request, requests, shortage
+from rallypoint.cli.remote.job_on_hosts import JobOnHosts, Say
+from rallypoint.cli.remote.plan import MEETING, JobReader, Plan, make_plan, refuse
+from rallypoint.cli.remote.starter import NODE, Starter
+from rallypoint.launch.agent.loop import fill_standard_descriptors
+
+PROGRAM = "rallypoint run"
+_ASK_EACH_S = 0.5
+_PATIENCE_S = 3.0  # of not being enough, until that is told: Ray takes some for all that it does
+_END_S = 1.0  # at the end, for a thread that waits for Ray
+_OTHERS = ("--hosts", "--hostfile", "--rsh")
+
+
+def run_on_ray(
+    values: Mapping[str, str],
+    command: Sequence[str],
+    flags: Sequence[Flag],
+    *,
+    read: JobReader,
+    launcher: Sequence[str],
+) -> int:
+    """Perform `rallypoint run --on ray ...`; the exit status.
+
+    Args:
+        values, command: what the command line says.
+        flags: those that a launcher knows.
+        read: how it reads them.
+        launcher: Python's words that start one.
+
+    Raises:
+        UsageError, InvalidArgumentError: the flags cannot be followed.
+        HostError: there is no Ray here.
+    """
+    refuse([name for name in (*MEETING, *_OTHERS) if name != "--on"], values, "--on ray")
+    environ = dict(os.environ)  # before Ray changes it
+    nnodes = read_nnodes(values.get("--nnodes", "1"))
+
+    def plan_for(workers: str) -> Plan:
+        return make_plan(
+            values, command, environ, flags, read=read, hosts=(), nnodes=nnodes, workers=workers
+        )
+
+    plan_for("")  # what is wrong with it anywhere is told before Ray is asked
+    fill_standard_descriptors()
+    cluster = Cluster()
+    try:
+        need = read_need(values, [node.resources for node in cluster.nodes()])
+        return RayStarter(plan_for(str(need.workers)), launcher, cluster, need).run()
+    finally:
+        cluster.close()
+
+
+class RayStarter(Starter):
+    """The starter of --on ray, by actors."""
+
+    def __init__(self, plan: Plan, launcher: Sequence[str], cluster: Cluster, need: Need) -> None:
+        now = time.monotonic()
+        job = JobOnHosts(
+            (),
+            fewest=plan.fewest,
+            shutdown_timeout_s=plan.job.shutdown_timeout_s,
+            now=now,
+            may_grow=True,
+        )
+        super().__init__(plan, launcher, job)
+        self._cluster = cluster
+        self._need = need
+        self._working_dir = cluster.working_dir()
+        self._agents: list[Agent] = []  # by number, as the job's hosts
+        self._actors: dict[int, Any] = {}
+        self._channels: dict[int, Channel] = {}
+        self._told = ""  # of what is missing
+        self._is_short_since: float | None = None
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Threads of Ray's may write to it as long as there is this process: it is not closed.
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closing = threading.Event()
+        self._asker = threading.Thread(target=self._ask, daemon=True)
+
+    def _connect(self) -> None:
+        self._selector.register(self._wake, selectors.EVENT_READ, self._take_events)
+        self._cluster.ask_for_group(self._need, self._plan.fewest)
+        self._asker.start()
+
+    def _close(self) -> None:
+        self._is_closing.set()
+        super()._close()
+        for actor in self._actors.values():
+            self._cluster.end_actor(actor)
+        for thread in (self._asker, *(each for c in self._channels.values() for each in c.threads)):
+            thread.join(_END_S)
+
+    # Events of other threads, carried out by this one.
+
+    def _post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+        os.eventfd_write(self._wake, 1)
+
+    def _take_events(self) -> None:
+        os.eventfd_read(self._wake)
+        while not self._events.empty():
+            self._events.get()()
+
+    def _ask(self) -> None:
+        """Ask Ray, again and again, in a thread of its own."""
+        while True:
+            facts = self._cluster.facts()
+            if facts is not None:
+                self._post(partial(self._look, facts))
+            if self._is_closing.wait(_ASK_EACH_S):
+                return
+
+    # What Ray says.
+
+    def _look(self, facts: Facts) -> None:
+        """Start agents where there should be some; say what is missing."""
+        if not self._job.takes_more:
+            return
+        now, plan = time.monotonic(), self._plan
+        for request in requests(facts, self._agents, self._need, most=plan.most, now=now):
+            self._request(request)
+        text = shortage(facts, self._agents, self._need, fewest=plan.fewest, now=now)
+        if not text:
+            self._told, self._is_short_since = "", None
+        elif self._is_short_since is None:
+            self._is_short_since = now
+        elif text != self._told and now > self._is_short_since + _PATIENCE_S:
+            self._told = text
+            self._perform([Say(text)])
+
+    def _request(self, request: Request) -> None:
+        number = self._job.added(request.node.address)
+        self._agents.append(Agent(request.node.node_id, request.bundle))
+        self._actors[number] = self._cluster.start_actor(
+            request, self._need, lambda answer: self._post(partial(self._reached, number, answer))
+        )
+
+    def _reached(self, number: int, answer: Future[str]) -> None:
+        """An actor is up, or will never be."""
+        if self._agents[number].ended_at is not None:
+            return
+        error = answer.exception()
+        if error is not None:
+            why = self._cluster.why_hopeless(error)
+            if why:
+                self.failed(number, why)
+            else:
+                self.ended(number, None)
+            return
+        channel = self._cluster.channel(self._actors[number], NODE)
+        self._channels[number] = channel
+        directory = directory_on_node(os.getcwd(), answer.result(), self._working_dir)
+        self._open_link(number, channel, directory)
+
+    # See Listener.
+
+    def failed(self, host: int, why: str) -> None:
+        """No launcher can be started there, unless only the actor was lost."""
+        if host in self._channels and self._channels[host].is_lost:
+            self.ended(host, None)
+            return
+        self._note_end(host, is_hopeless=True)
+        super().failed(host, why)
+
+    def ended(self, host: int, status: int | None) -> None:
+        """The launcher has ended; None: nobody knows how."""
+        self._note_end(host)
+        super().ended(host, status)
+
+    def _note_end(self, number: int, *, is_hopeless: bool = False) -> None:
+        agent = self._agents[number]
+        if agent.ended_at is None:
+            self._agents[number] = Agent(agent.node_id, agent.bundle, time.monotonic(), is_hopeless)
+            self._cluster.end_actor(self._actors[number])
+
+    def _drop(self, host: int) -> None:
+        if host in self._links:
+            super()._drop(host)
+        else:
+            self.ended(host, None)

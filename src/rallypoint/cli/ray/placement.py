@@ -1,0 +1,146 @@
+"""Which nodes of a Ray cluster get an agent: facts in, requests out; pure.
+
+The fewest that make up the job are a placement group of Ray's, a bundle on each of as many nodes:
+Ray gives all of them at once, or none yet, and finds another node for the bundle of a lost one.
+Beyond these, up to the most, each free node gets an agent of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rallypoint.base.record import Record
+from rallypoint.cli.ray.need import Need
+
+# Ray calls a node alive for up to 15 s after its end.
+REST_S = 30.0
+TRIES = 3  # on one node, of agents that are lost while Ray calls it alive
+
+
+class RayNode(Record):
+    """One that Ray calls alive.
+
+    Attributes:
+        node_id: Ray's.
+        address: what others know it by.
+        resources: all that it has, free or not.
+    """
+
+    node_id: str
+    address: str
+    resources: Mapping[str, float]
+
+
+class Agent(Record):
+    """One that was requested.
+
+    Attributes:
+        node_id: where.
+        bundle: its part of the placement group; None: it has none.
+        ended_at: when it was lost, or ended; None: it has not.
+        is_hopeless: it could not be started there, and no other one could.
+    """
+
+    node_id: str
+    bundle: int | None
+    ended_at: float | None = None
+    is_hopeless: bool = False
+
+
+class Request(Record):
+    """Start an agent on this node, in that bundle, if any."""
+
+    node: RayNode
+    bundle: int | None
+
+
+class Facts(Record):
+    """What Ray says at one moment.
+
+    Attributes:
+        nodes: those that are alive.
+        bundles: by bundle of the placement group, the node that it is on; empty: none yet.
+    """
+
+    nodes: Sequence[RayNode]
+    bundles: Mapping[int, str]
+
+
+def requests(
+    facts: Facts, agents: Sequence[Agent], need: Need, *, most: int, now: float
+) -> list[Request]:
+    """The agents to start now.
+
+    Args:
+        agents: all that were ever requested.
+        most: how many may run at once.
+    """
+    living = [agent for agent in agents if agent.ended_at is None]
+    taken = {agent.node_id for agent in living} | _resting(agents, now)
+    room = max(0, most - len(living))
+    found: list[Request] = []
+    by_id = {node.node_id: node for node in facts.nodes}
+    for bundle, node_id in sorted(facts.bundles.items()):
+        is_held = any(agent.bundle == bundle for agent in living)
+        if not is_held and node_id in by_id and node_id not in taken:
+            found.append(Request(by_id[node_id], bundle))
+    if _awaits_a_bundle(facts, agents, found):
+        return found[:room]  # a free node is for Ray to give to it
+    with_bundle = set(facts.bundles.values())
+    free = [
+        Request(node, None)
+        for node in sorted(facts.nodes, key=lambda node: (len(node.address), node.address))
+        if node.node_id not in taken | with_bundle and need.fits(node.resources)
+    ]
+    return [*found, *free][:room]
+
+
+def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, now: float) -> str:
+    """What is missing while fewer nodes than the fewest have an agent; empty: they have."""
+    living = {agent.node_id for agent in agents if agent.ended_at is None}
+    missing = fewest - len(living)
+    if missing <= 0:
+        return ""
+    resting = _resting(agents, now)
+    others = [node for node in facts.nodes if node.node_id not in living | resting]
+    fitting = [node for node in others if need.fits(node.resources)]
+    small = [node for node in others if node not in fitting]
+    more = " more" if living else ""
+    wanted = f"waiting for {missing}{more} node{'s' * (missing > 1)} of Ray's with {need}"
+    told = f"it has {len(fitting)}{_addresses(fitting)}"
+    if len(fitting) >= missing:
+        told += ", but others use them"
+    if small:
+        told += f", and {len(small)} with less{_addresses(small)}"
+    return f"{wanted}: {told}"
+
+
+def _awaits_a_bundle(facts: Facts, agents: Sequence[Agent], found: Sequence[Request]) -> bool:
+    """Whether a part of the placement group has no agent, and may still get one."""
+    held = {agent.bundle for agent in agents if agent.ended_at is None}
+    held |= {request.bundle for request in found}
+    hopeless = {node_id for node_id in facts.bundles.values() if _is_hopeless(agents, node_id)}
+    # An agent elsewhere may have taken the node that Ray gives to a bundle: that is as good.
+    elsewhere = {agent.node_id for agent in agents if agent.ended_at is None}
+    return not facts.bundles or any(
+        bundle not in held and node_id not in hopeless | elsewhere
+        for bundle, node_id in facts.bundles.items()
+    )
+
+
+def _resting(agents: Sequence[Agent], now: float) -> set[str]:
+    """Nodes that get no agent now, as one was lost there."""
+    lost = [agent for agent in agents if agent.ended_at is not None]
+    lately = {agent.node_id for agent in lost if now < (agent.ended_at or 0.0) + REST_S}
+    return lately | {each.node_id for each in lost if _is_hopeless(agents, each.node_id)}
+
+
+def _is_hopeless(agents: Sequence[Agent], node_id: str) -> bool:
+    ended = [each for each in agents if each.node_id == node_id and each.ended_at is not None]
+    return len(ended) >= TRIES or any(agent.is_hopeless for agent in ended)
+
+
+def _addresses(nodes: Sequence[RayNode]) -> str:
+    names = sorted(node.address for node in nodes)
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f" ({shown})" if names else ""

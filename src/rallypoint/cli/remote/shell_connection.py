@@ -1,0 +1,58 @@
+"""A connection to a host by a process: ssh, or what --rsh names, which runs node.py there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from rallypoint.cluster.remote_shell import end, last_lines, start
+
+_NOT_FOUND = (126, 127)  # of a shell: it cannot run the program
+
+
+class ShellConnection:
+    """See Connection.
+
+    Args:
+        name: of the host.
+        command: runs node.py there.
+
+    Raises:
+        HostError: the command is none.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._command = command
+        pipe = subprocess.PIPE
+        self._process = start(name, command, stdin=pipe, stdout=pipe, stderr=pipe)
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        # Plain descriptors from here on: what follows waits for none of them.
+        self.stdin, self.stdout, self.stderr = (os.dup(each.fileno()) for each in streams if each)
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+        self.ended = os.pidfd_open(self._process.pid)
+
+    def end(self) -> None:
+        """See Connection."""
+        end(self._process, 0.0)
+
+    def close(self) -> None:
+        """See Connection."""
+        os.close(self.ended)
+        end(self._process, time.monotonic() + 1.0)  # it has ended, and is reaped
+
+    def why(self, said: str) -> str:
+        """Why the program on the host did not start, or not go on."""
+        status = self._process.returncode
+        told = f"status {status}" if status >= 0 else f"signal {-status}"
+        ended = f"{os.path.basename(self._command[0])} ended with {told}"
+        last = last_lines(said)[-1:]
+        if status in _NOT_FOUND:
+            ended = f"{sys.executable} must be on all hosts, with Rallypoint"
+        elif "No module named" in said:
+            ended = f"Rallypoint must be installed there, too, for {sys.executable}"
+        return "; ".join([line.strip().rstrip(".") for line in last] + [ended])
