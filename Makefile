@@ -69,7 +69,7 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
-	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k "deepspeed or ray"
+	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k deepspeed
 	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
 
 bench: $(VENV)/.installed

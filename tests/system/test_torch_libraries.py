@@ -117,14 +117,3 @@ def test_deepspeed_zero_by_name(tmp_path: Path) -> None:
     libraries = installed("deepspeed")
     losses = [train(tmp_path, how, libraries)[0]["deepspeed"][0] for how in ("gloo", "rallypoint")]
     check({"deepspeed": losses})
-
-
-@is_long
-def test_ray_train_by_name(tmp_path: Path) -> None:
-    installed("ray")
-    script = Path(__file__).with_name("torch_ray.py")
-    with_gloo, _ = run(tmp_path, script, "gloo")
-    with_ours, _ = run(tmp_path, script, "rallypoint")
-    for ours, gloo in zip(with_ours, with_gloo, strict=True):
-        assert ours == pytest.approx(gloo, rel=1e-4)
-        assert len(gloo) == 8

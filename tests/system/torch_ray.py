@@ -1,13 +1,12 @@
-"""Two workers of Ray Train, with a backend of PyTorch's by name.
+"""Ray Train with backends of PyTorch's by name, on two nodes of the cluster at RAY_ADDRESS.
 
-python torch_ray.py BACKEND RESULTS.json
+python torch_ray.py RESULTS.json BACKEND...
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +34,24 @@ def train(config: dict[str, Any]) -> None:
     Path(f"{config['path']}.{dist.get_rank()}").write_text(json.dumps(losses))
 
 
-def main(backend: str, path: str) -> None:
+def main(path: str, *backends: str) -> None:
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # Ray's sockets must have short names.
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            _temp_dir=directory,
-            _node_ip_address="127.0.0.1",
-        )
+    ray.init("auto")
+    results = []
+    for backend in backends:
         TorchTrainer(
             train,
             train_loop_config={"backend": backend, "path": path},
             torch_config=TorchConfig(backend=backend),
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=directory),
+            scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
+            run_config=RunConfig(storage_path=str(Path(path).parent)),
         ).fit()
-        ray.shutdown()
-    losses = [json.loads(Path(f"{path}.{rank}").read_text()) for rank in (0, 1)]
-    Path(path).write_text(json.dumps(losses))
+        results.append([json.loads(Path(f"{path}.{rank}").read_text()) for rank in (0, 1)])
+    ray.shutdown()
+    Path(path).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -41,11 +41,16 @@ def where(words: Sequence[str]) -> int:
         if rest:
             raise UsageError(f"{PROGRAM}: {rest[0]!r} is no flag; it takes no other words.")
         on = values.get("--on", "")
+        if on == "ray":
+            print(_RAY)
+            return 0
         found = recognized(on, os.environ)
     except (UsageError, InvalidArgumentError) as error:
         print(f"{PROGRAM}: {str(error).removeprefix(f'{PROGRAM}: ')}", file=sys.stderr)
         return 2
     print(_NOTHING if found is None else text(found))
+    if os.environ.get("RAY_ADDRESS"):
+        print("", _RAY, sep="\n")
     if without := without_us(on, os.environ):
         print("", without, sep="\n")
     print("", network_text(_meeting(values.get("--towards", ""), found), os.environ), sep="\n")
@@ -130,6 +135,9 @@ def _conclusion(found: Reading) -> list[str]:
     ]
 
 
+_RAY = """\
+Nodes of a Ray cluster: rallypoint run --on ray --nnodes 2 train.py
+It asks the cluster at RAY_ADDRESS, or else the one that this machine is a node of."""
 _FAILS = "Without `rallypoint run`, init_process_group() fails here: "
 _NOTHING = f"""\
 Nothing is recognised here: `rallypoint run` starts its workers on this machine alone.

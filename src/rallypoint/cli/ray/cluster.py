@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from rallypoint.base.errors import HostError
+from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.ray.channel import Channel, first_line
 from rallypoint.cli.ray.need import Need
 from rallypoint.cli.ray.placement import Facts, RayNode, Request
 from rallypoint.cli.ray.shell import Shell
 
 ADDRESS = "RAY_ADDRESS"
-_SUBMIT = "ray job submit --address http://HEAD:8265 --working-dir . -- rallypoint run --on ray ..."
+_ANSWER_S = 10.0  # for what listens at an address; Ray itself would try for minutes
+_HOW = (
+    "run this on one of its nodes, or have Ray run it there: ray job submit --address"
+    " http://HEAD:8265 --working-dir . -- rallypoint run --on ray ..."
+)
 
 
 class Cluster:
@@ -28,19 +34,16 @@ class Cluster:
     def __init__(self) -> None:
         self._ray = _import_ray()
         address = os.environ.get(ADDRESS, "")
-        if "://" in address:
-            raise HostError(
-                f"--on ray: {ADDRESS} is {address}, but this program must run on a node of the"
-                f" cluster; have Ray run it there: {_SUBMIT}"
-            )
+        if address not in ("", "auto"):
+            _check(address)
         try:
-            self._ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"at {ADDRESS}={address}" if address else f"here ({ADDRESS} is not set)"
+            self._ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError:
             raise HostError(
-                f"--on ray: no Ray cluster answers {where}: {first_line(error)}; run this on one of"
-                f" its nodes, or submit it: {_SUBMIT}"
+                f"--on ray: there is no Ray cluster here, and {ADDRESS} names none; {_HOW}"
             ) from None
+        except (RuntimeError, ValueError) as error:
+            raise HostError(f"--on ray: Ray does not let us in: {first_line(error)}") from None
         self._group: Any = None
 
     def close(self) -> None:
@@ -72,7 +75,7 @@ class Cluster:
         except (self._ray.exceptions.RayError, RuntimeError, OSError):
             return None
         bundles = {int(at): node_id for at, node_id in table["bundles_to_node_id"].items()}
-        return Facts(nodes, {at: node_id for at, node_id in bundles.items() if node_id})
+        return Facts(nodes, bundles)
 
     def start_actor(self, request: Request, need: Need, tell: Callable[[Future[str]], None]) -> Any:
         """Ask for a Shell on that node; Ray's handle of it.
@@ -120,6 +123,22 @@ class Cluster:
     def working_dir(self) -> str:
         """Of the job that Ray runs this in, as Ray names its copies; empty: it has none."""
         return str(self._ray.get_runtime_context().runtime_env.get("working_dir") or "")
+
+
+def _check(address: str) -> None:
+    """Refuse an address of another kind, or one where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not is_whole(port):
+        raise HostError(
+            f"--on ray: {ADDRESS} is {address}, not HOST:PORT as the cluster's nodes know it; {_HOW}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except OSError as error:
+        raise HostError(
+            f"--on ray: no Ray cluster answers at {ADDRESS}={address} ({error.strerror or error});"
+            f" check the address, or {_HOW}"
+        ) from None
 
 
 def _import_ray() -> Any:

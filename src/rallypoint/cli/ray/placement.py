@@ -59,7 +59,7 @@ class Facts(Record):
 
     Attributes:
         nodes: those that are alive.
-        bundles: by bundle of the placement group, the node that it is on; empty: none yet.
+        bundles: by bundle of the placement group, the node that it is on; "": none yet.
     """
 
     nodes: Sequence[RayNode]
@@ -106,13 +106,11 @@ def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, 
     fitting = [node for node in others if need.fits(node.resources)]
     small = [node for node in others if node not in fitting]
     more = " more" if living else ""
-    wanted = f"waiting for {missing}{more} node{'s' * (missing > 1)} of Ray's with {need}"
-    told = f"it has {len(fitting)}{_addresses(fitting)}"
-    if len(fitting) >= missing:
-        told += ", but others use them"
-    if small:
-        told += f", and {len(small)} with less{_addresses(small)}"
-    return f"{wanted}: {told}"
+    nodes = f"{missing}{more} node with" if missing == 1 else f"{missing}{more} nodes, each with"
+    used = ", but other jobs use them" if len(fitting) >= missing else ""
+    told = f"waiting for {nodes} {need}; Ray has {len(fitting)}{_addresses(fitting)}{used}"
+    less = f"; {len(small)} with less{_addresses(small)}" if small else ""
+    return told + less
 
 
 def _awaits_a_bundle(facts: Facts, agents: Sequence[Agent], found: Sequence[Request]) -> bool:

@@ -70,6 +70,7 @@ class Orders:
 
 def main() -> int:
     """Do what is ordered; the launcher's exit status."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)  # Ray has threads that block SIGINT
     orders = Orders()
     order = orders.wait()
     if order is None:

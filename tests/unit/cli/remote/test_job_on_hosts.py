@@ -206,3 +206,78 @@ def test_a_signal_before_anything_runs() -> None:
     for host in (0, 1):
         job.failed(host, "it was dropped", 2.0)
     assert (job.is_over, job.status) == (True, 143)
+
+
+def growing(fewest: int = 2) -> JobOnHosts:
+    return JobOnHosts((), fewest=fewest, shutdown_timeout_s=SHUTDOWN_S, now=0.0, may_grow=True)
+
+
+def grown(count: int = 3, fewest: int = 2) -> JobOnHosts:
+    """A job whose hosts came one by one, and that runs on all of them."""
+    job = growing(fewest)
+    for name in NAMES[:count]:
+        job.added(name)
+    for host in range(count):
+        job.greeted(host, host + 1, 1.0)
+    return job
+
+
+def test_hosts_may_be_added_before_it_begins() -> None:
+    job = growing()
+    assert not job.is_over
+    assert job.wake_at is None
+    assert [job.added(name) for name in "ab"] == [0, 1]
+    assert job.greeted(0, 1, 100.0) == []
+    assert without_words(job.greeted(1, 2, 100.0)) == [
+        Start(0, ("a:1", "b:2")),
+        Start(1, ("a:1", "b:2")),
+    ]
+
+
+def test_a_host_that_is_added_later_meets_those_that_run() -> None:
+    job = grown()
+    assert words(job.ended(0, None, 2.0)) == ["lost the connection to a"]
+    assert job.added("d") == 3
+    actions = job.greeted(3, 4, 3.0)
+    assert without_words(actions) == [Start(3, ("b:2", "c:3"))]
+    assert words(actions) == ["starting on d, too"]
+
+
+def test_too_few_wait_for_others_if_hosts_may_be_added() -> None:
+    job = grown(count=2)
+    assert without_words(job.ended(0, None, 2.0)) == []
+    assert without_words(job.tick(1e6)) == []
+    assert job.takes_more
+    job.added("c")
+    assert words(job.failed(2, "no such directory", 3.0)) == [
+        "going on without c: no such directory"
+    ]
+    assert not job.is_over
+    assert without_words(job.ended(1, None, 4.0)) == []
+    assert (job.is_over, job.status) == (True, 1)
+
+
+def test_a_failure_ends_too_few_though_hosts_may_be_added() -> None:
+    job = grown(count=2)
+    assert job.ended(0, 1, 2.0) == []
+    assert not job.takes_more
+    assert without_words(job.tick(2.0 + OTHERS_S)) == [Send((1,), SIGTERM)]
+
+
+def test_a_host_that_cannot_start_ends_a_job_that_has_not_begun() -> None:
+    job = growing()
+    for name in "ab":
+        job.added(name)
+    job.greeted(1, 2, 1.0)
+    actions = job.failed(0, "Rallypoint must be installed there", 1.0)
+    assert without_words(actions) == [Drop((1,))]
+    assert words(actions) == ["cannot start on a: Rallypoint must be installed there"]
+
+
+def test_a_host_that_is_lost_before_it_begins_is_waited_for() -> None:
+    job = growing()
+    job.added("a")
+    assert without_words(job.ended(0, None, 1.0)) == []
+    assert not job.is_over
+    job.signalled(SIGTERM, 2.0, stops=True)
+    assert (job.is_over, job.status) == (True, 143)
