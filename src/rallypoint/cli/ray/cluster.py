@@ -130,7 +130,8 @@ def _check(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not is_whole(port):
         raise HostError(
-            f"--on ray: {ADDRESS} is {address}, not HOST:PORT as the cluster's nodes know it; {_HOW}"
+            f"--on ray: {ADDRESS} is {address}, not HOST:PORT as nodes of the cluster know it;"
+            f" {_HOW}"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()

@@ -33,7 +33,7 @@ from rallypoint.launch.agent.loop import fill_standard_descriptors
 PROGRAM = "rallypoint run"
 _ASK_EACH_S = 0.5
 _PATIENCE_S = 3.0  # of not being enough, until that is told: Ray takes some for all that it does
-_END_S = 1.0  # at the end, for a thread that waits for Ray
+_END_S = 1.0  # at the end, for threads that wait for Ray
 _OTHERS = ("--hosts", "--hostfile", "--rsh")
 
 
@@ -113,8 +113,9 @@ class RayStarter(Starter):
         super()._close()
         for actor in self._actors.values():
             self._cluster.end_actor(actor)
+        until = time.monotonic() + _END_S
         for thread in (self._asker, *(each for c in self._channels.values() for each in c.threads)):
-            thread.join(_END_S)
+            thread.join(max(0.0, until - time.monotonic()))
 
     # Events of other threads, carried out by this one.
 

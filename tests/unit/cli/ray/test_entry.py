@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rallypoint.cli.run import run
@@ -28,3 +31,8 @@ def test_flags_that_contradict_it(
 def test_a_script_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--on", "ray", "no.py"]) == 2
     assert "script 'no.py' does not exist" in capsys.readouterr().err
+
+
+def test_ray_is_not_imported_before_it_is_asked() -> None:
+    text = "import sys, rallypoint.cli.ray.entry; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0
