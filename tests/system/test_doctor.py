@@ -445,6 +445,13 @@ rallypoint.barrier()
 """
 
 
+MEET = """
+import datetime, rallypoint
+rallypoint.init_process_group(init_method="tcp://host1:29600", rank=1, world_size=2,
+                              timeout=datetime.timedelta(seconds=3))
+"""
+
+
 def test_an_engine_connection_that_fails_says_why(clinic: Clinic) -> None:
     """A firewall lets ranks 1 and 2 connect one way; rank 0 of the other job is elsewhere."""
     clinic.filter(2, "ip saddr 10.77.0.3 tcp flags & (syn|ack) == syn drop")
@@ -464,11 +471,18 @@ def test_an_engine_connection_that_fails_says_why(clinic: Clinic) -> None:
                       environ={} if rank else chosen)
         for rank in range(2)
     ]  # fmt: skip
-    said = [ended(process) for process in [*three, *two]]
-    assert "where rank 1 listens, does not answer" in said[2], said
-    assert "so it may be that a firewall lets through one direction only" in said[1], said
+    clinic.filter(1, "tcp dport 29600 drop")
+    alone = clinic.hosts[3].popen(
+        [sys.executable, "-c", MEET], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    said = [ended(process) for process in [*three, *two, alone]]
+    # Whoever gives up first has the job ended: the caller or the one who waits for it.
+    caller = "found on host3: 10.77.0.2:"
+    listener = "so it may be that a firewall lets through one direction only"
+    assert caller in said[2] or listener in said[1], said
     assert "cannot connect to rank 0 at 172.17.0.1:" in said[4], said
     assert "its host chose docker0: RALLYPOINT_SOCKET_IFNAME=docker0 says so" in said[4], said
+    assert "found on host3: host1:29600, where the store is, does not answer" in said[5], said
 
 
 def ended(process: subprocess.Popen[bytes]) -> str:
