@@ -229,7 +229,7 @@ def test_a_blocked_port(clinic: Clinic) -> None:
 def test_a_host_that_nobody_reaches(clinic: Clinic) -> None:
     clinic.filter(2, "tcp flags & (syn|ack) == syn reject with tcp reset")
     line = the_red_line(clinic.examine("--rdzv-endpoint", "host2:29400"))
-    assert line.startswith("host2: no other node can connect to it (refused")
+    assert line.startswith("host2: no other node can connect to it (Connection refused")
     assert "allow TCP from the other nodes to all ports from 1024 on of host2" in line
 
 

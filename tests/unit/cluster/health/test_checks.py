@@ -112,8 +112,8 @@ DROPPED = {"reach": Reach.DROPPED, "detail": "no answer within 1.5 s"}
 @pytest.mark.parametrize(
     ("pairs", "begin"),
     [
-        ([(0, 1), (2, 1)], "n1: no other node can connect to it (no answer: "),
-        ([(1, 0), (1, 2)], "n1: it cannot connect to any other node (no answer: "),
+        ([(0, 1), (2, 1)], "n1: no other node can connect to it (no answer within "),
+        ([(1, 0), (1, 2)], "n1: it cannot connect to any other node (no answer within "),
         (
             [(0, 1), (2, 1), (1, 0), (1, 2)],
             "n1: it cannot connect to any other node, nor any other node to it (",
@@ -127,7 +127,7 @@ def test_pairs_that_cannot_connect(pairs: list[tuple[int, int]], begin: str) -> 
 
 def test_two_nodes_that_cannot_connect() -> None:
     found = cluster(node(0), node(1), probes=alike([(0, 1), (1, 0)], **DROPPED))
-    assert text(found).startswith("all nodes: neither can connect to the other (no answer: ")
+    assert text(found).startswith("all nodes: neither can connect to the other (no answer within ")
 
 
 def test_the_advice_names_the_port_range() -> None:

@@ -95,10 +95,17 @@ def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding
                 level=Level.RED,
                 check=3,
                 where=where,
-                what=f"{what} ({reach.value}: {detail})" if detail else f"{what} ({reach.value})",
+                what=f"{what} ({_why(reach, detail)})",
                 advice=_advice(cluster, group, reach),
                 explains=group.pairs,
             )
+
+
+def _why(reach: Reach, detail: str) -> str:
+    """The system's words, which say enough unless somebody else answered."""
+    if reach is Reach.STRANGER and detail:
+        return f"{reach.value}: {detail}"
+    return detail or reach.value
 
 
 def _unconnected(
