@@ -107,8 +107,11 @@ def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, 
     small = [node for node in others if node not in fitting]
     more = " more" if living else ""
     nodes = f"{missing}{more} node with" if missing == 1 else f"{missing}{more} nodes, each with"
-    used = ", but other jobs use them" if len(fitting) >= missing else ""
-    told = f"waiting for {nodes} {need}; Ray has {len(fitting)}{_addresses(fitting)}{used}"
+    why = ""
+    if len(fitting) >= missing:
+        is_noticed = resting.isdisjoint(facts.bundles.values())
+        why = ", but other jobs use them" if is_noticed else ", and has yet to notice the loss"
+    told = f"waiting for {nodes} {need}; Ray has {len(fitting)}{_addresses(fitting)}{why}"
     less = f"; {len(small)} with less{_addresses(small)}" if small else ""
     return told + less
 
