@@ -41,3 +41,8 @@ def test_memory_is_returned(run: Run, gpus: int) -> None:
     ranks = gpus + 1
     done = run("memory.py", flags=("--nproc-per-node", str(ranks)))
     assert said(done, "memory") == ["memory returned"] * ranks
+
+
+def test_our_own_calls_with_nccl(run: Run, gpus: int, nccl: str) -> None:
+    done = run("our_calls.py", nccl, flags=("--nproc-per-node", str(gpus)))
+    assert said(done, "called") == [f"called {rank} right" for rank in range(gpus)]
