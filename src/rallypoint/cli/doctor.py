@@ -11,25 +11,25 @@ from types import FrameType
 from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cli.flags import GROUPS
 from rallypoint.cli.health.examiner import Examiner
 from rallypoint.cli.health.links import NodeLink, OwnLink, ShellLink
 from rallypoint.cli.health.meeting import examine_at_endpoint
 from rallypoint.cli.health.node import ExaminedNode
 from rallypoint.cli.health.report import as_json, as_text, exit_status, report_of
 from rallypoint.cli.health.request import ALL_FLAGS, DOCTOR_FLAGS, PROGRAM, Request, read_request
-from rallypoint.cli.options import UsageError, describe, describe_groups, inherited_note, parse
+from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
 from rallypoint.cluster.health.facts import ClusterFacts
 from rallypoint.launch.output.terminal import is_terminal
 
 _USAGE = f"""\
-usage: {PROGRAM} [FLAGS] [--path PATH] [--json] [SCRIPT]
+usage: {PROGRAM} [FLAGS OF rallypoint run] [FLAGS] [SCRIPT]
 
-Find out why a job would not begin, or be slow: give it the flags of `rallypoint run`, and it
-examines the same nodes: names, ports, firewalls in both directions, network interfaces, large
-messages, slow links, versions, GPUs and CPUs, what the scheduler says, token, clocks, limits,
-disks, paths, the kernel's network, other jobs, and settings known to be wrong. One line for each
-finding, with what to do about it: red where a job fails, yellow where it may. Nothing is changed.
+Find out why a job would not begin, or would be slow. Write `doctor` in the place of `run`: it
+examines the nodes that the job would have, and starts no worker. It looks at names, ports,
+firewalls in both directions, network interfaces, large messages, slow links, versions, GPUs and
+CPUs, what the scheduler says, the token, clocks, limits, disks, paths, the kernel's network, other
+jobs, and settings known to be wrong. It prints a line for each finding, with what to do about it:
+red where a job fails, yellow where it may. Nothing is changed.
 
 This machine:
   rallypoint doctor --path /data --nproc-per-node 8 train.py
@@ -39,11 +39,12 @@ between them:
   rallypoint doctor --hosts node1,node2,node3 --path /data --path /checkpoints
 
 The same command on each of two machines, as with `rallypoint run`; also by srun or in pods, where
-the flags are left out. They meet at the endpoint, and node 0 tells what is wrong on which:
+the flags are left out. They meet at the endpoint, and each prints what is wrong on which:
   rallypoint doctor --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
 
 The exit status is 0 if nothing is red, 1 if something is, and 2 if the command line is wrong.
-docs/guides/doctor.md says what each check looks at.
+`rallypoint run --help` lists the flags that say which nodes, and docs/guides/doctor.md what each
+check looks at. Flags of its own:
 """
 
 
@@ -52,7 +53,7 @@ def doctor(words: Sequence[str]) -> int:
     try:
         values, command = parse(words, ALL_FLAGS, program=PROGRAM, environ=os.environ)
         if "--help" in values:
-            print(_USAGE, describe(DOCTOR_FLAGS), "", describe_groups(GROUPS), sep="\n")
+            print(_USAGE, describe((*DOCTOR_FLAGS, HELP)), sep="\n")
             return 0
         request = read_request(values, command, os.environ)
     except (UsageError, InvalidArgumentError) as error:

@@ -29,6 +29,7 @@ _CLOCK_S = 10.0
 _LOOK_S = 30.0
 _PROBE_S = 120.0
 _CLOCK_TRIES = 3
+_MOST_ADDRESSES = 4  # of a node: each takes time where nothing answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +227,7 @@ def _target(node: NodeFacts) -> Target:
     if not address or is_loopback(address):
         address, *rest = others or ("127.0.0.1",)
         others = tuple(rest)
+    others = others[:_MOST_ADDRESSES]
     return Target(number=node.number, address=address, port=node.probe_port, others=others)
 
 

@@ -29,7 +29,7 @@ from rallypoint.cluster.health.facts import NOWHERE, NodeFacts, PathLook, PathSt
 from rallypoint.cluster.health.listener import ProbeListener, listen
 from rallypoint.cluster.health.look import LookOrder, is_this_node, look, take_ports
 from rallypoint.cluster.health.packing import pack, unpack
-from rallypoint.cluster.health.probe import Target, probe_all, probe_endpoints
+from rallypoint.cluster.health.probe import Target, probe_all, probe_endpoints, secret_of
 from rallypoint.cluster.remote_shell import greeting
 from rallypoint.launch.inspection.entries import running_agents
 
@@ -109,7 +109,7 @@ class ExaminedNode:
             self._listener = ProbeListener()
         except HostError as error:
             return replace(facts, probe_error=_of_range(str(error)))
-        self._listener.allow(bytes.fromhex(secret))
+        self._listener.allow(secret_of(bytes.fromhex(secret), self._number))
         facts = replace(facts, probe_port=self._listener.port)
         return take_ports(facts, here, self._listener.listen_too)
 

@@ -17,6 +17,7 @@ from rallypoint.cluster.health.probe import (
     HEAD,
     RECEIVED,
     STALL_S,
+    TALK_S,
     receive,
 )
 from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
@@ -87,7 +88,7 @@ class ProbeListener:
 
     def _serve(self, caller: socket.socket, answer: Callable[[socket.socket], None]) -> None:
         with caller, contextlib.suppress(OSError):
-            caller.settimeout(2 * STALL_S)
+            caller.settimeout(TALK_S)
             caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answer(caller)
         self._places.release()

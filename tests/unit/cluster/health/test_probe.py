@@ -12,7 +12,14 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE
 from rallypoint.cluster.health.facts import Reach
 from rallypoint.cluster.health.listener import ProbeListener, TokenRefusedError, admit, listen
-from rallypoint.cluster.health.probe import GREETING, Target, probe_all, probe_endpoint, prove
+from rallypoint.cluster.health.probe import (
+    GREETING,
+    Target,
+    probe_all,
+    probe_endpoint,
+    prove,
+    secret_of,
+)
 
 SECRET = b"of this examination"
 
@@ -20,7 +27,7 @@ SECRET = b"of this examination"
 @pytest.fixture
 def listener() -> Iterator[ProbeListener]:
     with ProbeListener() as found:
-        found.allow(SECRET)
+        found.allow(secret_of(SECRET, 1))
         yield found
 
 
@@ -32,18 +39,20 @@ def test_a_node_that_is_reached(listener: ProbeListener) -> None:
     assert probe.latency_us > 0 < probe.mbit_s
 
 
-def test_another_address_of_it(listener: ProbeListener) -> None:
+def test_only_the_node_itself_counts(listener: ProbeListener) -> None:
     target = Target(number=1, address="127.0.0.2", port=listener.port, others=("127.0.0.1",))
     (probe,) = probe_all(0, [target], SECRET)
     assert probe.reach is Reach.REACHED  # all of 127.0.0.0/8 is this machine
     held = socket.create_server(("127.0.0.1", 0))
     port = held.getsockname()[1]
     held.close()
+    mistaken = Target(number=3, address="127.0.0.1", port=listener.port)
     refused = Target(number=2, address="127.0.0.1", port=port)
-    probes = probe_all(0, [target, refused], SECRET)
+    probes = probe_all(0, [target, refused, mistaken], SECRET)
     assert [(each.target, each.reach) for each in probes] == [
         (1, Reach.REACHED),
         (2, Reach.REFUSED),
+        (3, Reach.STRANGER),
     ]
 
 
