@@ -13,8 +13,7 @@ from typing import NoReturn
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cli.health.examiner import Examiner
 from rallypoint.cli.health.links import NodeLink, OwnLink, ShellLink
-from rallypoint.cli.health.meeting import examine_at_endpoint
-from rallypoint.cli.health.node import ExaminedNode
+from rallypoint.cli.health.meeting import examine_at_endpoint, own_node
 from rallypoint.cli.health.report import as_json, as_text, exit_status, report_of
 from rallypoint.cli.health.request import ALL_FLAGS, DOCTOR_FLAGS, PROGRAM, Request, read_request
 from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
@@ -100,7 +99,7 @@ def _examine(request: Request) -> ClusterFacts:
         for host in request.hosts:
             links.append(ShellLink(host.name, request.rsh))
         if not request.hosts:
-            links.append(OwnLink(ExaminedNode(request.surroundings)))
+            links.append(OwnLink(own_node(request)))
         return Examiner(request, links).examine()
     finally:
         for link in links:

@@ -94,33 +94,11 @@ class Examiner:
 
     def _look(self) -> tuple[NodeFacts, ...]:
         request = self._request
-        names = [host.address for host in request.hosts]
-        endpoint_hosts = [host for host, _ in request.endpoints]
 
         def ask(number: int, link: NodeLink) -> dict[str, Any]:
-            others = [name for name in names if name != link.name]
-            order = LookOrder(
-                number=number,
-                name=link.name,
-                hosts=tuple(dict.fromkeys([*others, *endpoint_hosts])),
-                paths=request.paths,
-                script=request.script,
-                log_dir=request.log_dir,
-                local_addr=request.local_addr,
-                workers=_workers(request, number),
-            )
-            return link.ask(
-                {
-                    "do": "look",
-                    "look": pack(order),
-                    "secret": self._secret,
-                    "environ": dict(request.environ),
-                    "directory": os.getcwd() if request.hosts else "",
-                    "port_range": request.port_range,
-                    "endpoints": [] if self._is_host else request.endpoints,
-                },
-                _LOOK_S,
-            )
+            free = () if self._is_host else request.endpoints
+            order = look_order(request, number, link.name, endpoints=free, secret=self._secret)
+            return link.ask(order, _LOOK_S)
 
         found = self._ask_all(ask, _silent)
         return tuple(unpack(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
@@ -187,6 +165,45 @@ class Examiner:
         return found
 
 
+def look_order(
+    request: Request,
+    number: int,
+    name: str,
+    *,
+    endpoints: Sequence[tuple[str, int]],
+    secret: str,
+) -> dict[str, Any]:
+    """What a node is to look at.
+
+    Args:
+        name: what others call it; empty: its host name.
+        endpoints: those that are free for it to listen at, if one of them is this node.
+        secret: what those who probe it must know.
+    """
+    others = [host.address for host in request.hosts if host.address != name]
+    own = request.hosts[number].workers if number < len(request.hosts) else ""
+    order = LookOrder(
+        number=number,
+        name=name,
+        hosts=tuple(dict.fromkeys([*others, *(host for host, _ in request.endpoints)])),
+        paths=request.paths,
+        script=request.script,
+        log_dir=request.log_dir,
+        local_addr=request.local_addr,
+        workers=own or request.workers,
+    )
+    return {
+        "do": "look",
+        "look": pack(order),
+        "secret": secret,
+        # A host that ssh reaches is to be as it will be for a job; other nodes are already.
+        "environ": dict(request.environ) if request.hosts else {},
+        "directory": os.getcwd() if request.hosts else "",
+        "port_range": request.port_range,
+        "endpoints": endpoints,
+    }
+
+
 def _unstarted(link: NodeLink, why: str) -> Absence:
     """A host on which nothing could be started."""
     what = " ".join(why.removeprefix(f"{link.name}: ").split())
@@ -208,11 +225,6 @@ def _silent(link: NodeLink, why: str) -> Absence:
         why=f"it does not answer: {' '.join(why.removeprefix(f'{link.name}: ').split())}",
         advice="see whether that machine is overloaded or has lost its network",
     )
-
-
-def _workers(request: Request, number: int) -> str:
-    own = request.hosts[number].workers if number < len(request.hosts) else ""
-    return own or request.workers
 
 
 def _target(node: NodeFacts) -> Target:

@@ -20,8 +20,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rallypoint.base.address import endpoint_of
-from rallypoint.base.errors import HostError
-from rallypoint.cli.health.examiner import Examiner, with_absences
+from rallypoint.cli.health.examiner import Examiner, look_order, with_absences
 from rallypoint.cli.health.links import NodeLink, OwnLink, SocketLink, send_line
 from rallypoint.cli.health.node import ExaminedNode
 from rallypoint.cli.health.report import report_of
@@ -58,8 +57,13 @@ def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
         return _be_host(request, listener, began)
 
 
+def own_node(request: Request) -> ExaminedNode:
+    """This node, as the flags describe it."""
+    return ExaminedNode(request.surroundings, has_token=bool(request.token))
+
+
 def _examine_alone(request: Request) -> ClusterFacts:
-    with contextlib.closing(OwnLink(ExaminedNode(request.surroundings))) as link:
+    with contextlib.closing(OwnLink(own_node(request))) as link:
         return Examiner(request, [link]).examine()
 
 
@@ -162,7 +166,7 @@ def _be_host(request: Request, listener: socket.socket, began: float) -> dict[st
     """Wait for the others, examine all, and tell them."""
     reception = _Reception(request, listener)
     reception.wait()
-    own = OwnLink(ExaminedNode(request.surroundings), os.uname().nodename)
+    own = OwnLink(own_node(request), os.uname().nodename)
     guests = list(reception.links)
     links: list[NodeLink] = [own, *guests]
     try:
@@ -182,12 +186,12 @@ def _be_host(request: Request, listener: socket.socket, began: float) -> dict[st
 
 def _be_guest(request: Request, began: float) -> dict[str, Any]:
     """Go there and do what is ordered; or else examine this node alone."""
-    node = ExaminedNode(request.surroundings)
+    node = own_node(request)
     try:
         connection, trouble = _find_host(request)
         if connection is not None:
             with connection:
-                report = _obey(connection, node, request.wait_s)
+                report = _obey(connection, node, request)
             if isinstance(report, dict):
                 return report
             trouble = report
@@ -265,10 +269,15 @@ def _introduce(connection: socket.socket, request: Request) -> Absence | Reach |
     return None
 
 
-def _obey(connection: socket.socket, node: ExaminedNode, wait_s: float) -> dict[str, Any] | Absence:
+def _obey(
+    connection: socket.socket, node: ExaminedNode, request: Request
+) -> dict[str, Any] | Absence:
     """Do what is ordered, until the report comes; or why it never did."""
-    connection.settimeout(wait_s + _EXAMINATION_S)
-    with connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError, HostError):
+    connection.settimeout(request.wait_s + _EXAMINATION_S)
+    with (
+        connection.makefile("rb") as lines,
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+    ):
         for line in lines:
             order: Mapping[str, Any] = json.loads(line)
             if order["do"] == "report":
@@ -276,5 +285,13 @@ def _obey(connection: socket.socket, node: ExaminedNode, wait_s: float) -> dict[
                 return report
             if order["do"] == "refuse":
                 return unpack(Absence, order["absence"])
-            send_line(connection, node.perform(order))
+            send_line(connection, node.perform(_by_own_flags(order, request)))
     return _STOPPED
+
+
+def _by_own_flags(order: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+    """Where to look is said by this node's own command line, not by whoever sends orders."""
+    if order["do"] != "look":
+        return order
+    number, name = int(order["look"]["number"]), os.uname().nodename
+    return look_order(request, number, name, endpoints=(), secret=str(order["secret"]))

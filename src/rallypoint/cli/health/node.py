@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,18 +38,29 @@ MODULE = "rallypoint.cli.health.node"
 
 
 class ExaminedNode:
-    """Performs orders."""
+    """Performs orders.
 
-    def __init__(self, surroundings: Surroundings = NOWHERE) -> None:
+    Args:
+        surroundings: what is recognised around this node.
+        has_token: it was given the job's token; else RALLYPOINT_TOKEN tells.
+    """
+
+    def __init__(self, surroundings: Surroundings = NOWHERE, *, has_token: bool = False) -> None:
         self._surroundings = surroundings
+        self._has_token = has_token
         self._listener: ProbeListener | None = None
         self._number = 0
 
     def perform(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Do it; the answer, with `error` if it cannot be done."""
         words = dict(order)
+        orders: dict[str, Callable[..., dict[str, Any]]] = {
+            "clock": self.clock,
+            "look": self.look,
+            "probe": self.probe,
+        }
         try:
-            answer: dict[str, Any] = getattr(self, words.pop("do"))(**words)
+            answer = orders[words.pop("do")](**words)
         except (RallypointError, OSError) as error:
             return {"error": str(error)}
         return answer
@@ -85,7 +96,7 @@ class ExaminedNode:
         facts = replace(
             facts,
             paths=(*facts.paths, *lost),
-            has_token=bool(os.environ.get(TOKEN)),
+            has_token=self._has_token or bool(os.environ.get(TOKEN)),
             jobs=_jobs(),
             surroundings=self._surroundings,
         )
