@@ -37,7 +37,7 @@ int clock_gettime(clockid_t which, struct timespec *now) {
 """
 
 
-class Clinic:
+class FaultyCluster:
     """Three hosts, a stand-in for ssh, and what goes wrong with them."""
 
     def __init__(self, hosts: Hosts, shell: RemoteShell, directory: Path) -> None:
@@ -179,18 +179,18 @@ class Clinic:
 
 
 @pytest.fixture(scope="module")
-def all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clinic]:
+def all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyCluster]:
     directory = tmp_path_factory.mktemp("doctor")
     with Hosts(3) as hosts, RemoteShell(hosts, directory) as shell:
-        yield Clinic(hosts, shell, directory)
+        yield FaultyCluster(hosts, shell, directory)
 
 
 @pytest.fixture
-def clinic(needs_hosts: None, request: pytest.FixtureRequest) -> Iterator[Clinic]:
-    clinic: Clinic = request.getfixturevalue("all_hosts")
-    yield clinic
-    clinic.heal()
-    assert clinic.left_over() == []
+def cluster(needs_hosts: None, request: pytest.FixtureRequest) -> Iterator[FaultyCluster]:
+    cluster: FaultyCluster = request.getfixturevalue("all_hosts")
+    yield cluster
+    cluster.heal()
+    assert cluster.left_over() == []
 
 
 def red(report: Mapping[str, Any]) -> list[str]:
@@ -204,9 +204,9 @@ def the_red_line(report: Mapping[str, Any]) -> str:
     return text
 
 
-def test_a_healthy_cluster(clinic: Clinic) -> None:
-    words = ("--path", str(clinic.directory), "--nproc-per-node", "1")
-    report = clinic.examine(*words)
+def test_a_healthy_cluster(cluster: FaultyCluster) -> None:
+    words = ("--path", str(cluster.directory), "--nproc-per-node", "1")
+    report = cluster.examine(*words)
     assert report["findings"] == []
     assert [each["level"] for each in report["checks"]] == ["green"] * 16
     assert report["nodes"] == HOSTS.split(",")
@@ -217,100 +217,100 @@ def test_a_healthy_cluster(clinic: Clinic) -> None:
 ENDPOINT = ("--rdzv-endpoint", "host1:29400")
 
 
-def test_a_blocked_port(clinic: Clinic) -> None:
-    clinic.filter(1, "tcp dport 29400 drop")
-    line = the_red_line(clinic.examine(*ENDPOINT))
+def test_a_blocked_port(cluster: FaultyCluster) -> None:
+    cluster.filter(1, "tcp dport 29400 drop")
+    line = the_red_line(cluster.examine(*ENDPOINT))
     assert line.startswith(
         "host2, host3: host1:29400, where the nodes are to meet, does not answer"
     )
     assert "allow TCP to port 29400 in the firewall of host1" in line
 
 
-def test_a_host_that_nobody_reaches(clinic: Clinic) -> None:
-    clinic.filter(2, "tcp flags & (syn|ack) == syn reject with tcp reset")
-    line = the_red_line(clinic.examine("--rdzv-endpoint", "host2:29400"))
+def test_a_host_that_nobody_reaches(cluster: FaultyCluster) -> None:
+    cluster.filter(2, "tcp flags & (syn|ack) == syn reject with tcp reset")
+    line = the_red_line(cluster.examine("--rdzv-endpoint", "host2:29400"))
     assert line.startswith("host2: no other node can connect to it (Connection refused")
     assert "allow TCP from the other nodes to all ports from 1024 on of host2" in line
 
 
-def test_a_one_way_firewall(clinic: Clinic) -> None:
-    clinic.filter(3, "ip saddr 10.77.0.2 tcp flags & (syn|ack) == syn drop")
-    line = the_red_line(clinic.examine("--port-range", "21000-21015"))
+def test_a_one_way_firewall(cluster: FaultyCluster) -> None:
+    cluster.filter(3, "ip saddr 10.77.0.2 tcp flags & (syn|ack) == syn drop")
+    line = the_red_line(cluster.examine("--port-range", "21000-21015"))
     assert line.startswith("host2: cannot connect to host3, though host3 can connect the other way")
     assert "allow TCP from host2 to ports 21000-21015 of host3" in line
 
 
-def test_an_interface_variable_that_matches_nothing(clinic: Clinic) -> None:
-    clinic.set(2, GLOO_SOCKET_IFNAME="ib0")
-    line = the_red_line(clinic.examine())
+def test_an_interface_variable_that_matches_nothing(cluster: FaultyCluster) -> None:
+    cluster.set(2, GLOO_SOCKET_IFNAME="ib0")
+    line = the_red_line(cluster.examine())
     assert line.startswith("host2: GLOO_SOCKET_IFNAME=ib0: no interface of this machine")
     assert "set GLOO_SOCKET_IFNAME=eth0 there, or unset it" in line
 
 
-def test_an_interface_that_leads_elsewhere(clinic: Clinic) -> None:
-    clinic.do(2, "ip", "link", "add", "docker0", "type", "bridge", undo="ip link del docker0")
-    clinic.do(2, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
-    clinic.do(2, "ip", "link", "set", "docker0", "up")
-    clinic.set(2, RALLYPOINT_SOCKET_IFNAME="docker0")
-    line = the_red_line(clinic.examine())
+def test_an_interface_that_leads_elsewhere(cluster: FaultyCluster) -> None:
+    cluster.do(2, "ip", "link", "add", "docker0", "type", "bridge", undo="ip link del docker0")
+    cluster.do(2, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+    cluster.do(2, "ip", "link", "set", "docker0", "up")
+    cluster.set(2, RALLYPOINT_SOCKET_IFNAME="docker0")
+    line = the_red_line(cluster.examine())
     assert line.startswith("host2: it gives out the address 172.17.0.1 (docker0), as RALLY")
     assert "while 10.77.0.2 (eth0) is reached; set RALLYPOINT_SOCKET_IFNAME=eth0" in line
 
 
-def test_a_name_on_the_loopback(clinic: Clinic) -> None:
-    clinic.name("127.0.1.1 host1")
-    line = the_red_line(clinic.examine(*ENDPOINT))
+def test_a_name_on_the_loopback(cluster: FaultyCluster) -> None:
+    cluster.name("127.0.1.1 host1")
+    line = the_red_line(cluster.examine(*ENDPOINT))
     assert line.startswith("all nodes: the name host1 means 127.0.1.1, a loopback address")
     assert "put '10.77.0.1 host1' in /etc/hosts instead of 127.0.1.1 host1" in line
 
 
-def test_a_slow_link(clinic: Clinic) -> None:
+def test_a_slow_link(cluster: FaultyCluster) -> None:
     shape = ("root", "tbf", "rate", "10mbit", "burst", "32kbit", "latency", "50ms")
-    clinic.do(3, "tc", "qdisc", "add", "dev", "eth0", *shape, undo="tc qdisc del dev eth0 root")
-    line = the_red_line(clinic.examine())
+    cluster.do(3, "tc", "qdisc", "add", "dev", "eth0", *shape, undo="tc qdisc del dev eth0 root")
+    line = the_red_line(cluster.examine())
     assert line.startswith("host3: data ")
     assert " Mbit/s, while others do " in line
     assert "limits on that link (tc qdisc)" in line
 
 
-def test_an_mtu_black_hole(clinic: Clinic) -> None:
-    clinic.filter(3, "ip protocol tcp meta length > 1000 drop")
-    line = the_red_line(clinic.examine())
+def test_an_mtu_black_hole(cluster: FaultyCluster) -> None:
+    cluster.filter(3, "ip protocol tcp meta length > 1000 drop")
+    line = the_red_line(cluster.examine())
     assert line.startswith("host3: messages to it that are larger than a packet of the network get")
     assert "ip link set eth0 mtu" in line
 
 
-def test_other_versions(clinic: Clinic, tmp_path: Path) -> None:
+def test_other_versions(cluster: FaultyCluster, tmp_path: Path) -> None:
     (tmp_path / "numpy-0.9.dist-info").mkdir()
     (tmp_path / "numpy-0.9.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.9\n")
-    clinic.set(2, PYTHONPATH=str(tmp_path))
-    line = the_red_line(clinic.examine())
+    cluster.set(2, PYTHONPATH=str(tmp_path))
+    line = the_red_line(cluster.examine())
     assert line.startswith("host2: it has NumPy 0.9 (the others ")
     assert "install the same versions on all nodes" in line
 
 
-def test_full_shared_memory(clinic: Clinic) -> None:
-    clinic.do(1, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/dev/shm",
+def test_full_shared_memory(cluster: FaultyCluster) -> None:
+    cluster.do(1, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/dev/shm",
               undo="umount /dev/shm")  # fmt: skip
-    clinic.do(1, "sh", "-c", "head -c 9m /dev/zero > /dev/shm/left || true")
-    line = the_red_line(clinic.examine())
+    cluster.do(1, "sh", "-c", "head -c 9m /dev/zero > /dev/shm/left || true")
+    line = the_red_line(cluster.examine())
     assert line.startswith("host1: /dev/shm is full: 0 MiB free of 8 MiB")
     assert "delete what is left over there (ls -l /dev/shm)" in line
 
 
-def test_a_full_disk(clinic: Clinic, tmp_path: Path) -> None:
-    clinic.do(2, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path),
+def test_a_full_disk(cluster: FaultyCluster, tmp_path: Path) -> None:
+    cluster.do(2, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path),
               undo=f"umount {tmp_path}")  # fmt: skip
-    clinic.do(2, "sh", "-c", f"head -c 9m /dev/zero > {tmp_path}/left || true")
-    line = the_red_line(clinic.examine("--log-dir", str(tmp_path)))
+    cluster.do(2, "sh", "-c", f"head -c 9m /dev/zero > {tmp_path}/left || true")
+    line = the_red_line(cluster.examine("--log-dir", str(tmp_path)))
     assert line.startswith(f"host2: {tmp_path}, --log-dir, is full: 0 MiB free of 8 MiB")
     assert "name another place (TMPDIR, --log-dir)" in line
 
 
-def test_ports_that_are_held(clinic: Clinic) -> None:
+def test_ports_that_are_held(cluster: FaultyCluster) -> None:
     """The endpoint's, and on another node the only one of the port range."""
-    first, second = clinic.hold(1, 29400), clinic.hold(2, 21000)
-    endpoint, ranged = red(clinic.examine(*ENDPOINT, "--port-range", "21000-21000"))
+    first, second = cluster.hold(1, 29400), cluster.hold(2, 21000)
+    endpoint, ranged = red(cluster.examine(*ENDPOINT, "--port-range", "21000-21000"))
     assert endpoint.startswith("host1: port 29400, where the nodes are to meet (host1:29400), is ")
     assert f" held by process {first} (" in endpoint
     assert "end that process, or choose another port with --rdzv-endpoint" in endpoint
@@ -319,42 +319,42 @@ def test_ports_that_are_held(clinic: Clinic) -> None:
     assert "give a wider --port-range" in ranged
 
 
-def test_a_proxy_in_the_way(clinic: Clinic) -> None:
-    clinic.set(1, http_proxy="http://me:hidden@proxy:3128")
-    line = the_red_line(clinic.examine())
+def test_a_proxy_in_the_way(cluster: FaultyCluster) -> None:
+    cluster.set(1, http_proxy="http://me:hidden@proxy:3128")
+    line = the_red_line(cluster.examine())
     assert line.startswith("host1: http_proxy=http://***@proxy:3128 sends requests to the job's")
     assert "set no_proxy=host1,host2,host3, or unset http_proxy" in line
 
 
-def test_a_hung_mount(clinic: Clinic, tmp_path: Path) -> None:
+def test_a_hung_mount(cluster: FaultyCluster, tmp_path: Path) -> None:
     """A FIFO that nobody writes to stands in for it: to open it takes for ever."""
     data = tmp_path / "data"
     data.mkdir()
     os.mkfifo(data / "fifo")
     (data / "file").touch()
-    clinic.do(3, "mount", "--bind", str(data / "fifo"), str(data / "file"),
+    cluster.do(3, "mount", "--bind", str(data / "fifo"), str(data / "file"),
               undo=f"umount {data / 'file'}")  # fmt: skip
-    line = the_red_line(clinic.examine("--path", str(data / "file"), "--path", str(data)))
+    line = the_red_line(cluster.examine("--path", str(data / "file"), "--path", str(data)))
     assert line.startswith(f"host3: {data}/file does not answer within 2 s")
     assert "its file system hangs" in line
 
 
-def test_a_clock_that_is_ahead(clinic: Clinic, tmp_path: Path) -> None:
+def test_a_clock_that_is_ahead(cluster: FaultyCluster, tmp_path: Path) -> None:
     source, library = tmp_path / "clock.c", tmp_path / "clock.so"
     source.write_text(FAST_CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    clinic.set(3, LD_PRELOAD=str(library))
-    line = the_red_line(clinic.examine())
+    cluster.set(3, LD_PRELOAD=str(library))
+    line = the_red_line(cluster.examine())
     assert line.startswith("host3: its clock is 10.0 s ahead of the others")
     assert "timedatectl set-ntp true" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whatever_ends_it_nothing_is_left(clinic: Clinic, number: signal.Signals) -> None:
-    os.mkfifo(fifo := clinic.directory / f"fifo{number}")
-    process = clinic.begin("--path", str(fifo))
+def test_whatever_ends_it_nothing_is_left(cluster: FaultyCluster, number: signal.Signals) -> None:
+    os.mkfifo(fifo := cluster.directory / f"fifo{number}")
+    process = cluster.begin("--path", str(fifo))
     deadline = time.monotonic() + 60
-    while not any(alive_on(host) for host in clinic.hosts.hosts):
+    while not any(alive_on(host) for host in cluster.hosts.hosts):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
@@ -363,21 +363,23 @@ def test_whatever_ends_it_nothing_is_left(clinic: Clinic, number: signal.Signals
     assert "Traceback" not in err
 
 
-def test_a_host_that_ssh_does_not_reach(clinic: Clinic) -> None:
-    line = the_red_line(clinic.examine(hosts="host1,host2,host9"))
+def test_a_host_that_ssh_does_not_reach(cluster: FaultyCluster) -> None:
+    line = the_red_line(cluster.examine(hosts="host1,host2,host9"))
     assert line.startswith("host9: nothing can be started there: the connection ended")
     assert "`ssh host9 true` works" in line
 
 
-def test_nodes_meet_at_the_endpoint(clinic: Clinic) -> None:
-    reports = clinic.meet("--rdzv-backend", "c10d", *ENDPOINT)
+def test_nodes_meet_at_the_endpoint(cluster: FaultyCluster) -> None:
+    """Each of the hosts that an endpoint names listens there."""
+    words = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "host1:29400,host2:29400")
+    reports = cluster.meet(*words)
     assert [report["findings"] for report in reports.values()] == [[], [], []]
     assert sorted(reports[3]["nodes"]) == HOSTS.split(",")
-    assert len(reports[1]["facts"]["probes"]) == 6
+    assert len(reports[1]["facts"]["probes"]) == len(reports[1]["facts"]["endpoint_probes"]) == 6
 
 
-def test_a_wrong_token(clinic: Clinic) -> None:
-    reports = clinic.meet(
+def test_a_wrong_token(cluster: FaultyCluster) -> None:
+    reports = cluster.meet(
         *ENDPOINT, "--rdzv-backend", "c10d", environ={3: {"RALLYPOINT_TOKEN": "other"}}
     )
     for number, begins in (
@@ -390,9 +392,9 @@ def test_a_wrong_token(clinic: Clinic) -> None:
         assert "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes" in line
 
 
-def test_a_blocked_port_where_nodes_meet(clinic: Clinic) -> None:
-    clinic.filter(1, "ip saddr 10.77.0.2 tcp dport 29400 drop")
-    reports = clinic.meet("--rdzv-backend", "c10d", *ENDPOINT)
+def test_a_blocked_port_where_nodes_meet(cluster: FaultyCluster) -> None:
+    cluster.filter(1, "ip saddr 10.77.0.2 tcp dport 29400 drop")
+    reports = cluster.meet("--rdzv-backend", "c10d", *ENDPOINT)
     line = the_red_line(reports[2])
     assert line.startswith("host1:29400, where the nodes are to meet, does not answer")
     assert "allow TCP to port 29400 in the firewall of host1" in line
@@ -401,11 +403,11 @@ def test_a_blocked_port_where_nodes_meet(clinic: Clinic) -> None:
     )
 
 
-def test_a_rendezvous_that_times_out_says_why(clinic: Clinic) -> None:
+def test_a_rendezvous_that_times_out_says_why(cluster: FaultyCluster) -> None:
     """Four jobs, each with a fault of its own; the guests say what it is."""
-    clinic.filter(1, "ip saddr 10.77.0.2 tcp dport 29401 drop")
-    clinic.filter(1, "ip saddr 10.77.0.3 tcp dport 21000-21015 tcp flags & (syn|ack) == syn drop")
-    clinic.rename("10.77.0.3 host3", "127.0.1.1 host3")
+    cluster.filter(1, "ip saddr 10.77.0.2 tcp dport 29401 drop")
+    cluster.filter(1, "ip saddr 10.77.0.3 tcp dport 21000-21015 tcp flags & (syn|ack) == syn drop")
+    cluster.rename("10.77.0.3 host3", "127.0.1.1 host3")
     short = ("--nnodes", "2", "--rdzv-conf", "timeout=5,join_timeout=5")
     dynamic = (*short, "--rdzv-backend", "c10d", "--rdzv-endpoint")
     first = (*short, "--node-rank", "0", "--master-addr")
@@ -413,13 +415,13 @@ def test_a_rendezvous_that_times_out_says_why(clinic: Clinic) -> None:
     ranged = {"RALLYPOINT_PORT_RANGE": "21000-21015"}
     nowhere = {"RALLYPOINT_SOCKET_IFNAME": "ib0"}
     begun = {
-        "host": clinic.launch(1, *dynamic, "host1:29401", "-m", "this"),
-        "blocked port": clinic.launch(2, *dynamic, "host1:29401", "-m", "this"),
-        "ranged": clinic.launch(1, *first, "host1", "-m", "this", environ=ranged),
-        "one way": clinic.launch(3, *second, "host1", "-m", "this"),
-        "variable": clinic.launch(2, *dynamic, "host1:29402", "-m", "this", environ=nowhere),
-        "own name": clinic.launch(3, *first, "host3", "--master-port", "29503", "-m", "this"),
-        "its name": clinic.launch(2, *second, "host3", "--master-port", "29503", "-m", "this"),
+        "host": cluster.launch(1, *dynamic, "host1:29401", "-m", "this"),
+        "blocked port": cluster.launch(2, *dynamic, "host1:29401", "-m", "this"),
+        "ranged": cluster.launch(1, *first, "host1", "-m", "this", environ=ranged),
+        "one way": cluster.launch(3, *second, "host1", "-m", "this"),
+        "variable": cluster.launch(2, *dynamic, "host1:29402", "-m", "this", environ=nowhere),
+        "own name": cluster.launch(3, *first, "host3", "--master-port", "29503", "-m", "this"),
+        "its name": cluster.launch(2, *second, "host3", "--master-port", "29503", "-m", "this"),
     }
     said = {name: ended(process) for name, process in begun.items()}
     for name, text in (
@@ -452,27 +454,27 @@ rallypoint.init_process_group(init_method="tcp://host1:29600", rank=1, world_siz
 """
 
 
-def test_an_engine_connection_that_fails_says_why(clinic: Clinic) -> None:
+def test_an_engine_connection_that_fails_says_why(cluster: FaultyCluster) -> None:
     """A firewall lets ranks 1 and 2 connect one way; rank 0 of the other job is elsewhere."""
-    clinic.filter(2, "ip saddr 10.77.0.3 tcp flags & (syn|ack) == syn drop")
-    clinic.do(1, "ip", "link", "add", "docker0", "type", "bridge", undo="ip link del docker0")
-    clinic.do(1, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
-    clinic.do(1, "ip", "link", "set", "docker0", "up")
-    (clinic.directory / "form.py").write_text(FORM)
+    cluster.filter(2, "ip saddr 10.77.0.3 tcp flags & (syn|ack) == syn drop")
+    cluster.do(1, "ip", "link", "add", "docker0", "type", "bridge", undo="ip link del docker0")
+    cluster.do(1, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+    cluster.do(1, "ip", "link", "set", "docker0", "up")
+    (cluster.directory / "form.py").write_text(FORM)
     three = [
-        clinic.launch(rank + 1, "--nnodes", "3", "--node-rank", str(rank), "--master-addr",
+        cluster.launch(rank + 1, "--nnodes", "3", "--node-rank", str(rank), "--master-addr",
                       "host1", "form.py")
         for rank in range(3)
     ]  # fmt: skip
     chosen = {"RALLYPOINT_SOCKET_IFNAME": "docker0"}
     two = [
-        clinic.launch(rank + 1, "--nnodes", "2", "--node-rank", str(rank), "--master-addr",
+        cluster.launch(rank + 1, "--nnodes", "2", "--node-rank", str(rank), "--master-addr",
                       "host1", "--master-port", "29501", "form.py",
                       environ={} if rank else chosen)
         for rank in range(2)
     ]  # fmt: skip
-    clinic.filter(1, "tcp dport 29600 drop")
-    alone = clinic.hosts[3].popen(
+    cluster.filter(1, "tcp dport 29600 drop")
+    alone = cluster.hosts[3].popen(
         [sys.executable, "-c", MEET], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     said = [ended(process) for process in [*three, *two, alone]]

@@ -96,7 +96,7 @@ class Examiner:
         request = self._request
 
         def ask(number: int, link: NodeLink) -> dict[str, Any]:
-            free = () if self._is_host else request.endpoints
+            free = request.endpoints[1:] if self._is_host else request.endpoints
             order = look_order(request, number, link.name, endpoints=free, secret=self._secret)
             return link.ask(order, _LOOK_S)
 

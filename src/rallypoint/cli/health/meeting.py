@@ -70,7 +70,7 @@ def _examine_alone(request: Request) -> ClusterFacts:
 # The endpoint's node.
 
 
-class _Reception:
+class _Arrivals:
     """Lets nodes in, each in a thread of its own."""
 
     def __init__(self, request: Request, listener: socket.socket) -> None:
@@ -164,14 +164,14 @@ class _Reception:
 
 def _be_host(request: Request, listener: socket.socket, began: float) -> dict[str, Any]:
     """Wait for the others, examine all, and tell them."""
-    reception = _Reception(request, listener)
-    reception.wait()
+    arrivals = _Arrivals(request, listener)
+    arrivals.wait()
     own = OwnLink(own_node(request), os.uname().nodename)
-    guests = list(reception.links)
+    guests = list(arrivals.links)
     links: list[NodeLink] = [own, *guests]
     try:
         cluster = Examiner(request, links, is_host=True).examine()
-        cluster = with_absences(cluster, reception.absences())
+        cluster = with_absences(cluster, arrivals.absences())
         report = report_of(cluster, time.monotonic() - began)
         for guest in guests:
             guest.tell({"do": "report", "report": {**report, "facts": {}}})
@@ -294,4 +294,5 @@ def _by_own_flags(order: Mapping[str, Any], request: Request) -> Mapping[str, An
     if order["do"] != "look":
         return order
     number, name = int(order["look"]["number"]), os.uname().nodename
-    return look_order(request, number, name, endpoints=(), secret=str(order["secret"]))
+    free = request.endpoints[1:]  # at the first one is whoever sends orders
+    return look_order(request, number, name, endpoints=free, secret=str(order["secret"]))
