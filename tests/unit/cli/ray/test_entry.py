@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.run import run
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.options import parse
+from rallypoint.cli.remote.plan import FORWARDED, Plan, make_plan
+from rallypoint.cli.run import read_job, run
+
+GUIDE = Path(__file__).parents[4] / "docs/guides/ray.md"
+
+
+def plan_of(*words: str) -> Plan:
+    """As for two to three nodes, of two workers each."""
+    values, command = parse([*words, __file__, "-x"], FLAGS, program="", environ={})
+    nodes = (2, 3)
+    return make_plan(values, command, {}, FLAGS, read=read_job, hosts=(), nnodes=nodes, workers="2")
 
 
 @pytest.mark.parametrize(
@@ -36,3 +51,29 @@ def test_a_script_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ray_is_not_imported_before_it_is_asked() -> None:
     text = "import sys, rallypoint.cli.ray.entry; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0
+
+
+def test_what_each_launcher_is_given() -> None:
+    flags = ("--on", "ray", "--nproc-per-node", "gpu", "--gpus-per-node", "2", "--quiet")
+    plan = plan_of(*flags, "--rdzv-id", "j")
+    common = ["--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1,b:2", "--rdzv-id=j"]
+    rest = ["--nproc-per-node=2", "--quiet", "--", __file__, "-x"]
+    assert plan.words(1, ("a:1", "b:2")) == [*common, "--node-rank=1", *rest]
+    assert plan.words(3, ("a:1", "b:2")) == [*common, *rest]  # in the place of a lost one
+    assert plan.script == __file__
+    assert plan_of("-m").script == ""
+    assert not any(plan.environ["RALLYPOINT_TOKEN"] in word for word in plan.words(0, ()))
+
+
+def test_the_guide_names_what_is_passed_on() -> None:
+    (names,) = re.findall(r"Variables that begin with ([A-Z_, ]+) or (\w+) go", GUIDE.read_text())
+    assert {*names[0].split(", "), names[1]} == set(FORWARDED)
+
+
+def test_the_commands_of_the_guide() -> None:
+    lines = re.findall(r"rallypoint run (--on ray .*)", GUIDE.read_text())
+    assert len(lines) == 2
+    for line in lines:
+        *words, script = shlex.split(line)
+        assert script == "train.py"
+        assert plan_of(*words).workers == "2"
