@@ -14,6 +14,7 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
 from rallypoint.cli.remote.plan import FORWARDED, Plan, make_plan
 from rallypoint.cli.run import read_job, run
+from rallypoint.cli.where import where
 
 GUIDE = Path(__file__).parents[4] / "docs/guides/ray.md"
 
@@ -77,3 +78,15 @@ def test_the_commands_of_the_guide() -> None:
         *words, script = shlex.split(line)
         assert script == "train.py"
         assert plan_of(*words).workers == "2"
+
+
+def test_where_tells_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert where([]) == 0
+    assert "Ray" not in capsys.readouterr().out
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    for words in ([], ["--on", "ray"]):
+        assert where(words) == 0
+        assert "rallypoint run --on ray --nnodes 2 train.py" in capsys.readouterr().out
