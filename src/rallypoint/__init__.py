@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from rallypoint.process_group.all_to_all import all_to_all, all_to_all_single
     from rallypoint.process_group.arena import empty
     from rallypoint.process_group.availability import (
+        Backend,
+        get_default_backend_for_device,
         is_available,
+        is_backend_available,
         is_gloo_available,
         is_hccl_available,
         is_mpi_available,
@@ -72,8 +75,11 @@ if TYPE_CHECKING:
         GroupMember,
         ProcessGroup,
         get_backend,
+        get_backend_config,
         get_global_rank,
         get_group_rank,
+        get_node_local_rank,
+        get_pg_count,
         get_process_group_ranks,
         get_rank,
         get_world_size,
@@ -81,7 +87,11 @@ if TYPE_CHECKING:
         is_initialized,
         is_torchelastic_launched,
     )
-    from rallypoint.process_group.init import destroy_process_group, init_process_group
+    from rallypoint.process_group.init import (
+        destroy_process_group,
+        form_process_group,
+        init_process_group,
+    )
     from rallypoint.process_group.objects import (
         all_gather_object,
         broadcast_object_list,
@@ -90,7 +100,8 @@ if TYPE_CHECKING:
         scatter_object_list,
         send_object_list,
     )
-    from rallypoint.process_group.operators import PremulSum, premul_sum
+    from rallypoint.process_group.opening import default_pg_timeout
+    from rallypoint.process_group.operators import PremulSum, premul_sum, supports_complex
     from rallypoint.process_group.point_to_point import (
         P2POp,
         batch_isend_irecv,
@@ -108,15 +119,23 @@ if TYPE_CHECKING:
     )
     from rallypoint.process_group.work import Future, Work
     from rallypoint.schedule.program import ProgramError
+    from rallypoint.store.client import TCPStore
+    from rallypoint.store.file import FileStore
+    from rallypoint.store.hash import HashStore
+    from rallypoint.store.prefix import PrefixStore
+    from rallypoint.store.store import Store
 
 __all__ = [
     "AlreadyInitializedError",
+    "Backend",
     "CallerError",
     "CollectiveTimeoutError",
     "DeadlockError",
     "DistributedSampler",
+    "FileStore",
     "Future",
     "GroupMember",
+    "HashStore",
     "HostError",
     "InvalidArgumentError",
     "InvalidTypeError",
@@ -126,14 +145,17 @@ __all__ = [
     "P2POp",
     "PeerError",
     "PeerLostError",
+    "PrefixStore",
     "PremulSum",
     "ProcessGroup",
     "ProgramError",
     "RallypointError",
     "ReduceOp",
+    "Store",
     "StoreConnectionError",
     "StoreError",
     "StoreTimeoutError",
+    "TCPStore",
     "Work",
     "WorkersFailedError",
     "_coalescing_manager",
@@ -150,13 +172,19 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "default_pg_timeout",
     "destroy_process_group",
     "empty",
+    "form_process_group",
     "gather",
     "gather_object",
     "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -164,6 +192,7 @@ __all__ = [
     "init_process_group",
     "irecv",
     "is_available",
+    "is_backend_available",
     "is_gloo_available",
     "is_hccl_available",
     "is_initialized",
@@ -190,6 +219,7 @@ __all__ = [
     "send_object_list",
     "spawn",
     "split_group",
+    "supports_complex",
     "time_left",
 ]
 
@@ -202,7 +232,8 @@ _ROOMS = {
     "process_group.all_to_all": "all_to_all all_to_all_single",
     "process_group.arena": "empty",
     "process_group.availability": (
-        "is_available is_gloo_available is_hccl_available is_mpi_available is_nccl_available"
+        "Backend get_default_backend_for_device is_available is_backend_available "
+        "is_gloo_available is_hccl_available is_mpi_available is_nccl_available"
     ),
     "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",
     "process_group.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
@@ -211,21 +242,27 @@ _ROOMS = {
         "reduce_scatter_single reduce_scatter_tensor scatter"
     ),
     "process_group.groups": (
-        "GroupMember ProcessGroup get_backend get_global_rank get_group_rank "
-        "get_process_group_ranks get_rank get_world_size group is_initialized "
-        "is_torchelastic_launched"
+        "GroupMember ProcessGroup get_backend get_backend_config get_global_rank get_group_rank "
+        "get_node_local_rank get_pg_count get_process_group_ranks get_rank get_world_size group "
+        "is_initialized is_torchelastic_launched"
     ),
-    "process_group.init": "destroy_process_group init_process_group",
+    "process_group.init": "destroy_process_group form_process_group init_process_group",
     "process_group.objects": (
         "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list"
     ),
-    "process_group.operators": "PremulSum premul_sum",
+    "process_group.opening": "default_pg_timeout",
+    "process_group.operators": "PremulSum premul_sum supports_complex",
     "process_group.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "process_group.sampler": "DistributedSampler",
     "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
     "process_group.work": "Future Work",
     "schedule.program": "ProgramError",
+    "store.client": "TCPStore",
+    "store.file": "FileStore",
+    "store.hash": "HashStore",
+    "store.prefix": "PrefixStore",
+    "store.store": "Store",
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -99,6 +99,7 @@ _FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
     ("torch/distributed/_functional_collectives.py", "wait_tensor|_maybe_wrap_tensor|wait"
      "|trigger_wait", Doing.CALLS, "waits for a collective"),
     ("rallypoint/process_group/init.py", "destroy_process_group", Doing.C_CODE, "is in {}"),
+    ("rallypoint/process_group/init.py", "form_process_group", Doing.INIT, "waits in {}"),
     ("rallypoint/process_group/init.py", "", Doing.INIT, "waits in init_process_group"),
     ("rallypoint/process_group/formation.py", "", Doing.INIT, "waits in init_process_group"),
     ("rallypoint/process_group/subgroups.py", "", Doing.INIT, "waits in {}"),

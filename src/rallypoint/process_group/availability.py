@@ -2,7 +2,52 @@
 
 from __future__ import annotations
 
-from rallypoint.process_group.delegated.registry import why_absent
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.delegated.registry import ENGINES, parse_backend, why_absent
+
+_DEFAULTS = {"cpu": ENGINES[0], "cuda": "nccl", "npu": "hccl"}
+
+
+class Backend(str):
+    """A backend's name, in lower case: ``Backend("GLOO") == Backend.GLOO == "gloo"``.
+
+    Which there are, and what each needs: docs/guides/backends.md.
+    """
+
+    __slots__ = ()
+    RALLYPOINT = "rallypoint"
+    SHM = "shm"
+    TCP = "tcp"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    HCCL = "hccl"
+    MPI = "mpi"
+
+    def __new__(cls, name: str) -> Backend:
+        """The name in lower case."""
+        return super().__new__(cls, str(name).lower())
+
+
+def is_backend_available(backend: str) -> bool:
+    """Whether groups of this backend, or of all in ``"cpu:gloo,cuda:nccl"``, can be formed here."""
+    try:
+        return not any(why_absent(name) for name in parse_backend(backend).values())
+    except InvalidArgumentError:
+        return False
+
+
+def get_default_backend_for_device(device: object) -> str:
+    """The backend for tensors of a device: "cpu", "cuda:1", or a torch.device.
+
+    Raises:
+        InvalidArgumentError: none is known.
+    """
+    kind = str(device).partition(":")[0]
+    if kind not in _DEFAULTS:
+        raise InvalidArgumentError(
+            f"no backend is known for {device!r}; there are some for {', '.join(_DEFAULTS)}"
+        )
+    return _DEFAULTS[kind]
 
 
 def is_available() -> bool:

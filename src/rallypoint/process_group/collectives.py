@@ -18,7 +18,7 @@ from rallypoint.process_group.accounts import failure
 from rallypoint.process_group.arrays import Array, as_array, describe, is_plain
 from rallypoint.process_group.calls import done_at_once, run
 from rallypoint.process_group.groups import Group, ProcessGroup, joined, peer
-from rallypoint.process_group.init import check_timeout
+from rallypoint.process_group.opening import check_timeout
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
 from rallypoint.schedule.collective import Collective
@@ -186,8 +186,8 @@ def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    *,
     timeout: timedelta | None = None,
+    *,
     algorithm: str | None = None,
 ) -> Work | None:
     """Wait until all ranks of the group have come here; raises as all_reduce.

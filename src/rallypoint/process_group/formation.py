@@ -89,12 +89,14 @@ def form_communicator(
     name: str = DEFAULT_GROUP,
     way: str = "",
     done: str = "",
+    is_across_jobs: bool = False,
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
 
     Returns it with its algorithms, by the first member's `options`, which count for all. `name` is
     what people call the group. Once no member needs the store any more, the last one clears away
-    what they left there, and the key `way`, and sets the key `done`.
+    what they left there, and the key `way`, and sets the key `done`. Members of several jobs
+    (`is_across_jobs`) know each other by this store alone, and not by a run's name or its token.
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
@@ -118,8 +120,11 @@ def form_communicator(
     # Not in what follows: an address that cannot be found is this rank's own trouble.
     network = network_of(store, backend) if len(set(table.hosts)) > 1 else None
     look = NetworkLook()
+    admission = _admission(prefix, table.secret, is_across_jobs=is_across_jobs)
     try:
-        peers = _connect(store, prefix, rank, members, table, deadline, network, presence, look)
+        peers = _connect(
+            store, prefix, rank, members, table, deadline, network, presence, look, admission
+        )
         algorithms = Algorithms(table.options)
         description = describe(name, prefix, members)
         attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
@@ -213,6 +218,7 @@ def _connect(
     network: NetworkChoice | None,
     presence: Presence,
     look: NetworkLook,
+    admission: Pass,
 ) -> list[FarPeer]:
     """Connect with the members on other hosts, if there are any; they reach us as chosen."""
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
@@ -226,23 +232,25 @@ def _connect(
     places = [f"{prefix}/place/{peer}" for peer in far]
     presence.wait(places, deadline)
     told = store.multi_get(places)
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return connect_all(
         listener,
         rank=rank,
         places={peer: Place(*json.loads(each)) for peer, each in zip(far, told, strict=True)},
         members=members,
-        admission=Pass(
-            f"{run}/{prefix}",
-            bytes.fromhex(table.secret),
-            os.fsencode(os.environ.get("RALLYPOINT_TOKEN", "")),
-        ),
+        admission=admission,
         streams=table.streams,
         congestion=congestion,
         deadline=deadline,
         check=presence.check_all,
         look=look,
     )
+
+
+def _admission(prefix: str, secret: str, *, is_across_jobs: bool) -> Pass:
+    """What connections of the group are recognised by."""
+    run = "" if is_across_jobs else os.environ.get("TORCHELASTIC_RUN_ID", "")
+    token = "" if is_across_jobs else os.environ.get("RALLYPOINT_TOKEN", "")
+    return Pass(f"{run}/{prefix}", bytes.fromhex(secret), os.fsencode(token))
 
 
 def _told(network: NetworkChoice) -> str:

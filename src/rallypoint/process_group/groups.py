@@ -236,6 +236,10 @@ def _not_the_engines(*_: object) -> int:
     return BAD_BUFFER
 
 
+def _nothing() -> None:
+    """What is left to do once a world was left."""
+
+
 @dataclass(slots=True)
 class World:
     """A default group and what hangs on it: its subgroups, and the store where they meet.
@@ -262,7 +266,8 @@ class World:
         self.subgroups.clear()
         if self.group is not None:
             self.group.destroy()
-        self.on_destroy()
+        on_destroy, self.on_destroy = self.on_destroy, _nothing
+        on_destroy()
 
 
 _default: ProcessGroup | None = None
@@ -405,6 +410,36 @@ def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
 def get_backend(group: ProcessGroup | None = None) -> str:
     """The name of a group's backend, in lower case."""
     return resolve(group).backend
+
+
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """What serves each kind of device in a group, as in ``"cpu:gloo,cuda:nccl"``."""
+    chosen = resolve(group)
+    return (
+        chosen.backend
+        if ":" in chosen.backend
+        else ",".join(f"{kind}:{chosen.backend}" for kind in chosen.ends or ("cpu",))
+    )
+
+
+def get_pg_count() -> int:
+    """How many groups this process is in: the default one, and those made of it."""
+    return 0 if _default is None else 1 + len(_default.world.subgroups)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This process's rank among those of its machine, as LOCAL_RANK says, or `fallback_rank`.
+
+    Raises:
+        InvalidArgumentError: LOCAL_RANK is no number, or is not there and nothing is given instead.
+    """
+    text = os.environ.get("LOCAL_RANK", "" if fallback_rank is None else str(fallback_rank))
+    if not text.isdecimal():
+        raise InvalidArgumentError(
+            f"LOCAL_RANK={text!r} is no rank; start the program with a launcher, or pass "
+            "fallback_rank"
+        )
+    return int(text)
 
 
 def is_torchelastic_launched() -> bool:

@@ -1,47 +1,24 @@
-"""Forms and dissolves the default process group, and any other.
+"""Forms and dissolves the default process group, and groups beside it.
 
-Which group is forming at a store is found by `worlds`. Finding the store and waiting there is
-`store.init_method`; sharing memory `formation`.
+How a group comes to be is `opening`; which of them is the default one is decided here.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import time
-import weakref
-from collections.abc import Callable
 from datetime import timedelta
 
-from rallypoint.base.errors import (
-    AlreadyInitializedError,
-    InvalidArgumentError,
-    StoreConnectionError,
-)
-from rallypoint.cluster.meeting import open_launched
-from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
-from rallypoint.process_group.finding import raise_with_finding
+from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
 from rallypoint.process_group.groups import (
     NON_GROUP_MEMBER,
     Group,
     GroupMember,
     ProcessGroup,
-    World,
     resolve,
     set_default,
 )
-from rallypoint.process_group.joining import check_backend, has_engine, join
-from rallypoint.process_group.planning import AlgorithmOptions
-from rallypoint.process_group.worlds import closing, find_world, formed_key, meet
-from rallypoint.schedule.choose import check_override
-from rallypoint.schedule.links import parse_model, read_model_text
-from rallypoint.store.init_method import OpenStore, open_store
-from rallypoint.store.store import Store, seconds_of
-
-_BACKEND = "RALLYPOINT_BACKEND"
-DEFAULT_TIMEOUT = timedelta(minutes=30)
-
-_leaving_at_exit = weakref.WeakSet[ProcessGroup]()
+from rallypoint.process_group.opening import WorldRequest, open_world
+from rallypoint.store.store import Store
 
 
 def init_process_group(
@@ -52,10 +29,11 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
     *,
     algorithm: str | None = None,
     links: str | None = None,
-    device_id: object = None,
 ) -> None:
     """Form the default process group; every rank of the job must call it.
 
@@ -74,13 +52,14 @@ def init_process_group(
         world_size, rank: instead of the environment's; needed for ``tcp://``, ``file://``, `store`.
         store: an open store that all ranks share, instead of an `init_method`.
         group_name: kept apart from groups of other names at the same store.
+        pg_options: accepted for torch's sake; it says nothing here.
+        device_id: the number of this process's device, or a torch.device, where the backend takes
+            memory of one; the one that LOCAL_RANK says unless given.
         algorithm: for every collective that has it, and for the groups made later: a name of
             docs/algorithms.md, or a file of one's own (docs/guides/custom-algorithms.md).
             RALLYPOINT_ALGORITHM unless given.
         links: a link model, by name or as a TOML file: algorithms are chosen by the times that it
             predicts. RALLYPOINT_LINKS unless given. Of both, what rank 0 says counts for all.
-        device_id: the number of this process's device, or a torch.device, where the backend takes
-            memory of one; the one that LOCAL_RANK says unless given.
 
     A process that was forked off a member may form groups of its own, and has no part in those.
 
@@ -98,149 +77,84 @@ def init_process_group(
         raise AlreadyInitializedError(
             "the default process group is already initialized; call destroy_process_group first"
         )
-    name = check_backend(backend or os.environ.get(_BACKEND) or "rallypoint")
-    wait = check_timeout(timeout, DEFAULT_TIMEOUT)
-    options = _options(algorithm, links)
-    if algorithm is not None and not has_engine(name):
-        raise InvalidArgumentError(
-            f"{name} chooses its algorithms itself; algorithm={algorithm!r} is for "
-            "backend='rallypoint'"
-        )
+    request = WorldRequest(
+        backend=backend,
+        init_method=init_method,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        algorithm=algorithm,
+        links=links,
+        device_id=device_id,
+    )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    base = f"rallypoint/{attempt}/{group_name}"
-    close = _nothing
-    if store is not None:
-        _check_own_store(init_method, rank, world_size)
-        place = OpenStore(store=store, rank=rank, world_size=world_size)
-        found = find_world(place, base, time.monotonic() + wait.total_seconds())
-    else:
-
-        def open_place() -> OpenStore:
-            if init_method in (None, "env://"):
-                found = open_launched(os.environ, rank=rank, world_size=world_size, timeout=wait)
-                if found is not None:
-                    return found
-            return open_store(
-                init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
-            )
-
-        try:
-            place, found = meet(open_place, base, wait)
-        except StoreConnectionError as error:
-            raise_with_finding(error)
-        close = closing(place, found)
     formed = None
     try:
-        formed = form_world(
-            place,
-            found.prefix,
-            timeout=wait,
-            backend=name,
-            options=options,
-            device=device_id,
-            on_destroy=close,
-            way=found.way,
-            done=formed_key(place, found),
-        )
+        formed = open_world(request, f"rallypoint/{attempt}/{group_name}")
         set_default(formed)
     except BaseException:  # also an interrupt that came after the others had their group
         set_default(default)
         if formed is not None:
-            formed.destroy()
-        if store is None:
-            place.store.close()
+            formed.world.destroy()
         raise
 
 
-def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
-    """What this rank was told, checked as far as it goes before the ranks meet."""
-    override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
-    check_override(override)
-    name = os.environ.get("RALLYPOINT_LINKS", "") if links is None else links
-    text = read_model_text(name) if name else ""
-    if text:
-        parse_model(text)
-    return AlgorithmOptions(override, text)
-
-
-def form_world(
-    place: OpenStore,
-    prefix: str,
+def form_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
     *,
-    timeout: timedelta,
-    backend: str,
-    options: AlgorithmOptions,
-    device: object = None,
-    on_destroy: Callable[[], None],
-    way: str = "",
-    done: str = "",
+    algorithm: str | None = None,
+    links: str | None = None,
 ) -> ProcessGroup:
-    """Form a group of all who share a store, with keys that begin with `prefix`.
+    """Form a group beside the default one, also with processes that other launchers started.
 
-    The last one to be done deletes the key `way`, and sets `done`.
+    A trainer can so send new weights to workers that serve the model, each in a job of its own:
+
+        group = dist.form_process_group(
+            init_method="tcp://trainer:29600", world_size=3, rank=0, group_name="weights"
+        )
+        dist.broadcast(weights, src=0, group=group)
+
+    Its ranks are 0 to `world_size` - 1, whatever each process is called in its own job, and mean
+    the same in `src` and `dst`. It has a store of its own, at which whoever reaches it may take
+    part: choose a network that you trust. `destroy_process_group(group)` leaves it.
+
+    Args:
+        init_method: ``tcp://HOST:PORT``, where rank 0 is, or ``file:///PATH`` on a file system that
+            all share; or a `store`.
+        group_name: the same for all, and not that of another group at the same store.
+
+    The others are those of init_process_group, and so are the errors raised.
     """
-    members = range(place.world_size)
-    parts = join(
-        place.store,
-        prefix,
-        rank=place.rank,
-        members=members,
-        timeout=timeout,
+    if store is None and init_method in (None, "env://"):
+        raise InvalidArgumentError(
+            "form_process_group needs init_method='tcp://HOST:PORT' or 'file:///PATH', or a store: "
+            "the environment knows this job's own ranks only"
+        )
+    request = WorldRequest(
         backend=backend,
-        options=options,
-        device=device,
-        way=way,
-        done=done,
-    )
-    world = World(place.store, prefix, parts.algorithms.options, on_destroy)
-    world.group = ProcessGroup(
-        parts.communicator,
-        parts.algorithms,
-        rank=place.rank,
-        ends=parts.ends,
-        takes_arrays=parts.takes_arrays,
-        world=world,
-        prefix=prefix,
-        ranks=members,
-        group_name="",
-        group_desc="default_pg",
-        backend=backend,
+        init_method=init_method,
         timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        algorithm=algorithm,
+        links=links,
+        device_id=device_id,
     )
-    leave_at_exit(world.group)
-    return world.group
-
-
-def leave_at_exit(group: ProcessGroup) -> None:
-    """A rank that just ends must not look to the others like one that died.
-
-    What was imported first is called last at exit: engine.work, which is imported above for that,
-    then runs the callbacks of what leaving has ended.
-    """
-    try:
-        if not _leaving_at_exit:
-            atexit.register(_leave_all)
-        _leaving_at_exit.add(group)
-    except BaseException:  # an interrupt: nobody else holds it yet who would leave it
-        group.destroy()
-        raise
-
-
-def _leave_all() -> None:
-    for group in _leaving_at_exit:
-        group.destroy()
-
-
-def _abandon_all() -> None:
-    for group in list(_leaving_at_exit):
-        group.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+    return open_world(request, f"rallypoint/formed/{group_name}", name=group_name or "formed")
 
 
 def destroy_process_group(group: Group = None) -> None:
-    """Leave a group, or the default one and all others, and give the memory back.
+    """Leave a group, or the default one and those made of it, and give the memory back.
 
     Peers that still wait for this rank are told. After the default group's end a new one may be
     formed by init_process_group.
@@ -256,31 +170,6 @@ def destroy_process_group(group: Group = None) -> None:
         chosen.destroy()
         world.subgroups[:] = [other for other in world.subgroups if other is not chosen]
         return
-    set_default(None)
+    if chosen is GroupMember.WORLD:
+        set_default(None)
     world.destroy()
-
-
-def check_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
-    """A timeout, or the default for None.
-
-    Raises:
-        InvalidTypeError, InvalidArgumentError: no timedelta, or not positive.
-    """
-    if timeout is None:
-        return default
-    seconds_of(timeout)
-    return timeout
-
-
-def _nothing() -> None:
-    """The store of the caller is the caller's to close."""
-
-
-def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:
-    if init_method is not None:
-        raise InvalidArgumentError("give init_method or store, not both")
-    if not 0 <= rank < world_size:
-        raise InvalidArgumentError(
-            f"store= needs rank and world_size, with rank below world_size; they are {rank} and "
-            f"{world_size}"
-        )

@@ -68,13 +68,14 @@ def join(
     name: str = DEFAULT_GROUP,
     way: str = "",
     done: str = "",
+    is_across_jobs: bool = False,
 ) -> Parts:
     """Form the group of `members` (global ranks), of whom this is the one at `rank`.
 
     Args:
         backend: as `check_backend` returns it.
         device: of this process, for libraries that take memory of one; None: by LOCAL_RANK.
-        name, way, done: as in formation.form_communicator.
+        name, way, done, is_across_jobs: as in formation.form_communicator.
 
     Raises as form_communicator and delegated.formation.form_ends.
     """
@@ -94,6 +95,7 @@ def join(
             name=name,
             way=way,
             done=done,
+            is_across_jobs=is_across_jobs,
         )
     else:
         await_ranks(

@@ -26,6 +26,16 @@ def premul_sum(factor: float) -> PremulSum:
     return PremulSum(float(factor))
 
 
+def supports_complex(reduceOp: Operator) -> bool:  # noqa: N803 - torch.distributed's name
+    """Whether complex numbers can be combined so: not where they would need an order, or bits."""
+    return isinstance(reduceOp, PremulSum) or reduceOp in (
+        ReduceOp.SUM,
+        ReduceOp.AVG,
+        ReduceOp.PRODUCT,
+        ReduceOp.PREMUL_SUM,
+    )
+
+
 def check_operator(op: object, operation: str) -> Operator:
     """An operator as the caller gave it.
 

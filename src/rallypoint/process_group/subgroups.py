@@ -18,8 +18,9 @@ from rallypoint.process_group.groups import (
     get_process_group_ranks,
     resolve,
 )
-from rallypoint.process_group.init import check_timeout, leave_at_exit
 from rallypoint.process_group.joining import check_backend, join
+from rallypoint.process_group.leaving import leave_at_exit
+from rallypoint.process_group.opening import check_timeout
 
 
 def new_group(

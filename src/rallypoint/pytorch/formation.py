@@ -11,9 +11,11 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from rallypoint.process_group.formation import form_communicator
 from rallypoint.process_group.groups import DEFAULT_GROUP, ProcessGroup, World
-from rallypoint.process_group.init import leave_at_exit
+from rallypoint.process_group.leaving import leave_at_exit
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.pytorch.store import TorchStore
 from rallypoint.store.fresh_round import fresh_round
@@ -37,6 +39,7 @@ def form(
     """
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
+    is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
     prefix = fresh_round(shared, "rallypoint", rank=rank, names=members, timeout=timeout)
     communicator, algorithms = form_communicator(
         shared,
@@ -45,7 +48,8 @@ def form(
         members=members,
         timeout=timeout,
         options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
-        name=f"group {name}" if global_ranks else DEFAULT_GROUP,
+        name=f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP,
+        is_across_jobs=is_beside,
     )
     world = World(shared, prefix, algorithms.options, _nothing)
     group = ProcessGroup(

@@ -1,0 +1,149 @@
+"""Groups of processes that different launchers started, each of which has its own default group."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.conftest import SOON_S
+
+from rallypoint.testing.hosts import Hosts
+
+pytestmark = pytest.mark.system
+
+EXAMPLE = Path(__file__).parents[2] / "examples/new_weights.py"
+RUN = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
+LIMIT_S = 120.0
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    out, _ = process.communicate(timeout=LIMIT_S)
+    return process.returncode, out.decode()
+
+
+def start(words: Sequence[str], directory: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(words, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_the_example(tmp_path: Path, free_port: int) -> None:
+    script = tmp_path / "new_weights.py"
+    script.write_text(EXAMPLE.read_text().replace("29610", str(free_port)))
+    jobs = [
+        start([*RUN, "--nproc-per-node", "2", str(script), role], tmp_path)
+        for role in ("serve", "train")
+    ]
+    (served, servers), (trained, trainers) = map(ended, jobs)
+    assert (served, trained) == (0, 0), servers + trainers
+    assert "trainer: sent 3 times, at last 4.5" in trainers
+    assert "server 0: got 4.5" in servers
+    assert "server 1: got 4.5" in servers
+
+
+ACROSS = """
+import os, sys, time
+import numpy as np
+import rallypoint as dist
+place, rank, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group()
+assert dist.get_world_size() == 1
+group = dist.form_process_group(init_method=place, world_size=3, rank=rank, group_name="g")
+assert dist.get_rank() == 0 and dist.get_rank(group) == rank
+assert dist.get_process_group_ranks(group) == [0, 1, 2]
+for _ in range(3):
+    values = np.full(100_000, rank + 1.0)
+    dist.all_reduce(values, group=group)
+    assert (values == 6).all()
+    dist.barrier()  # of the default group
+if rank == 2 and what == "dies":
+    os.kill(os.getpid(), 9)
+began = time.monotonic()
+try:
+    dist.barrier(group)
+except dist.PeerLostError as error:
+    os.write(1, f"{what} {error.rank} after {time.monotonic() - began:.1f} s: {error}\\n".encode())
+dist.destroy_process_group(group)
+dist.barrier()
+assert dist.is_initialized()
+again = dist.form_process_group(init_method=place, world_size=2, rank=rank, group_name="again") \\
+    if what == "dies" and rank < 2 else None
+if again: dist.barrier(again)
+dist.destroy_process_group()
+os.write(1, b"well\\n")
+"""
+
+
+@pytest.mark.parametrize("what", ["lives", "dies"])
+def test_on_three_hosts(needs_hosts: None, tmp_path: Path, what: str) -> None:
+    """Their jobs have other names and other tokens."""
+    script = tmp_path / "across.py"
+    script.write_text(ACROSS)
+    with Hosts(3) as hosts:
+        jobs = [
+            host.popen(
+                ["env", f"RALLYPOINT_TOKEN=of {host.name}", *RUN, "--nproc-per-node", "1",
+                 str(script), "tcp://10.77.0.1:29610", str(rank), what],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, host in enumerate(hosts.hosts)
+        ]  # fmt: skip
+        told = [ended(job) for job in jobs]
+    survivors = told[:2] if what == "dies" else told
+    for status, text in survivors:
+        assert status == 0, told
+        assert text.endswith("well\n"), told
+        if what == "dies":
+            assert "dies 2 after" in text, told
+            assert float(text.split(" after ")[1].split()[0]) < SOON_S
+            assert "in the group" in text or "rank 2" in text
+    if what == "dies":
+        assert told[2][0] != 0
+
+
+TORCH = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    Backend, PrefixStore, _new_process_group_helper, _world, default_pg_timeout,
+)
+host, port, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 2
+dist.init_process_group("rallypoint")
+timeout = default_pg_timeout
+# Not rendezvous("tcp://..."), which under a launcher has nobody serve the store.
+store = PrefixStore("weights", dist.TCPStore(host, port, size, rank == 0, timeout))
+group, _ = _new_process_group_helper(
+    size, rank, [], Backend("rallypoint"), store, group_name="weights", timeout=timeout
+)
+_world.pg_group_ranks[group] = {each: each for each in range(size)}
+weights = torch.full((1000,), float(rank == 0))
+dist.broadcast(weights, src=0, group=group)
+assert bool((weights == 1).all())
+own = torch.ones(3)
+dist.all_reduce(own)
+assert own.tolist() == [1, 1, 1]
+print("well", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.needs_torch
+def test_pytorchs_helper_with_our_backend(needs_hosts: None, tmp_path: Path) -> None:
+    """As OpenRLHF, verl and vLLM form such groups."""
+    script = tmp_path / "across_torch.py"
+    script.write_text(TORCH)
+    with Hosts(2) as hosts:
+        jobs = [
+            host.popen(
+                ["env", f"RALLYPOINT_TOKEN=of {host.name}", *RUN, "--nproc-per-node", "1",
+                 str(script), "10.77.0.1", "29610", str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, host in enumerate(hosts.hosts)
+        ]  # fmt: skip
+        for status, text in [ended(job) for job in jobs]:
+            assert status == 0, text
+            assert "well" in text

@@ -1,0 +1,93 @@
+"""torch.distributed's smaller functions, and its order of arguments."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import rallypoint as dist
+
+
+def torchs() -> Any:
+    return pytest.importorskip("torch").distributed
+
+
+def test_arguments_come_in_torchs_order() -> None:
+    shared = [name for name in dist.__all__ if inspect.isfunction(getattr(torchs(), name, None))]
+    assert len(shared) > 50
+    for name in shared:
+        theirs = [
+            each
+            for each in inspect.signature(getattr(torchs(), name)).parameters.values()
+            if not each.name.startswith("_")
+        ]
+        ours = list(inspect.signature(getattr(dist, name)).parameters.values())
+        names = [each.name for each in theirs]
+        assert [each.name for each in ours][: len(names)] == names, name
+        for own, other in zip(ours, theirs, strict=False):
+            is_positional = other.kind is not inspect.Parameter.KEYWORD_ONLY
+            assert is_positional <= (own.kind is not inspect.Parameter.KEYWORD_ONLY), (name, own)
+
+
+def test_backend_names() -> None:
+    assert dist.Backend("GLOO") == dist.Backend.GLOO == torchs().Backend("GLOO") == "gloo"
+    assert dist.Backend(dist.Backend.RALLYPOINT) == "rallypoint"
+
+
+def test_is_backend_available() -> None:
+    assert dist.is_backend_available("rallypoint")
+    assert dist.is_backend_available("tcp")
+    assert not dist.is_backend_available("no such thing")
+    assert dist.is_backend_available("gloo") == dist.is_gloo_available()
+    assert dist.is_backend_available("cpu:gloo,cuda:nccl") == (
+        dist.is_gloo_available() and dist.is_nccl_available()
+    )
+
+
+def test_default_backend_for_a_device() -> None:
+    torch = pytest.importorskip("torch")
+    assert dist.get_default_backend_for_device("cpu") == "rallypoint"
+    assert dist.get_default_backend_for_device(torch.device("cuda", 1)) == "nccl"
+    assert dist.get_default_backend_for_device("npu:0") == "hccl"
+    with pytest.raises(ValueError, match="no backend is known for 'tpu'"):
+        dist.get_default_backend_for_device("tpu")
+
+
+def test_what_a_group_is_made_of() -> None:
+    assert dist.get_pg_count() == 0
+    dist.init_process_group("SHM", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend_config() == "cpu:shm"
+        one = dist.new_group([0])
+        assert dist.get_pg_count() == 2
+        assert isinstance(one, dist.ProcessGroup)
+        dist.destroy_process_group(one)
+        assert dist.get_pg_count() == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert dist.get_node_local_rank(5) == torchs().get_node_local_rank(5) == 3
+    monkeypatch.delenv("LOCAL_RANK")
+    assert dist.get_node_local_rank(5) == torchs().get_node_local_rank(5) == 5
+    with pytest.raises(dist.InvalidArgumentError, match="pass fallback_rank"):
+        dist.get_node_local_rank()
+
+
+def test_complex_numbers_have_sums_and_products_but_no_order() -> None:
+    names = [name for name in dist.ReduceOp.__members__ if name != "PREMUL_SUM"]
+    ours = {name for name in names if dist.supports_complex(dist.ReduceOp[name])}
+    theirs = {name for name in names if torchs().supports_complex(getattr(torchs().ReduceOp, name))}
+    assert ours == theirs | {"PRODUCT"}  # PyTorch has no products of complex numbers
+    assert dist.supports_complex(dist.premul_sum(2))
+
+
+def test_stores_and_constants() -> None:
+    for name in ("Store", "TCPStore", "FileStore", "HashStore", "PrefixStore"):
+        assert inspect.isclass(getattr(dist, name))
+        assert hasattr(torchs(), name)
+    assert dist.default_pg_timeout == torchs().distributed_c10d.default_pg_timeout
