@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
@@ -35,6 +35,21 @@ _DEATH_S = 1.0  # how long the store may take to show one
 _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
 T = TypeVar("T")
+
+
+class _Lost(NamedTuple):
+    """A member that is there no more: its rank in the group, and how it said that it left."""
+
+    rank: int
+    way_out: str
+
+
+class _LostError(TimeoutError):
+    """A member that is waited for is there no more."""
+
+    def __init__(self, lost: _Lost) -> None:
+        super().__init__()
+        self.lost = lost
 
 
 class End:
@@ -107,8 +122,11 @@ class End:
             try:
                 return pending.wait(min(max(left_s, 0.001), self._delegate.patience_s))
             except TimeoutError:
-                if left_s <= self._delegate.patience_s or self._find_lost(Trouble.LATE) is not None:
+                if left_s <= self._delegate.patience_s:
                     raise
+                found = self._find_lost(Trouble.LATE)
+                if found is not None:
+                    raise _LostError(found) from None
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long operations that begin from now on may wait for a peer."""
@@ -166,14 +184,16 @@ class End:
         trouble = Trouble.LATE if is_late else self._delegate.trouble(error)
         said = _first_sentence(error)
         says = f"{self.name} says: {said}" if said else f"{self.name} did not complete it"
-        lost = self._find_lost(trouble) if trouble in (Trouble.LATE, Trouble.LOST) else None
+        lost = error.lost if isinstance(error, _LostError) else None
+        if lost is None and trouble in (Trouble.LATE, Trouble.LOST):
+            lost = self._find_lost(trouble)
         kind: type[PeerError] = PeerError
         text = f"{operation}: {says}"
         rank = None
         if lost is not None:
-            kind, rank = PeerLostError, self._ranks[lost]
+            kind, rank = PeerLostError, self._ranks[lost.rank]
             text = f"rank {rank} died during {operation} ({says})"
-            if self._said_goodbye(lost):
+            if lost.way_out:
                 text = f"rank {rank} had left the group when {operation} needed it ({says})"
         elif trouble is Trouble.LATE:
             kind = CollectiveTimeoutError
@@ -189,30 +209,27 @@ class End:
             text = f"{operation}: a message is longer than expected ({says}); pass equal lengths"
         return kind(f"{self._where}{text}{_UNUSABLE}", rank=rank, operation=operation)
 
-    def _find_lost(self, trouble: Trouble) -> int | None:
-        """The rank in the group that is there no more, if the store shows one."""
+    def _find_lost(self, trouble: Trouble) -> _Lost | None:
+        """The member that is there no more, if the store shows one."""
         presence = Presence(self._store, self._prefix, self._ranks)
         try:
             if trouble is Trouble.LATE:
                 presence.look(range(len(self._ranks)), have_come=True)
                 # Not one that has given up because of another.
-                return min(
-                    (rank for rank in presence.gone if not self._gave_up(rank)), default=None
-                )
+                gone = sorted(rank for rank in presence.gone if self._way_out(rank) != _BROKEN)
+                return _Lost(gone[0], self._way_out(gone[0])) if gone else None
             found = presence.find_lost(_DEATH_S)
+            if found is None or found.rank is None:
+                return None
+            rank = self._ranks.index(found.rank)
+            return _Lost(rank, self._way_out(rank))
         except (StoreError, HostError, OSError):
             return None  # the store is gone, with whoever served it
-        return None if found is None or found.rank is None else self._ranks.index(found.rank)
 
-    def _gave_up(self, rank: int) -> bool:
+    def _way_out(self, rank: int) -> str:
+        """How a member has left; empty: it did not say."""
         key = f"{self._prefix}/{rank}/left"
-        return self._store.check([key]) and self._store.get(key).decode() == _BROKEN
-
-    def _said_goodbye(self, rank: int) -> bool:
-        try:
-            return self._store.check([f"{self._prefix}/{rank}/left"])
-        except (StoreError, HostError, OSError):
-            return False
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
 
 def _first_sentence(error: Exception) -> str:
