@@ -12,7 +12,9 @@ import hashlib
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -154,7 +156,9 @@ class Cases:
         received = dist.irecv(got, (self.rank - 1) % self.ranks, tag=3)
         assert sent is not None
         assert received is not None
-        assert received.wait()
+        assert received.wait(timedelta(seconds=60))
+        while not sent.is_completed():
+            time.sleep(0.001)
         assert sent.wait()
         assert received.is_success()
         assert received.source_rank() == (self.rank - 1) % self.ranks

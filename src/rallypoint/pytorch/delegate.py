@@ -9,6 +9,7 @@ rank; HCCL's calls have run with a stand-in only.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -32,24 +33,67 @@ _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
 class _TorchPending:
-    """One or several Works of torch.distributed."""
+    """A Work of torch.distributed; `finish` runs after it, on the device if that is where it is."""
 
-    def __init__(self, works: Sequence[Any], finish: Callable[[], None] | None = None) -> None:
-        self._works = works
+    def __init__(self, work: Any, *, is_here: bool, finish: Callable[[], None] | None) -> None:
+        self._work = work
+        self._is_here = is_here
         self._finish = finish
 
     def wait(self, timeout_s: float) -> None:
-        for work in self._works:
-            work.wait(timedelta(seconds=timeout_s))
+        if self._is_here:
+            self._work.wait(timedelta(seconds=timeout_s))
+        else:
+            self._work.wait()  # the current stream does; with a time-out, this thread would
         if self._finish is not None:
             self._finish()
             self._finish = None
 
     def is_done(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        return bool(self._work.is_completed())
 
     def source(self) -> int:
-        return int(self._works[0]._source_rank())
+        return int(self._work._source_rank())
+
+
+class _GlooTransfer:
+    """A send or receive of gloo, which finds out that it is over only while somebody waits.
+
+    So a thread of its own waits from when it is first asked whether it is over.
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._is_over = threading.Event()
+        self._waiter: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout_s: float) -> None:
+        if self._is_over.is_set():
+            pass
+        elif self._waiter is None:
+            self._work.wait(timedelta(seconds=timeout_s))
+            self._is_over.set()
+        elif not self._is_over.wait(timeout_s):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+
+    def is_done(self) -> bool:
+        if self._waiter is None and not self._is_over.is_set():
+            self._waiter = threading.Thread(target=self._serve, daemon=True)
+            self._waiter.start()
+        return self._is_over.is_set()
+
+    def source(self) -> int:
+        return int(self._work._source_rank())
+
+    def _serve(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._is_over.set()
 
 
 class TorchDelegate:
@@ -112,15 +156,16 @@ class TorchDelegate:
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
         """See Delegate."""
         block = _as_bytes(block)
+        pending = _GlooTransfer if self.name == "gloo" else self._pending
         if sends:
-            return _TorchPending([self._group.send([block], peer, tag)])
+            return pending(self._group.send([block], peer, tag))
         if peer < 0:
             if self.name != "gloo":
                 raise InvalidArgumentError(
                     f"{self.name} cannot receive from any rank; name one: src="
                 )
-            return _TorchPending([self._group.recv_anysource([block], tag)])
-        return _TorchPending([self._group.recv([block], peer, tag)])
+            return pending(self._group.recv_anysource([block], tag))
+        return pending(self._group.recv([block], peer, tag))
 
     def trouble(self, error: Exception) -> Trouble:
         """See Delegate: by PyTorch's words."""
@@ -145,6 +190,9 @@ class TorchDelegate:
     def abort(self) -> None:
         """See Delegate."""
         self._group.abort()
+
+    def _pending(self, work: Any, finish: Callable[[], None] | None = None) -> Pending:
+        return _TorchPending(work, is_here=self.device == "cpu", finish=finish)
 
     def _all_reduce(self, request: Request) -> Pending:
         blocks = _parts(request.outputs)
@@ -201,7 +249,7 @@ class TorchDelegate:
         options.timeout = timedelta(seconds=request.timeout_s)
         sizes = [len(each) for each in outputs], [len(each) for each in inputs]
         exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
-        return _TorchPending([exchange(target, source, *sizes, options)], spread)
+        return self._pending(exchange(target, source, *sizes, options), spread)
 
     def _barrier(self, request: Request) -> Pending:
         options = c10d.BarrierOptions()
@@ -209,7 +257,7 @@ class TorchDelegate:
         if self.device != "cpu":
             options.device_ids = [self._device.index or 0]
             options.device = self._device
-        return _TorchPending([self._group.barrier(options)])
+        return self._pending(self._group.barrier(options))
 
     def _one(
         self, method: Callable[..., Any], request: Request, options: Any, *blocks: Any
@@ -217,7 +265,7 @@ class TorchDelegate:
         options.timeout = timedelta(seconds=request.timeout_s)
         if request.operator is not None:
             options.reduceOp = _operator(request.operator, request.dtype)
-        return _TorchPending([method(*blocks, options)])
+        return self._pending(method(*blocks, options))
 
 
 def _operator(operator: Operator, dtype: str) -> Any:

@@ -17,6 +17,7 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated import mpi, registry
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
 from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.joining import check_backend
 from rallypoint.process_group.operators import Operator
@@ -248,6 +249,33 @@ class Alone(Library):
 
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
         return Done()
+
+
+class Failing(Never):
+    def is_done(self) -> bool:
+        raise RuntimeError("the wire is cut")
+
+
+def test_an_error_found_while_looking_is_the_works() -> None:
+    group = type("Group", (), {"ranks": (0, 2, 4)})()
+    end = ends(Library(), HashStore())[0]
+    work = DelegatedWork(group, end, Failing(), "irecv", [], lambda: None, 60)
+    assert work.is_completed()
+    assert not work.is_success()
+    assert "slow says: the wire is cut" in str(work.exception())
+    assert work.source_rank() == -1
+    with pytest.raises(dist.PeerError, match="the wire is cut"):
+        work.wait(timedelta(seconds=1))
+
+
+def test_what_went_well_stays_so_when_the_group_breaks() -> None:
+    group = type("Group", (), {"ranks": (0, 2, 4)})()
+    end = ends(Library(OSError("gone")), HashStore())[0]
+    work = DelegatedWork(group, end, Done(), "all_reduce", [], lambda: None, 60)
+    assert work.wait()
+    failure(lambda: end.begin(REQUEST, "barrier"))
+    assert work.is_success()
+    assert work.wait(timedelta(seconds=1))
 
 
 class Done(Never):

@@ -289,7 +289,9 @@ def _contiguous(array: Array) -> Array:
 
 def _copied(array: Any) -> Any:  # noqa: ANN401 - an Array, or a DeviceArray
     if isinstance(array, DeviceArray):
-        return DeviceArray(array.tensor.clone().contiguous(), array.dtype)
+        tensor = array.tensor
+        copy = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+        return DeviceArray(copy, array.dtype)
     return np.array(array, order="C")
 
 

@@ -114,6 +114,10 @@ class End:
         """
         self._guarded(lambda: self._wait(pending, left_s), operation, timeout_s)
 
+    def is_done(self, pending: Pending, operation: str) -> bool:
+        """Whether it is over; never waits. Raises as `wait`, of what failed."""
+        return self._guarded(pending.is_done, operation)
+
     def _wait(self, pending: Pending, left_s: float) -> None:
         """In between, look whether somebody has left who can never come."""
         until = time.monotonic() + left_s

@@ -50,7 +50,7 @@ class DelegatedWork:
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See Work."""
-        if timeout is not None and not self._pending.is_done():
+        if timeout is not None and not self._is_over and not self._is_done():
             self._wait_a_while(seconds_of(timeout))
         self._settle()
         if self._error is not None:
@@ -59,9 +59,11 @@ class DelegatedWork:
 
     def is_completed(self) -> bool:
         """See Work."""
-        if not self._is_over and self._pending.is_done():
+        if not self._is_over and self._is_done():
             self._settle()
-        return self._is_over
+        if self._error is not None or self._end.device == "cpu":
+            return self._is_over
+        return self._is_over and self._pending.is_done()  # it may be waited for there, and go on
 
     def is_success(self) -> bool:
         """See Work."""
@@ -108,7 +110,7 @@ class DelegatedWork:
     def _wait_a_while(self, wait_s: float) -> None:
         """As long as the caller has time, which is none of the library's business."""
         until, pause_s = time.monotonic() + wait_s, 1e-5
-        while not self._pending.is_done():
+        while not self._is_done():
             if time.monotonic() > until:
                 raise CollectiveTimeoutError(
                     f"{self.operation} was not completed within {wait_s:g} s; it still goes on, so "
@@ -117,6 +119,14 @@ class DelegatedWork:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1e-3)
+
+    def _is_done(self) -> bool:
+        """Whether the library is done with it, well or not."""
+        try:
+            return self._error is not None or self._end.is_done(self._pending, self.operation)
+        except PeerError as error:
+            self._error, self._is_over = error, True
+            return True
 
     def _settle(self) -> None:
         """Until it is over; then finish, once. Whoever comes meanwhile waits."""
