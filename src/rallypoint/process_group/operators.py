@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
@@ -37,11 +38,12 @@ def supports_complex(reduceOp: Operator) -> bool:  # noqa: N803 - torch.distribu
 
 
 def check_operator(op: object, operation: str) -> Operator:
-    """An operator as the caller gave it.
+    """An operator as the caller gave it, ours or torch.distributed's.
 
     Raises:
         InvalidArgumentError: it is none, or lacks its factor.
     """
+    op = _of_torch(op)
     if op is ReduceOp.PREMUL_SUM:
         raise InvalidArgumentError(
             f"{operation}: ReduceOp.PREMUL_SUM needs a factor; pass premul_sum(factor)"
@@ -52,6 +54,16 @@ def check_operator(op: object, operation: str) -> Operator:
         f"{operation}: op must be one of ReduceOp.{', ReduceOp.'.join(ReduceOp.__members__)}, "
         f"not {op!r}"
     )
+
+
+def _of_torch(op: object) -> object:
+    """Our operator for one of torch's, which is recognised without importing torch."""
+    value: Any = getattr(op, "op", op)  # of a ReduceOp, the RedOpType
+    if type(value).__qualname__ != "ReduceOp.RedOpType":
+        return op
+    if value.name == ReduceOp.PREMUL_SUM.name and hasattr(op, "factor"):
+        return PremulSum(float(op.factor))
+    return ReduceOp.__members__.get(value.name, op)
 
 
 def code_and_factor(op: Operator | None) -> tuple[int, float | None]:

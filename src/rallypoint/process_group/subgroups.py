@@ -7,6 +7,7 @@ that is not a member counts and returns, which costs it nothing else.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
@@ -131,6 +132,8 @@ def new_subgroups(
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
     """Cut a group into subgroups of `group_size` neighbouring ranks; all ranks call it.
 
+    Unless given, it is the number of ranks on each host, as LOCAL_WORLD_SIZE says.
+
     Returns:
         The subgroup of this rank, and all of them (NON_GROUP_MEMBER for those of others).
 
@@ -139,7 +142,12 @@ def new_subgroups(
     """
     ranks = get_process_group_ranks(group)
     if group_size is None:
-        raise InvalidArgumentError("group_size must be given; there are no devices to count")
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if not text.isdecimal():
+            raise InvalidArgumentError(
+                "group_size must be given: LOCAL_WORLD_SIZE does not say how many ranks a host has"
+            )
+        group_size = int(text)
     if group_size <= 0:
         raise InvalidArgumentError(f"group_size={group_size} must be positive")
     if len(ranks) % group_size:

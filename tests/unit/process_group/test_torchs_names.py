@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import rallypoint as dist
+from rallypoint.process_group.operators import check_operator
 
 
 def torchs() -> Any:
@@ -91,3 +92,28 @@ def test_stores_and_constants() -> None:
         assert inspect.isclass(getattr(dist, name))
         assert hasattr(torchs(), name)
     assert dist.default_pg_timeout == torchs().distributed_c10d.default_pg_timeout
+
+
+def test_torchs_operators_are_ours_too() -> None:
+    theirs = torchs().ReduceOp
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+        assert check_operator(getattr(theirs, name), "all_reduce") is dist.ReduceOp[name]
+        assert check_operator(theirs(getattr(theirs, name)), "all_reduce") is dist.ReduceOp[name]
+    factor = torchs()._make_nccl_premul_sum(2.5)
+    if hasattr(factor, "factor"):  # from PyTorch 2.13 on
+        assert check_operator(factor, "all_reduce") == dist.premul_sum(2.5)
+    with pytest.raises(dist.InvalidArgumentError, match="needs a factor"):
+        check_operator(theirs.PREMUL_SUM, "all_reduce")
+
+
+def test_subgroups_are_those_of_hosts_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    dist.init_process_group("shm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        own, all_ = dist.new_subgroups()
+        assert all_ == [own]
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
+        with pytest.raises(dist.InvalidArgumentError, match="group_size must be given"):
+            dist.new_subgroups()
+    finally:
+        dist.destroy_process_group()
