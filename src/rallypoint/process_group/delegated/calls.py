@@ -3,10 +3,13 @@
 What differs in length, and what a library would spoil, is dealt with here, so that a library has
 but one form of each collective to serve:
 
-    lists, one large array         blocks of equal length; those of all_gather are filled up to it
-    not contiguous, or overlapping a copy, and back
-    gather, scatter of lengths that only the root knows    messages
-    reduce_scatter of unequal blocks                       an all_reduce of all
+    given                                       passed to the library
+    lists, or one large array                   a flat block for each rank
+    not contiguous, or overlapping              a copy, and back
+    all_gather of unequal blocks                blocks padded to the longest
+    reduce_scatter of unequal blocks            an all_reduce of all of them
+    gather, scatter of lengths that only        messages
+    the root knows
 """
 
 from __future__ import annotations
