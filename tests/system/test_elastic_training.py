@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,25 @@ class Cluster:
 
     def await_progress(self) -> None:
         """Until there is another checkpoint, or the agent at the endpoint has ended."""
-        before, deadline = self._written_at(), time.monotonic() + 30
-        while self._written_at() == before and self.agents[0].poll() is None:
-            assert time.monotonic() < deadline, self.told()
+        before = self._written_at()
+        self._await(lambda: self._written_at() != before)
+
+    def await_members(self) -> None:
+        """Until the agents that run, and no others, are the members, or agent 0 has ended."""
+        # At most one checkpoint is of the round before, which may have had more members.
+        self.await_progress()
+        self.await_progress()
+        self._await(lambda: self._last_members() == len(self.agents))
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition() and self.agents[0].poll() is None:
+            assert time.monotonic() < deadline, f"{sorted(self.agents)}\n{self.told()}"
             time.sleep(0.01)
+
+    def _last_members(self) -> int:
+        rounds = re.findall(r"(\d+) workers continue after step", self.told())
+        return int(rounds[-1]) if rounds else 0
 
     def _written_at(self) -> int:
         path = self.directory / "elastic.npz"
@@ -84,13 +100,10 @@ def disturb(cluster: Cluster, chance: random.Random) -> str:
     slot = chance.randrange(SLOTS)
     if len(cluster.agents) < 3:
         slot = chance.randrange(1, SLOTS)
-        if slot in cluster.agents:
-            # At most one checkpoint is of the round before, which may have had more members.
-            cluster.await_progress()
-            cluster.await_progress()
     if slot not in cluster.agents:
         cluster.start(slot)
         return f"start {slot}"
+    cluster.await_members()  # one that has not joined yet does not count in a majority
     if slot == 0:  # the others look for it for a while
         cluster.end(0, signal.SIGKILL)
         cluster.start(0)
@@ -112,7 +125,7 @@ def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path, seed: in
         cluster.start(slot)
     done: list[str] = []
     while len(done) < EVENTS and cluster.agents[0].poll() is None:
-        if len(cluster.agents) == 3 or chance.random() < 0.6:
+        if chance.random() < 0.6:
             cluster.await_progress()
         time.sleep(chance.uniform(0.0, 0.5))  # also while others still start
         done.append(disturb(cluster, chance))
