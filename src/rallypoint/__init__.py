@@ -37,31 +37,20 @@ if TYPE_CHECKING:
     from rallypoint.base.preemption import preempted, time_left
     from rallypoint.engine.communicator import ReduceOp
     from rallypoint.launch.api.spawn import spawn
-    from rallypoint.process_group.all_to_all import all_to_all, all_to_all_single
-    from rallypoint.process_group.arena import empty
-    from rallypoint.process_group.availability import (
-        Backend,
-        get_default_backend_for_device,
-        is_available,
-        is_backend_available,
-        is_gloo_available,
-        is_hccl_available,
-        is_mpi_available,
-        is_nccl_available,
-    )
-    from rallypoint.process_group.coalesced import (
+    from rallypoint.process_group.calls.all_to_all import all_to_all, all_to_all_single
+    from rallypoint.process_group.calls.coalesced import (
         _coalescing_manager,
         all_gather_coalesced,
         all_reduce_coalesced,
     )
-    from rallypoint.process_group.collectives import (
+    from rallypoint.process_group.calls.collectives import (
         all_reduce,
         barrier,
         broadcast,
         monitored_barrier,
         reduce,
     )
-    from rallypoint.process_group.exchanges import (
+    from rallypoint.process_group.calls.exchanges import (
         all_gather,
         all_gather_into_tensor,
         all_gather_single,
@@ -71,7 +60,44 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from rallypoint.process_group.groups import (
+    from rallypoint.process_group.calls.objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
+    from rallypoint.process_group.calls.point_to_point import (
+        P2POp,
+        batch_isend_irecv,
+        irecv,
+        isend,
+        recv,
+        send,
+    )
+    from rallypoint.process_group.delegated.availability import (
+        Backend,
+        get_default_backend_for_device,
+        is_available,
+        is_backend_available,
+        is_gloo_available,
+        is_hccl_available,
+        is_mpi_available,
+        is_nccl_available,
+    )
+    from rallypoint.process_group.formation.init import (
+        destroy_process_group,
+        form_process_group,
+        init_process_group,
+    )
+    from rallypoint.process_group.formation.subgroups import (
+        new_group,
+        new_subgroups,
+        new_subgroups_by_enumeration,
+        split_group,
+    )
+    from rallypoint.process_group.groups.groups import (
         GroupMember,
         ProcessGroup,
         get_backend,
@@ -87,36 +113,10 @@ if TYPE_CHECKING:
         is_initialized,
         is_torchelastic_launched,
     )
-    from rallypoint.process_group.init import (
-        destroy_process_group,
-        form_process_group,
-        init_process_group,
-    )
-    from rallypoint.process_group.objects import (
-        all_gather_object,
-        broadcast_object_list,
-        gather_object,
-        recv_object_list,
-        scatter_object_list,
-        send_object_list,
-    )
-    from rallypoint.process_group.opening import default_pg_timeout
+    from rallypoint.process_group.groups.sampler import DistributedSampler
+    from rallypoint.process_group.groups.timeouts import default_pg_timeout
+    from rallypoint.process_group.memory.arena import empty
     from rallypoint.process_group.operators import PremulSum, premul_sum, supports_complex
-    from rallypoint.process_group.point_to_point import (
-        P2POp,
-        batch_isend_irecv,
-        irecv,
-        isend,
-        recv,
-        send,
-    )
-    from rallypoint.process_group.sampler import DistributedSampler
-    from rallypoint.process_group.subgroups import (
-        new_group,
-        new_subgroups,
-        new_subgroups_by_enumeration,
-        split_group,
-    )
     from rallypoint.process_group.work import Future, Work
     from rallypoint.schedule.program import ProgramError
     from rallypoint.store.client import TCPStore
@@ -229,33 +229,37 @@ _ROOMS = {
     "base.preemption": "preempted time_left",
     "engine.communicator": "ReduceOp",
     "launch.api.spawn": "spawn",
-    "process_group.all_to_all": "all_to_all all_to_all_single",
-    "process_group.arena": "empty",
-    "process_group.availability": (
+    "process_group.calls.all_to_all": "all_to_all all_to_all_single",
+    "process_group.memory.arena": "empty",
+    "process_group.delegated.availability": (
         "Backend get_default_backend_for_device is_available is_backend_available "
         "is_gloo_available is_hccl_available is_mpi_available is_nccl_available"
     ),
-    "process_group.coalesced": "_coalescing_manager all_gather_coalesced all_reduce_coalesced",
-    "process_group.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
-    "process_group.exchanges": (
+    "process_group.calls.coalesced": (
+        "_coalescing_manager all_gather_coalesced all_reduce_coalesced"
+    ),
+    "process_group.calls.collectives": "all_reduce barrier broadcast monitored_barrier reduce",
+    "process_group.calls.exchanges": (
         "all_gather all_gather_into_tensor all_gather_single gather reduce_scatter "
         "reduce_scatter_single reduce_scatter_tensor scatter"
     ),
-    "process_group.groups": (
+    "process_group.groups.groups": (
         "GroupMember ProcessGroup get_backend get_backend_config get_global_rank get_group_rank "
         "get_node_local_rank get_pg_count get_process_group_ranks get_rank get_world_size group "
         "is_initialized is_torchelastic_launched"
     ),
-    "process_group.init": "destroy_process_group form_process_group init_process_group",
-    "process_group.objects": (
+    "process_group.formation.init": "destroy_process_group form_process_group init_process_group",
+    "process_group.calls.objects": (
         "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list"
     ),
-    "process_group.opening": "default_pg_timeout",
+    "process_group.groups.timeouts": "default_pg_timeout",
     "process_group.operators": "PremulSum premul_sum supports_complex",
-    "process_group.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
-    "process_group.sampler": "DistributedSampler",
-    "process_group.subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+    "process_group.calls.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
+    "process_group.groups.sampler": "DistributedSampler",
+    "process_group.formation.subgroups": (
+        "new_group new_subgroups new_subgroups_by_enumeration split_group"
+    ),
     "process_group.work": "Future Work",
     "schedule.program": "ProgramError",
     "store.client": "TCPStore",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.process_group import ranks
 
-from rallypoint.process_group import formation
+from rallypoint.process_group.formation import communicator
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -17,6 +17,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen = str(getattr(request, "param", "shm"))
     if chosen == "two hosts":
-        monkeypatch.setattr(formation, "host_identity", ranks.make_believe_host)
+        monkeypatch.setattr(communicator, "host_identity", ranks.make_believe_host)
     monkeypatch.setattr(ranks, "chosen_backend", "rallypoint" if chosen == "two hosts" else chosen)
     return chosen

@@ -1,1 +1,10 @@
-"""torch.distributed's API for NumPy arrays, on the engine."""
+"""torch.distributed's API for NumPy arrays, on the engine.
+
+    calls | formation      what each call does | how groups come to be, and end
+        delegated          other libraries behind the same calls
+    work   groups          handles of calls | who is in which group
+    planning   operators   which program serves a call | how items are combined
+         memory            arrays, tensors, and memory that peers read
+
+Rooms know only what is below them.
+"""

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.collectives import monitored_barrier
-from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.calls.collectives import monitored_barrier
+from rallypoint.process_group.groups.groups import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.formation import form

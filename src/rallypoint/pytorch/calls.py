@@ -1,8 +1,8 @@
 """What calls from PyTorch have in common: from its options to the engine, and to a Work.
 
 Each tries `_at_once` first: dense CPU tensors go straight to the engine, which looks at them. What
-it cannot take as it is, or not at all, goes through process_group.calls, which is also where errors
-get their words.
+it cannot take as it is, or not at all, goes through process_group.calls.call, which is also where
+errors get their words.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.accounts import Site
-from rallypoint.process_group.calls import Blocks, run
-from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.calls.call import Blocks, run
+from rallypoint.process_group.calls.parts import part_sizes
+from rallypoint.process_group.calls.point_to_point import post_message
+from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.parts import part_sizes
-from rallypoint.process_group.point_to_point import post_message
 from rallypoint.process_group.work import Called
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
@@ -73,7 +73,7 @@ class Calls:
         Then their devices, dtypes, sizes and layouts are still to be looked at.
 
         Args:
-            collective: a plain int, as in process_group.calls.done_at_once.
+            collective: a plain int, as in process_group.calls.call.done_at_once.
             source, target: all blocks that go in, and all that come out, as a tensor or as a list
                 of one for each rank.
             in_place: they may be the same tensor.

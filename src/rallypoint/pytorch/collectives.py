@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch._C import _distributed_c10d as c10d
 
-from rallypoint.process_group.calls import Blocks
-from rallypoint.process_group.parts import check_divides, check_items
+from rallypoint.process_group.calls.call import Blocks
+from rallypoint.process_group.calls.parts import check_divides, check_items
 from rallypoint.pytorch.calls import (
     UNSET,
     Calls,

@@ -21,9 +21,9 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.arrays import describe, dtype_name
 from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
-from rallypoint.process_group.device_array import DeviceArray
+from rallypoint.process_group.memory.arrays import describe, dtype_name
+from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.pytorch.delegate_group import make_group, own_device
 from rallypoint.pytorch.libraries import why_not

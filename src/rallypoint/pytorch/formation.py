@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.process_group.formation import form_communicator
-from rallypoint.process_group.groups import DEFAULT_GROUP, ProcessGroup, World
-from rallypoint.process_group.leaving import leave_at_exit
+from rallypoint.process_group.formation.communicator import form_communicator
+from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.groups.groups import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.pytorch.store import TorchStore
 from rallypoint.store.fresh_round import fresh_round
@@ -35,7 +35,7 @@ def form(
     Args:
         global_ranks: the members' ranks in the default group; empty for that group itself.
 
-    Raises as process_group.formation.form_communicator.
+    Raises as process_group.formation.communicator.form_communicator.
     """
     shared = TorchStore(store)
     members = global_ranks or list(range(size))

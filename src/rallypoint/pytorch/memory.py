@@ -1,8 +1,8 @@
 """Tensors as the engine's arrays: views where it can be, copies where it must be.
 
 CPU tensors of the engine's dtypes become views of the same memory; what follows then handles
-strided ones (process_group.calls). Tensors of other devices are copied to the host and back. Where
-items are only moved, their dtype does not matter and bytes are sent.
+strided ones (process_group.calls.call). Tensors of other devices are copied to the host and back.
+Where items are only moved, their dtype does not matter and bytes are sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
-from rallypoint.process_group.arrays import Array, as_array, describe
+from rallypoint.process_group.memory.arrays import Array, as_array, describe
 
 _ENGINES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 

@@ -106,12 +106,12 @@ _STACKS = [
         "waits for a connection",
     ),
     (
-        [f"{_OURS}/collectives.py:81 all_reduce"],
+        [f"{_OURS}/calls/collectives.py:81 all_reduce"],
         Doing.COLLECTIVE,
         "waits in all_reduce",
     ),
     (
-        [f"{_OURS}/point_to_point.py:9 send"],
+        [f"{_OURS}/calls/point_to_point.py:9 send"],
         Doing.TRANSFER,
         "waits in send",
     ),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
-from rallypoint.process_group.groups import ProcessGroup
-from rallypoint.process_group.subgroups import form_group
+from rallypoint.process_group.formation.subgroups import form_group
+from rallypoint.process_group.groups.groups import ProcessGroup
 from rallypoint.process_group.work import Future
 from tests.unit.process_group.ranks import run_ranks
 

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
-from rallypoint.process_group.arrays import Array, dtype_name
 from rallypoint.process_group.delegated.delegate import Block, Pending, Request
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.work import DelegatedWork
-from rallypoint.process_group.device_array import DeviceArray
-from rallypoint.process_group.groups import ProcessGroup
+from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.memory.arrays import Array, dtype_name
+from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator
 from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import seconds_of
@@ -83,7 +83,7 @@ def run(
     results: Sequence[Any] | None,
     then: Callable[[], None] | None,
 ) -> DelegatedWork | None:
-    """Run a collective, or begin it; arguments and errors are those of process_group.calls.run.
+    """Run a collective, or begin it; arguments and errors are those of calls.call.run.
 
     Raises:
         InvalidTypeError: the library cannot do that; the message says what can.

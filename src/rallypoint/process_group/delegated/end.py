@@ -24,7 +24,7 @@ from rallypoint.base.errors import (
     StoreError,
 )
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
-from rallypoint.process_group.groups import DEFAULT_GROUP
+from rallypoint.process_group.groups.groups import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.schedule.collective import Collective
 from rallypoint.store.init_method import Presence

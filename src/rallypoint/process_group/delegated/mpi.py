@@ -21,7 +21,7 @@ import numpy as np
 from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
-from rallypoint.process_group.device_array import DeviceArray
+from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.schedule.collective import Collective
 

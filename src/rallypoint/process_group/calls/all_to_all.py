@@ -1,0 +1,140 @@
+"""all_to_all: each rank has something for each; as lists of arrays, or as parts of one.
+
+Names, arguments and semantics are torch.distributed's. Blocks may differ in length: both sides of
+each say how long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+from numpy import ndarray
+
+from rallypoint.process_group.calls.call import done_at_once, run
+from rallypoint.process_group.calls.parts import check_divides, check_items, part_sizes
+from rallypoint.process_group.groups.groups import Group, joined
+from rallypoint.process_group.memory.arrays import Array, as_array, as_arrays, check_alike
+from rallypoint.process_group.work import Work
+from rallypoint.schedule.collective import Collective
+
+_ALL_TO_ALL = int(Collective.ALL_TO_ALL)
+
+
+def all_to_all(
+    output_tensor_list: list[Array],
+    input_tensor_list: list[Array],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Send an array to each rank and receive one from each.
+
+    Args:
+        output_tensor_list: by sender, as large as what that rank sends here; filled in.
+        input_tensor_list: by receiver.
+
+    Raises as all_reduce; MismatchError if a rank expects another size than is sent to it.
+    """
+    chosen = joined(group, "all_to_all")
+    if chosen is None:
+        return None
+    count = chosen.size()
+    sources = as_arrays(input_tensor_list, "all_to_all", "input_tensor_list", count=count)
+    targets = as_arrays(
+        output_tensor_list, "all_to_all", "output_tensor_list", count=count, writes=True
+    )
+    check_alike([*sources, *targets], sources[0], "all_to_all", "its lists")
+    return run(
+        chosen,
+        Collective.ALL_TO_ALL,
+        "all_to_all",
+        sources,
+        targets,
+        uneven=True,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def all_to_all_single(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Send a part of `input` to each rank, and receive a part of `output` from each.
+
+    Args:
+        output, input: cut along their first dimension, evenly unless sizes are given.
+        output_split_sizes: how much of the first dimension comes from each rank.
+        input_split_sizes: how much of the first dimension goes to each rank. If one rank gives
+            sizes of either kind, all must.
+
+    Raises as all_to_all.
+    """
+    name = "all_to_all_single"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and output_split_sizes is None
+        and input_split_sizes is None
+        and type(input) is ndarray
+        and input.ndim
+        and len(input) % len(chosen.ranks) == 0
+        and done_at_once(chosen, _ALL_TO_ALL, name, input, output, algorithm=algorithm)
+    ):
+        return None
+    source, target = as_array(input, name), as_array(output, name, writes=True)
+    check_alike([target], source, name, "output")
+    if not output_split_sizes and not input_split_sizes:
+        check_divides(source, chosen.size(), name, "input")
+        check_items(target, source.size, name, "output")
+        return run(
+            chosen,
+            Collective.ALL_TO_ALL,
+            name,
+            source,
+            target,
+            async_op=async_op,
+            timeout=timeout,
+            algorithm=algorithm,
+        )
+    sources = _cut(source, input_split_sizes, chosen.size(), name, "input")
+    targets = _cut(target, output_split_sizes, chosen.size(), name, "output")
+    return run(
+        chosen,
+        Collective.ALL_TO_ALL,
+        name,
+        sources,
+        targets,
+        uneven=True,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def _cut(
+    array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
+) -> list[Array]:
+    """The parts of an array along its first dimension, of the given sizes or evenly."""
+    sizes = part_sizes(array, sizes, ranks, operation, name)
+    ends = np.cumsum(sizes)
+    return (
+        [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        if array.ndim
+        else [array]
+    )

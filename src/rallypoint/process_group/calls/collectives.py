@@ -1,0 +1,290 @@
+"""Collectives on one array: all_reduce, reduce, broadcast, and the barriers.
+
+Names, arguments and semantics are torch.distributed's; arrays are NumPy arrays or CPU tensors of
+PyTorch of any shape. A contiguous NumPy array goes straight to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+from numpy import ndarray
+
+from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.calls.call import done_at_once, run
+from rallypoint.process_group.groups.accounts import failure
+from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.groups.timeouts import check_timeout
+from rallypoint.process_group.memory.arrays import Array, as_array, describe, is_plain
+from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.work import Work
+from rallypoint.schedule.collective import Collective
+from rallypoint.store.store import Store
+
+_SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
+_ALL_REDUCE = int(Collective.ALL_REDUCE)  # 0, so that a variant of it is the variant's number
+_BROADCAST = int(Collective.BROADCAST)
+_REDUCE = int(Collective.REDUCE)
+_BARRIER = int(Collective.BARRIER)
+_NOTHING = np.empty(0, np.uint8)
+_GRACE = timedelta(seconds=1)  # for a verdict that is on its way
+_AT_ONCE = timedelta(0)
+_ALL = "all"  # a verdict of monitored_barrier: nobody is missing
+
+
+def all_reduce(
+    tensor: Array,
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Combine the arrays of all ranks item by item, in place, with equal bits on each rank.
+
+    Args:
+        tensor: any shape, writable; the same shape and dtype on every rank.
+        op: how items are combined. AVG rounds integers towards zero; float16 and bfloat16 are
+            combined as float32 and rounded once.
+        async_op: return at once; the array must not be touched before the operation is completed.
+        timeout: how long it may wait for a peer; the group's unless given.
+        algorithm: the one that must serve this call: a name of docs/algorithms.md, or a file of
+            one's own, which is proved first. The same on every rank; the group's choice unless
+            given.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group.
+
+    Raises:
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or read-only.
+        MismatchError: ranks called different operations, or with other sizes, dtypes, operators or
+            algorithms.
+        InvalidArgumentError: there is no such algorithm for it.
+        ProgramError: an algorithm of one's own is wrong; with the rank, step and chunk at fault.
+        PeerLostError: a rank died or left.
+        CollectiveTimeoutError: a rank did not come within the group's timeout.
+    """
+    chosen = joined(group, "all_reduce")
+    if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and type(op) is ReduceOp
+        and op is not _PREMUL_SUM
+        and is_plain(tensor)
+    ):
+        try:  # a look-up in place of a call: of half a microsecond every part shows
+            kind = _ALL_REDUCE if algorithm is None else chosen.variants[algorithm]
+        except KeyError:
+            kind = chosen.algorithms.variant(algorithm)
+        code = chosen.run(kind, op, 0, tensor, tensor)
+        if code == 0:
+            return None
+        if code > 0:
+            raise failure(chosen, code, "all_reduce", describe(tensor), op=op, variant=kind)
+    array = as_array(tensor, "all_reduce", writes=True)
+    return run(
+        chosen,
+        Collective.ALL_REDUCE,
+        "all_reduce",
+        array,
+        array,
+        op=check_operator(op, "all_reduce"),
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def reduce(
+    tensor: Array,
+    dst: int | None = None,
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Combine the arrays of all ranks item by item into the array of rank `dst`.
+
+    The arrays of the other ranks stay as they are. Raises as all_reduce.
+    """
+    chosen = joined(group, "reduce")
+    if chosen is None:
+        return None
+    root = peer(chosen, dst, group_dst, "dst", None)
+    is_root = root == chosen.own_rank
+    if not async_op and timeout is None:
+        output = tensor if is_root else None
+        if done_at_once(
+            chosen, _REDUCE, "reduce", tensor, output, op=op, root=root, algorithm=algorithm
+        ):
+            return None
+    array = as_array(tensor, "reduce", writes=is_root)
+    return run(
+        chosen,
+        Collective.REDUCE,
+        "reduce",
+        array,
+        array if is_root else None,
+        op=check_operator(op, "reduce"),
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def broadcast(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Copy the array of rank `src` into the arrays of all ranks; raises as all_reduce."""
+    chosen = joined(group, "broadcast")
+    if chosen is None:
+        return None
+    root = peer(chosen, src, group_src, "src", None)
+    if not async_op and timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
+        variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
+        code = chosen.run(_BROADCAST + variant, 0, root, tensor, tensor)
+        if code == 0:
+            return None
+        if code > 0:
+            what = describe(tensor)
+            raise failure(chosen, code, "broadcast", what, root=root, variant=variant)
+    is_root = root == chosen.own_rank
+    array = as_array(tensor, "broadcast", writes=not is_root)
+    if not array.flags.writeable:
+        array = array.copy()  # the engine may write the same items again
+    return run(
+        chosen,
+        Collective.BROADCAST,
+        "broadcast",
+        array if is_root else None,
+        array,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    *,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Wait until all ranks of the group have come here; raises as all_reduce.
+
+    `device_ids` is accepted for torch's sake; there are no devices.
+    """
+    chosen = joined(group, "barrier")
+    if chosen is None:
+        return None
+    if not async_op and timeout is None and not chosen.ends:
+        variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
+        code = chosen.run(_BARRIER + variant, 0, 0, None, None)
+        if code == 0:
+            return None
+        if code > 0:
+            raise failure(chosen, code, "barrier", "", variant=variant)
+    return run(
+        chosen,
+        Collective.BARRIER,
+        "barrier",
+        _NOTHING,
+        _NOTHING,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def monitored_barrier(
+    group: Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until all ranks of the group have come here; after `timeout`, say who has not.
+
+    Ranks meet at the store, so that the group can still be used after a failure. All ranks that
+    come get the same verdict: that of the first whose time is over, which names all that were
+    missing then. With a time-out of 0 rank 0 only looks who is here already.
+
+    Args:
+        wait_all_ranks: as in torch, have the message begin with all missing ranks, not the first.
+
+    Raises:
+        CollectiveTimeoutError: some ranks did not come.
+    """
+    chosen = joined(group, "monitored_barrier")
+    if chosen is None:
+        return
+    wait = _AT_ONCE if timeout == _AT_ONCE else check_timeout(timeout, chosen.timeout)
+    store, count = chosen.world.store, chosen.counts["monitored_barrier"]
+    chosen.counts["monitored_barrier"] += 1
+    prefix = f"{chosen.world.prefix}/monitored_barrier/{chosen.group_name}"
+    came = [f"{prefix}/{count}/{rank}" for rank in range(chosen.size())]
+    verdict = f"{prefix}/{count}/verdict"
+    store.set(came[chosen.own_rank], "")
+    awaited, patience = (came, wait) if chosen.own_rank == 0 else ([verdict], wait + _GRACE)
+    is_late = _are_missing(store, awaited, patience)
+    if is_late or chosen.own_rank == 0:
+        missing = [str(rank) for rank, key in enumerate(came) if is_late and not store.check([key])]
+        told = store.compare_set(verdict, "", ",".join(missing) or _ALL).decode()  # the first's
+    else:
+        told = store.get(verdict).decode()
+    if told != _ALL:
+        raise _not_there(chosen, [int(rank) for rank in told.split(",")], wait, wait_all_ranks)
+    if count and chosen.own_rank == 0:  # all have read the last verdict
+        for name in ("verdict", *range(chosen.size())):
+            store.delete_key(f"{prefix}/{count - 1}/{name}")
+
+
+def _are_missing(store: Store, keys: list[str], wait: timedelta) -> bool:
+    """Whether some of the keys do not come in time."""
+    if wait == _AT_ONCE:
+        return not store.check(keys)
+    try:
+        store.wait(keys, wait)
+    except StoreTimeoutError:
+        return True
+    return False
+
+
+def _not_there(
+    group: ProcessGroup, missing: list[int], wait: timedelta, tells_all: bool
+) -> CollectiveTimeoutError:
+    """In torch's words, for which programs look, and ours."""
+    ranks = [group.ranks[rank] for rank in missing]
+    listed, own = ", ".join(map(str, ranks)), group.ranks[group.own_rank]
+    seconds = f"{wait.total_seconds():g} s"
+    who = f"Ranks {listed}" if tells_all else f"Rank {ranks[0]}"
+    text = f"{who} failed to pass monitoredBarrier in {seconds}"
+    if group.own_rank == 0 and wait == _AT_ONCE:
+        text = f"Rank {own} timed out in monitoredBarrier after {seconds}"
+    elif group.own_rank > 0 and group.own_rank not in missing:
+        text = (
+            f"Rank {own} successfully reached monitoredBarrier, but received errors while waiting "
+            f"for send/recv from rank {group.ranks[0]}: {text}"
+        )
+    return CollectiveTimeoutError(
+        f"monitored_barrier: {text}; after {seconds}, these of the {group.size()} ranks had not "
+        f"come: {listed}; see what they are doing",
+        rank=ranks[0],
+        operation="monitored_barrier",
+    )

@@ -1,0 +1,349 @@
+"""Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter.
+
+Names, arguments and semantics are torch.distributed's. Where it takes a list of arrays, blocks may
+differ in length if every rank knows how (all_gather, reduce_scatter). Forms that take one large
+array hold the ranks' blocks one after the other.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.calls.call import done_at_once, run
+from rallypoint.process_group.calls.parts import check_items
+from rallypoint.process_group.groups.groups import Group, joined, peer
+from rallypoint.process_group.memory.arrays import (
+    Array,
+    as_array,
+    as_arrays,
+    check_alike,
+)
+from rallypoint.process_group.operators import Operator, check_operator
+from rallypoint.process_group.work import Work
+from rallypoint.schedule.collective import Collective
+
+_SUM = ReduceOp.SUM
+_ALL_GATHER = int(Collective.ALL_GATHER)
+_GATHER = int(Collective.GATHER)
+_SCATTER = int(Collective.SCATTER)
+_REDUCE_SCATTER = int(Collective.REDUCE_SCATTER)
+
+
+def all_gather(
+    tensor_list: list[Array],
+    tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Collect the arrays of all ranks on every rank.
+
+    Args:
+        tensor_list: one array per rank, of as many items as that rank's `tensor`; filled in.
+        tensor: this rank's array; the same dtype on every rank.
+
+    Raises as all_reduce.
+    """
+    chosen = joined(group, "all_gather")
+    if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(
+            chosen, _ALL_GATHER, "all_gather", tensor, tensor_list, algorithm=algorithm
+        )
+    ):
+        return None
+    source = as_array(tensor, "all_gather")
+    targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
+    check_alike(targets, source, "all_gather", "tensor_list")
+    place = chosen.own_rank
+    check_items(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
+    return run(
+        chosen,
+        Collective.ALL_GATHER,
+        "all_gather",
+        source,
+        targets,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Collect the arrays of all ranks on every rank, one after the other in one array.
+
+    Args:
+        output_tensor: as many times as large as `input_tensor` as there are ranks, of any shape.
+        input_tensor: the same size and dtype on every rank; may be this rank's part of the output.
+
+    Raises as all_reduce.
+    """
+    name = "all_gather_into_tensor"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(
+            chosen, _ALL_GATHER, name, input_tensor, output_tensor, algorithm=algorithm
+        )
+    ):
+        return None
+    source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
+    check_alike([target], source, name, "output_tensor")
+    check_items(target, source.size * chosen.size(), name, "output_tensor")
+    return run(
+        chosen,
+        Collective.ALL_GATHER,
+        name,
+        source,
+        target,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
+
+
+def gather(
+    tensor: Array,
+    gather_list: list[Array] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Collect the arrays of all ranks on rank `dst` (0 unless given).
+
+    Args:
+        tensor: the same size and dtype on every rank.
+        gather_list: on `dst` one array per rank, filled in; elsewhere None.
+
+    Raises as all_reduce.
+    """
+    chosen = joined(group, "gather")
+    if chosen is None:
+        return None
+    root = peer(chosen, dst, group_dst, "dst", 0)
+    is_root = root == chosen.own_rank
+    if (
+        not async_op
+        and timeout is None
+        and is_root == (gather_list is not None)
+        and done_at_once(
+            chosen, _GATHER, "gather", tensor, gather_list, root=root, algorithm=algorithm
+        )
+    ):
+        return None
+    source = as_array(tensor, "gather")
+    targets: list[Array] = []
+    if is_root:
+        targets = as_arrays(gather_list, "gather", "gather_list", count=chosen.size(), writes=True)
+        check_alike(targets, source, "gather", "gather_list")
+        for index, target in enumerate(targets):
+            check_items(target, source.size, "gather", f"gather_list[{index}]")
+    elif gather_list:
+        _refuse_list("gather", "gather_list", "dst", chosen.ranks[root])
+    return run(
+        chosen,
+        Collective.GATHER,
+        "gather",
+        source,
+        targets or None,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def scatter(
+    tensor: Array,
+    scatter_list: list[Array] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Hand each rank its array of a list that rank `src` (0 unless given) has.
+
+    Args:
+        tensor: filled in; the same size and dtype on every rank.
+        scatter_list: on `src` one array per rank; elsewhere None.
+
+    Raises as all_reduce.
+    """
+    chosen = joined(group, "scatter")
+    if chosen is None:
+        return None
+    root = peer(chosen, src, group_src, "src", 0)
+    is_root = root == chosen.own_rank
+    if (
+        not async_op
+        and timeout is None
+        and is_root == (scatter_list is not None)
+        and done_at_once(
+            chosen,
+            _SCATTER,
+            "scatter",
+            scatter_list,
+            tensor,
+            root=root,
+            algorithm=algorithm,
+            what=tensor,
+        )
+    ):
+        return None
+    target = as_array(tensor, "scatter", writes=True)
+    sources: list[Array] = []
+    if is_root:
+        sources = as_arrays(scatter_list, "scatter", "scatter_list", count=chosen.size())
+        check_alike(sources, target, "scatter", "scatter_list")
+        for index, source in enumerate(sources):
+            check_items(source, target.size, "scatter", f"scatter_list[{index}]")
+    elif scatter_list:
+        _refuse_list("scatter", "scatter_list", "src", chosen.ranks[root])
+    return run(
+        chosen,
+        Collective.SCATTER,
+        "scatter",
+        sources or None,
+        target,
+        root=root,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def reduce_scatter(
+    output: Array,
+    input_list: list[Array],
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Combine the ranks' lists item by item, and hand each rank its array of the result.
+
+    Args:
+        output: filled in with the combination of all ranks' ``input_list[own rank]``.
+        input_list: one array per rank, of as many items as that rank's `output`.
+
+    Raises as all_reduce.
+    """
+    name = "reduce_scatter"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(
+            chosen,
+            _REDUCE_SCATTER,
+            name,
+            input_list,
+            output,
+            op=op,
+            algorithm=algorithm,
+            what=output,
+        )
+    ):
+        return None
+    target = as_array(output, name, writes=True)
+    operator = check_operator(op, name)
+    sources = as_arrays(input_list, name, "input_list", count=chosen.size())
+    check_alike(sources, target, name, "input_list")
+    check_items(target, sources[chosen.own_rank].size, name, "output")
+    return run(
+        chosen,
+        Collective.REDUCE_SCATTER,
+        name,
+        sources,
+        target,
+        op=operator,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Combine the ranks' arrays item by item, and hand each rank its part of the result.
+
+    Args:
+        output: filled in; may be this rank's part of `input`.
+        input: as many times as large as `output` as there are ranks, of any shape.
+
+    Raises as all_reduce.
+    """
+    name = "reduce_scatter_tensor"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    if (
+        not async_op
+        and timeout is None
+        and done_at_once(chosen, _REDUCE_SCATTER, name, input, output, op=op, algorithm=algorithm)
+    ):
+        return None
+    source, target = as_array(input, name), as_array(output, name, writes=True)
+    operator = check_operator(op, name)
+    check_alike([source], target, name, "input")
+    check_items(source, target.size * chosen.size(), name, "input")
+    return run(
+        chosen,
+        Collective.REDUCE_SCATTER,
+        name,
+        source,
+        target,
+        op=operator,
+        async_op=async_op,
+        timeout=timeout,
+        algorithm=algorithm,
+    )
+
+
+reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13
+
+
+def _refuse_list(operation: str, name: str, root: str, rank: int) -> None:
+    raise InvalidArgumentError(
+        f"{operation}: {name} is for {root}={rank} only; pass None on the other ranks"
+    )

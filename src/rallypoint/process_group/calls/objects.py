@@ -1,0 +1,219 @@
+"""Collectives on Python objects, under torch.distributed's names.
+
+Objects travel pickled, between the ranks of one job only: unpickling runs code that the sender
+chose, so every rank must trust every other, as it does anyway by running the same program. Nothing
+that comes from outside the group is unpickled.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.calls.call import run
+from rallypoint.process_group.calls.collectives import broadcast
+from rallypoint.process_group.calls.exchanges import all_gather, all_gather_into_tensor, scatter
+from rallypoint.process_group.calls.point_to_point import recv, send
+from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.memory.arrays import Array
+from rallypoint.schedule.collective import Collective
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: object = None,
+    group_src: int | None = None,
+) -> None:
+    """Replace the objects in the lists of all ranks by those of rank `src` (0 unless given).
+
+    Args:
+        object_list: of the same length on every rank.
+        device: accepted for torch's sake.
+
+    Raises as all_reduce; whatever pickle raises for an object that it cannot take.
+    """
+    chosen = _at_once(group, "broadcast_object_list")
+    if chosen is None:
+        return
+    root = peer(chosen, src, group_src, "src", 0)
+    is_root = chosen.own_rank == root
+    pickled = [_pickle(item) for item in object_list] if is_root else []
+    sizes = _sizes(pickled) if is_root else np.empty(len(object_list), np.int64)
+    broadcast(sizes, group=chosen, group_src=root)
+    data = _joined(pickled) if is_root else np.empty(int(sizes.sum()), np.uint8)
+    broadcast(data, group=chosen, group_src=root)
+    if not is_root:
+        object_list[:] = _unpickled(data, sizes)
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:  # noqa: ANN401
+    """Collect an object of each rank in `object_list`, which has one place for each."""
+    chosen = _at_once(group, "all_gather_object")
+    if chosen is None:
+        return
+    ranks = chosen.size()
+    _check_places(object_list, ranks, "all_gather_object", "object_list")
+    data = _pickle(obj)
+    sizes = np.empty(ranks, np.int64)
+    all_gather_into_tensor(sizes, _sizes([data]), chosen)
+    gathered = [np.empty(size, np.uint8) for size in sizes]
+    all_gather(gathered, data, chosen)
+    object_list[:] = [pickle.loads(part.data) for part in gathered]
+
+
+def gather_object(
+    obj: Any,  # noqa: ANN401
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    group_dst: int | None = None,
+) -> None:
+    """Collect an object of each rank on rank `dst` (0 unless given).
+
+    Args:
+        object_gather_list: on `dst` a list with one place for each rank; elsewhere None.
+    """
+    chosen = _at_once(group, "gather_object")
+    if chosen is None:
+        return
+    root = peer(chosen, dst, group_dst, "dst", 0)
+    if root != chosen.own_rank:
+        if object_gather_list:
+            raise InvalidArgumentError(
+                f"gather_object: object_gather_list is for dst={chosen.ranks[root]} only; pass "
+                "None on the other ranks"
+            )
+        object_gather_list = [None] * chosen.size()
+    if object_gather_list is None:
+        raise InvalidArgumentError("gather_object: dst itself must pass object_gather_list")
+    _check_places(object_gather_list, chosen.size(), "gather_object", "object_gather_list")
+    data = _pickle(obj)
+    sizes = np.empty(chosen.size(), np.int64)
+    all_gather_into_tensor(sizes, _sizes([data]), chosen)
+    is_root = root == chosen.own_rank
+    parts = [np.empty(size, np.uint8) for size in sizes] if is_root else None
+    run(chosen, Collective.GATHER, "gather_object", data, parts, root=root, uneven=True)
+    if parts:
+        object_gather_list[:] = [pickle.loads(part.data) for part in parts]
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    group_src: int | None = None,
+) -> None:
+    """Hand each rank its object of a list that rank `src` (0 unless given) has.
+
+    Args:
+        scatter_object_output_list: its first item becomes this rank's object.
+        scatter_object_input_list: on `src` one object for each rank; elsewhere ignored.
+    """
+    chosen = _at_once(group, "scatter_object_list")
+    if chosen is None:
+        return
+    root = peer(chosen, src, group_src, "src", 0)
+    if not scatter_object_output_list:
+        raise InvalidArgumentError(
+            "scatter_object_list: scatter_object_output_list needs a place for the object"
+        )
+    is_root = root == chosen.own_rank
+    pickled: list[Array] = []
+    if is_root:
+        objects = scatter_object_input_list or []
+        _check_places(objects, chosen.size(), "scatter_object_list", "scatter_object_input_list")
+        pickled = [_pickle(item) for item in objects]
+    size = np.empty(1, np.int64)
+    sizes = [_sizes([data]) for data in pickled]
+    scatter(size, sizes if is_root else None, group=chosen, group_src=root)
+    mine = np.empty(size[0], np.uint8)
+    name = "scatter_object_list"
+    run(chosen, Collective.SCATTER, name, pickled or None, mine, root=root, uneven=True)
+    scatter_object_output_list[0] = pickle.loads(mine.data)
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Group = None,
+    device: object = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """Send the objects of a list to a rank, which must receive as many.
+
+    `device` and `use_batch` are accepted for torch's sake.
+    """
+    chosen = joined(group, "send_object_list")
+    if chosen is None:
+        return
+    chosen = chosen.for_objects
+    pickled = [_pickle(item) for item in object_list]
+    send(_sizes(pickled), dst, chosen, group_dst=group_dst)
+    send(_joined(pickled), dst, chosen, group_dst=group_dst)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: object = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """Receive objects in place of those in a list; returns the sender's global rank, or -1.
+
+    `device` and `use_batch` are accepted for torch's sake.
+    """
+    chosen = joined(group, "recv_object_list")
+    if chosen is None:
+        return -1
+    chosen = chosen.for_objects
+    sizes = np.empty(len(object_list), np.int64)
+    sender = recv(sizes, src, chosen, group_src=group_src)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    recv(data, sender, chosen)
+    object_list[:] = _unpickled(data, sizes)
+    return sender
+
+
+def _pickle(item: object) -> Array:
+    return np.frombuffer(pickle.dumps(item, pickle.HIGHEST_PROTOCOL), np.uint8)
+
+
+def _sizes(pickled: list[Array]) -> Array:
+    return np.array([data.size for data in pickled], np.int64)
+
+
+def _at_once(group: Group, operation: str) -> ProcessGroup | None:
+    """`joined`, for what takes several collectives, each of which needs the one before it."""
+    chosen = joined(group, operation)
+    if chosen is not None and chosen.deferred is not None:
+        raise InvalidArgumentError(
+            f"{operation} cannot be put off; call it outside of _coalescing_manager"
+        )
+    return None if chosen is None else chosen.for_objects
+
+
+def _joined(pickled: list[Array]) -> Array:
+    return np.concatenate([np.empty(0, np.uint8), *pickled])
+
+
+def _unpickled(data: Array, sizes: Array) -> list[Any]:
+    ends = np.cumsum(sizes)
+    return [
+        pickle.loads(data[end - size : end].data) for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def _check_places(places: list[Any], ranks: int, operation: str, name: str) -> None:
+    if not isinstance(places, list) or len(places) != ranks:
+        raise InvalidArgumentError(
+            f"{operation}: {name} must be a list of {ranks} places, one for each rank of the group"
+        )

@@ -1,0 +1,52 @@
+"""How an array, or a tensor, is divided among ranks: how large parts are, whether they fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.memory.arrays import Array, describe
+
+
+def check_items(array: Array, items: int, operation: str, name: str) -> None:
+    """Refuse an array of another number of items."""
+    held = math.prod(array.shape)
+    if held != items:
+        raise InvalidArgumentError(
+            f"{operation}: {name} is {describe(array)} and holds {held} items, but {items} are "
+            "needed"
+        )
+
+
+def check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
+    """Refuse an array whose first dimension cannot be cut evenly."""
+    if _length(array) % ranks:
+        raise InvalidArgumentError(
+            f"{operation}: the first dimension of {name}, {describe(array)}, does not divide among "
+            f"{ranks} ranks; give {name}_split_sizes"
+        )
+
+
+def part_sizes(
+    array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
+) -> list[int]:
+    """How much of an array's first dimension each rank has: as given, or evenly.
+
+    Raises:
+        InvalidArgumentError: it cannot be cut so.
+    """
+    length = _length(array)
+    if not sizes:
+        check_divides(array, ranks, operation, name)
+        return [length // ranks] * ranks
+    if len(sizes) != ranks or sum(sizes) != length or min(sizes) < 0:
+        raise InvalidArgumentError(
+            f"{operation}: {name}_split_sizes={list(sizes)} must be {ranks} sizes, one for each "
+            f"rank, that add up to {length}, the first dimension of {name}"
+        )
+    return list(sizes)
+
+
+def _length(array: Array) -> int:
+    return array.shape[0] if array.ndim else 1

@@ -1,0 +1,228 @@
+"""Messages from one rank to another, under torch.distributed's names.
+
+A message goes to the receive of its sender and tag that was called first. A small one is on its
+way when `send` returns, a large one has arrived. Ranks that wait for each other are told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from numpy import ndarray
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.engine.communicator import BAD_BUFFER, DTYPES, TOO_MANY
+from rallypoint.process_group.calls.call import packed, room_of
+from rallypoint.process_group.delegated import calls as delegated
+from rallypoint.process_group.delegated.work import DelegatedWork
+from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name, is_plain
+from rallypoint.process_group.work import Called, OneWork, Work
+from rallypoint.store.store import seconds_of
+
+_ANY = -1
+
+
+def send(
+    tensor: Array,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> None:
+    """Send an array to a rank; returns when the array may be changed again.
+
+    With ``RALLYPOINT_SYNCHRONOUS_SEND=1`` it also waits until the message is received, which shows
+    programs that rely on luck.
+
+    Raises:
+        InvalidArgumentError: `dst` is this rank or none of the group.
+        MismatchError: the receiver expects another size or dtype.
+        DeadlockError: the receiver waits for this rank, and neither can ever go on.
+        PeerLostError: the receiver died or left.
+        CollectiveTimeoutError: it was not received within the group's timeout.
+    """
+    chosen = joined(group, "send")
+    if chosen is None:
+        return
+    # A look-up in place of calls: of half a microsecond every part shows.
+    other = chosen.others.get(dst) if group_dst is None and type(dst) is int else None
+    if other is None:
+        other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
+    if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
+        code = chosen.send(other, tag, tensor)
+        if code == 0:
+            return
+        if code != BAD_BUFFER:
+            raise Called("send", tensor).error(chosen, code)
+    post_message(chosen, "send", other, tag, tensor, timeout=timeout).wait()
+
+
+def recv(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> int:
+    """Receive an array from a rank, or from any if none is given, into `tensor`; raises as send.
+
+    Returns:
+        The sender's global rank; -1 if this rank is not in the group.
+    """
+    chosen = joined(group, "recv")
+    if chosen is None:
+        return -1
+    other = chosen.others.get(src) if group_src is None and type(src) is int else None
+    if other is None:
+        other = _source(chosen, src, group_src)
+    if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
+        code = chosen.receive(other, tag, tensor)
+        if code >= 0:
+            return chosen.ranks[code]
+        if code != BAD_BUFFER:
+            raise Called("recv", tensor).error(chosen, 1)
+    work = post_message(chosen, "recv", other, tag, tensor, timeout=timeout)
+    work.wait()
+    return chosen.ranks[work.peer]
+
+
+def isend(
+    tensor: Array,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Begin to send an array, which must not be changed before the work is completed."""
+    chosen = joined(group, "isend")
+    if chosen is None:
+        return None
+    other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
+    return post_message(chosen, "isend", other, tag, tensor, timeout=timeout, site=Site.of_caller())
+
+
+def irecv(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Begin to receive an array, from any rank if none is given; `source_rank()` tells whose."""
+    chosen = joined(group, "irecv")
+    if chosen is None:
+        return None
+    other = _source(chosen, src, group_src)
+    return post_message(chosen, "irecv", other, tag, tensor, timeout=timeout, site=Site.of_caller())
+
+
+@dataclass(frozen=True, slots=True)
+class P2POp:
+    """A send or receive to be begun with others by batch_isend_irecv: `op` is isend or irecv."""
+
+    op: Callable[..., Work | None]
+    tensor: Any
+    peer: int | None = None
+    group: Group = None
+    tag: int = 0
+    group_peer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.op not in (isend, irecv):
+            raise InvalidArgumentError(f"P2POp: op must be isend or irecv, not {self.op!r}")
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Begin sends and receives, in any order; returns their works.
+
+    Raises:
+        InvalidArgumentError: the list is empty, or holds something else.
+    """
+    if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
+        raise InvalidArgumentError("p2p_op_list must be a list of at least one P2POp")
+    works = [
+        one.op(one.tensor, one.peer, one.group, one.tag, one.group_peer) for one in p2p_op_list
+    ]
+    return [work for work in works if work is not None]
+
+
+def post_message(
+    group: ProcessGroup,
+    operation: str,
+    other: int,
+    tag: int,
+    tensor: object,
+    *,
+    timeout: timedelta | None,
+    site: Site | None = None,
+    results: Sequence[Any] | None = None,
+    then: Callable[[], None] | None = None,
+    kind: type[OneWork] = OneWork,
+) -> OneWork | DelegatedWork:
+    """Begin a send or receive: `operation` says which. `other` is a rank in the group, or -1.
+
+    `results`, `then` and `kind` are as in `calls.run`.
+    """
+    sends = operation in ("send", "isend")
+    array = as_array(tensor, operation, writes=not sends)
+    if results is None:
+        results = [] if sends else [tensor]
+    end = group.end_of(array, operation)
+    if end is not None:
+        return delegated.post(
+            group, end, operation, other, tag, array, timeout=timeout, results=results, then=then
+        )
+    memory = packed(array) if sends else room_of(array)
+
+    is_copied = not sends and memory is not array
+
+    def finish() -> None:
+        if is_copied:
+            array[...] = memory
+        if then is not None:
+            then()
+
+    posted = group.communicator.post(
+        sends,
+        other,
+        tag,
+        memory,
+        dtype=DTYPES.index(dtype_name(array)),
+        timeout_s=-1.0 if timeout is None else seconds_of(timeout),
+    )
+    if posted == TOO_MANY:
+        raise InvalidArgumentError(
+            f"{operation}: too many sends and receives are outstanding; wait for some of them first"
+        )
+    if isinstance(posted, int):
+        raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
+    called = Called(operation, array, site=site)
+    has_more = is_copied or then is not None
+    return kind(posted, group, called, results, finish if has_more else None)
+
+
+def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:
+    if src is None and group_src is None:
+        return _ANY
+    return _other(group, peer(group, src, group_src, "src", None), "src")
+
+
+def _other(group: ProcessGroup, rank: int, name: str) -> int:
+    if rank == group.own_rank:
+        raise InvalidArgumentError(
+            f"{name}={group.ranks[rank]} is this rank itself; name another one"
+        )
+    return rank

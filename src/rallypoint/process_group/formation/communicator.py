@@ -1,0 +1,348 @@
+"""Brings the members of one group together: they meet at a store, are connected, and agree.
+
+    1. each member says on which host it is; the first one makes a table of that
+    2. on each host, the first member makes the shared region and hands it to the others
+    3. members on different hosts connect with each other (mesh.py)
+
+Nothing of an earlier group can be taken for this one's, because no two groups of a job have the
+same prefix. The last member to be done clears away what they left at the store. Who should be in
+which group is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from rallypoint._native import reads_well, region_bytes
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    HostError,
+    InvalidArgumentError,
+    PeerLostError,
+    StoreError,
+)
+from rallypoint.cluster.interface import host_identity
+from rallypoint.cluster.network_choice import NetworkChoice
+from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
+from rallypoint.engine.flight_record import describe
+from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
+from rallypoint.process_group.formation.congestion import Congestion
+from rallypoint.process_group.formation.finding import NetworkLook
+from rallypoint.process_group.formation.mesh import Pass, Place, connect_all, listen
+from rallypoint.process_group.formation.network import network_of
+from rallypoint.process_group.formation.waiting import (
+    SPINS_WITH_CORES,
+    YIELDS,
+    have_cores,
+    own_cores,
+)
+from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.first_lost import formed_key, found_while_forming
+from rallypoint.process_group.groups.groups import DEFAULT_GROUP
+from rallypoint.process_group.groups.roster import tell_roster
+from rallypoint.process_group.planning import (
+    COLLECTIVE_NAMES,
+    AlgorithmOptions,
+    Algorithms,
+    ranks_per_host,
+)
+from rallypoint.store.init_method import Presence, await_ranks
+from rallypoint.store.store import Store
+
+STREAMS = 1  # docs/decisions/046-tcp.md
+_MOST_STREAMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What the first member tells all others.
+
+    Attributes:
+        hosts: by rank, the number of its host; the same for ranks that share memory.
+        have_cores: by rank, whether there is a core for each rank of its host.
+        secret: what only members know.
+        streams: connections for data between two ranks on different hosts.
+    """
+
+    hosts: list[int]
+    have_cores: list[bool]
+    secret: str
+    streams: int
+    override: str
+    model_text: str
+
+    @property
+    def options(self) -> AlgorithmOptions:
+        return AlgorithmOptions(self.override, self.model_text)
+
+
+def form_communicator(
+    store: Store,
+    prefix: str,
+    *,
+    rank: int,
+    members: Sequence[int],
+    timeout: timedelta,
+    options: AlgorithmOptions,
+    backend: str = "rallypoint",
+    name: str = DEFAULT_GROUP,
+    way: str = "",
+    done: str = "",
+    is_across_jobs: bool = False,
+) -> tuple[Communicator, Algorithms]:
+    """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
+
+    Returns it with its algorithms, by the first member's `options`, which count for all. `name` is
+    what people call the group. Once no member needs the store any more, the last one clears away
+    what they left there, and the key `way`, and sets the key `done`. Members of several jobs
+    (`is_across_jobs`) know each other by this store alone, and not by a run's name or its token.
+
+    Raises:
+        StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
+        PeerLostError: a member came and died.
+        HostError: members on different hosts cannot connect; or, for "shm", are on different ones.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
+    store.set(f"{prefix}/host/{rank}", f"{identity} {own_cores()}")
+    await_ranks(
+        store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
+    )
+    if rank == 0:
+        store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), options)))
+    presence = Presence(store, prefix, members)
+    presence.wait([f"{prefix}/table"], deadline)
+    _forget(store, [f"{prefix}/host/{rank}"])  # the table has it
+    table = _Table(**json.loads(store.get(f"{prefix}/table")))
+    if backend == "shm":
+        _check_one_host(table.hosts, members)
+    # Not in what follows: an address that cannot be found is this rank's own trouble.
+    network = network_of(store, backend) if len(set(table.hosts)) > 1 else None
+    look = NetworkLook()
+    admission = _admission(prefix, table.secret, is_across_jobs=is_across_jobs)
+    try:
+        peers = _connect(
+            store, prefix, rank, members, table, deadline, network, presence, look, admission
+        )
+        algorithms = Algorithms(table.options)
+        description = describe(name, prefix, members)
+        attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
+        communicator, reach = _share(
+            store, prefix, rank, members, table.hosts, deadline, attach, presence
+        )
+        communicator.set_reach(reach)
+        communicator.watch_peers()
+    except (PeerLostError, HostError) as error:
+        is_last_to_leave = rank == 0 and name == DEFAULT_GROUP
+        found = found_while_forming(presence, error, is_last_to_leave=is_last_to_leave)
+        raise look.added_to(found) from None
+    except CollectiveTimeoutError as error:
+        raise look.added_to(error) from None
+    if name == DEFAULT_GROUP:
+        tell_roster(store, prefix, rank=rank, size=len(members), network=network, backend=backend)
+    hosts = table.hosts
+    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    keys = [f"{prefix}/table", *(f"{prefix}/segment/{first}" for first in firsts)]
+    keys += [f"{prefix}/place/{rank}" for rank in range(len(hosts)) if len(firsts) > 1]
+    say_formed(store, prefix, len(members), keys, way=way, done=done)
+    return communicator, algorithms
+
+
+def _tabulate(
+    store: Store, prefix: str, ranks: int, options: AlgorithmOptions
+) -> dict[str, object]:
+    told = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
+    identities, cores = zip(*(each.decode().rsplit(" ", 1) for each in told), strict=True)
+    numbers: dict[str, int] = {}
+    hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
+    return {
+        "hosts": hosts,
+        "have_cores": have_cores(hosts, cores),
+        "secret": os.urandom(32).hex(),
+        "streams": _wished_streams(),
+        "override": options.override,
+        "model_text": options.model_text,
+    }
+
+
+def _wished_streams() -> int:
+    text = os.environ.get("RALLYPOINT_STREAMS", str(STREAMS))
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_STREAMS:
+        raise InvalidArgumentError(
+            f"RALLYPOINT_STREAMS={text!r} must be a number of connections, 1 to {_MOST_STREAMS}"
+        )
+    return int(text)
+
+
+def say_formed(
+    store: Store, prefix: str, ranks: int, keys: Sequence[str], *, way: str = "", done: str = ""
+) -> None:
+    """This rank needs nothing more of what lies at the store; the last one clears that away.
+
+    Args:
+        keys: what lies there beside what await_ranks has left.
+        way, done: as in form_communicator.
+    """
+    if store.add(formed_key(prefix), 1) < ranks:
+        return
+    # Who looks meanwhile whether it may still join a world (worlds.py) sees that it may not.
+    came = [f"{prefix}/{rank}/came" for rank in range(ranks)]
+    came += [f"{prefix}/{rank}" for rank in range(ranks)]
+    _forget(store, [*keys, *came, formed_key(prefix), f"{prefix}/all"] + [way] * bool(way))
+    if done:
+        store.set(done, "")
+
+
+def _forget(store: Store, keys: Sequence[str]) -> None:
+    with suppress(StoreError, RuntimeError):  # a store that cannot, or that has just ended
+        store.delete_keys(keys)
+
+
+def _check_one_host(hosts: Sequence[int], members: Sequence[int]) -> None:
+    for rank, host in enumerate(hosts):
+        if host != hosts[0]:
+            raise HostError(
+                f"backend='shm' needs all ranks on one machine, but rank {members[rank]} and rank "
+                f"{members[0]} are on different ones; use backend='rallypoint'"
+            )
+
+
+def _connect(
+    store: Store,
+    prefix: str,
+    rank: int,
+    members: Sequence[int],
+    table: _Table,
+    deadline: float,
+    network: NetworkChoice | None,
+    presence: Presence,
+    look: NetworkLook,
+    admission: Pass,
+) -> list[FarPeer]:
+    """Connect with the members on other hosts, if there are any; they reach us as chosen."""
+    far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
+    if not far or network is None:
+        return []
+    congestion = Congestion()
+    everywhere = "::" if ":" in network.address else "0.0.0.0"  # others know us by one of NAT's
+    listener = listen(network.address if network.is_own else everywhere, congestion)
+    place = [network.address, listener.getsockname()[1], os.getpid(), _told(network)]
+    store.set(f"{prefix}/place/{rank}", json.dumps(place))
+    places = [f"{prefix}/place/{peer}" for peer in far]
+    presence.wait(places, deadline)
+    told = store.multi_get(places)
+    return connect_all(
+        listener,
+        rank=rank,
+        places={peer: Place(*json.loads(each)) for peer, each in zip(far, told, strict=True)},
+        members=members,
+        admission=admission,
+        streams=table.streams,
+        congestion=congestion,
+        deadline=deadline,
+        check=presence.check_all,
+        look=look,
+    )
+
+
+def _admission(prefix: str, secret: str, *, is_across_jobs: bool) -> Pass:
+    """What connections of the group are recognised by."""
+    run = "" if is_across_jobs else os.environ.get("TORCHELASTIC_RUN_ID", "")
+    token = "" if is_across_jobs else os.environ.get("RALLYPOINT_TOKEN", "")
+    return Pass(f"{run}/{prefix}", bytes.fromhex(secret), os.fsencode(token))
+
+
+def _told(network: NetworkChoice) -> str:
+    """What others are to know of it if they cannot connect."""
+    return f"its host chose {network.name or network.address}: {network.why}"
+
+
+def _share(
+    store: Store,
+    prefix: str,
+    rank: int,
+    members: Sequence[int],
+    hosts: Sequence[int],
+    deadline: float,
+    attach: Callable[[int], Communicator],
+    presence: Presence,
+) -> tuple[Communicator, PeerMemoryAccess]:
+    """Map the region that the members of this host share; what they read of each other's memory."""
+    wished = _wished_reach()
+    here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
+    key = f"{prefix}/segment/{here[0]}"
+    if rank != here[0]:
+        presence.wait([key], deadline)
+        address, secret = json.loads(store.get(key))
+        offer = Offer(address, bytes.fromhex(secret))
+        communicator, reach = join_segment(
+            offer,
+            rank,
+            deadline,
+            attach,
+            lambda mapped: mapped.probe_memory() & wished,
+            presence.check_all,
+            first=members[here[0]],
+        )
+        return communicator, PeerMemoryAccess(reach)
+    owner = SegmentOwner(region_bytes(len(hosts)))
+    reach = 0
+    try:
+        communicator = attach(owner.fd)
+        if len(here) > 1:
+            store.set(key, json.dumps([owner.offer.address, owner.offer.secret.hex()]))
+            reach = owner.hand_out(
+                {peer: members[peer] for peer in here[1:]},
+                deadline,
+                lambda: communicator.probe_memory() & wished,
+                presence.check_all,
+            )
+    finally:
+        owner.close()
+    return communicator, PeerMemoryAccess(reach)
+
+
+def _wished_reach() -> PeerMemoryAccess:
+    """Private memory is read if the kernel does that well enough, or if it is wished."""
+    text = os.environ.get("RALLYPOINT_DIRECT", "")
+    if text not in ("", "0", "1"):
+        raise InvalidArgumentError(f"RALLYPOINT_DIRECT={text!r} must be 0 or 1")
+    if text == "0":
+        return PeerMemoryAccess.NOTHING
+    if text == "1" or reads_well():
+        return PeerMemoryAccess.ARENAS | PeerMemoryAccess.PRIVATE
+    return PeerMemoryAccess.ARENAS
+
+
+def _attacher(
+    rank: int,
+    members: Sequence[int],
+    timeout: timedelta,
+    table: _Table,
+    peers: Sequence[FarPeer],
+    algorithms: Algorithms,
+    description: str,
+) -> Callable[[int], Communicator]:
+    """How this rank turns the shared region's descriptor into its communicator."""
+    ranks = len(members)
+    return lambda fd: Communicator(
+        fd,
+        rank=rank,
+        ranks=ranks,
+        plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
+        timeout_s=timeout.total_seconds(),
+        spins=SPINS_WITH_CORES if table.have_cores[rank] else 0,
+        yields=YIELDS,
+        names=COLLECTIVE_NAMES,
+        global_ranks=members,
+        synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
+        peers=peers,
+        description=description,
+        site=lambda: str(Site.of_caller()),
+    )

@@ -1,0 +1,132 @@
+"""Joins this process to a group, whatever serves its calls: the engine, other libraries, or both.
+
+A group whose library takes memory of devices only has an engine beside it, for Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from rallypoint.engine.communicator import Communicator
+from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.registry import ENGINES, parse_backend, why_absent
+from rallypoint.process_group.formation.communicator import form_communicator, say_formed
+from rallypoint.process_group.formation.ends import form_ends
+from rallypoint.process_group.groups.groups import DEFAULT_GROUP
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
+from rallypoint.store.init_method import await_ranks
+from rallypoint.store.store import Store
+
+_CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What serves a group's calls.
+
+    Attributes:
+        communicator: the engine's end; None: nothing of this group goes there.
+        takes_arrays: whether the engine serves the caller's arrays, and not only objects.
+        ends: other libraries', by the kind of device whose memory they take.
+    """
+
+    communicator: Communicator | None
+    algorithms: Algorithms
+    takes_arrays: bool
+    ends: dict[str, End]
+
+
+def check_backend(backend: str) -> str:
+    """A backend as get_backend() tells it: in lower case, and without what goes without saying.
+
+    Raises:
+        InvalidArgumentError: there is none of this name.
+    """
+    parts = parse_backend(backend)
+    if list(parts) == [_CPU]:
+        return parts[_CPU]
+    return str(backend).lower()
+
+
+def has_engine(backend: str) -> bool:
+    """Whether the engine serves the arrays of groups of this backend."""
+    return parse_backend(backend).get(_CPU) in ENGINES
+
+
+def begin_early(backend: str) -> None:
+    """Before ranks meet: have MPI begin, if it serves them, so that they meet through it.
+
+    Open MPI was seen to wait for ever at its end where PMIx had been used before it began.
+    """
+    if "mpi" in parse_backend(backend).values():
+        why_absent("mpi")  # imports it; what is missing is told once all ranks are there
+
+
+def join(
+    store: Store,
+    prefix: str,
+    *,
+    rank: int,
+    members: Sequence[int],
+    timeout: timedelta,
+    backend: str,
+    options: AlgorithmOptions,
+    device: object = None,
+    name: str = DEFAULT_GROUP,
+    way: str = "",
+    done: str = "",
+    is_across_jobs: bool = False,
+) -> Parts:
+    """Form the group of `members` (global ranks), of whom this is the one at `rank`.
+
+    Args:
+        backend: as `check_backend` returns it.
+        device: of this process, for libraries that take memory of one; None: by LOCAL_RANK.
+        name, way, done, is_across_jobs: as in formation.form_communicator.
+
+    Raises as form_communicator and delegated.formation.form_ends.
+    """
+    backends = parse_backend(backend)
+    engine = backends.get(_CPU, ENGINES[0])
+    others = [each for each in backends.values() if each not in ENGINES]
+    communicator, algorithms = None, Algorithms(options)
+    if engine in ENGINES:
+        communicator, algorithms = form_communicator(
+            store,
+            prefix,
+            rank=rank,
+            members=members,
+            timeout=timeout,
+            options=options,
+            backend=engine,
+            name=name,
+            way=way,
+            done=done,
+            is_across_jobs=is_across_jobs,
+        )
+    else:
+        await_ranks(
+            store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
+        )
+    ends = {}
+    try:
+        if others:
+            ends = form_ends(
+                others,
+                store,
+                prefix,
+                rank=rank,
+                members=members,
+                timeout=timeout,
+                device=device,
+                title=name,
+            )
+    except BaseException:
+        if communicator is not None:
+            communicator.leave()
+        raise
+    if communicator is None:
+        say_formed(store, prefix, len(members), [], way=way, done=done)
+    return Parts(communicator, algorithms, has_engine(backend), ends)

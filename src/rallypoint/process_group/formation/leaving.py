@@ -1,0 +1,43 @@
+"""Groups that are left when the process ends, and not by a forked child of it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+
+from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
+from rallypoint.process_group.groups.groups import ProcessGroup
+
+_leaving_at_exit = weakref.WeakSet[ProcessGroup]()
+
+
+def leave_at_exit(group: ProcessGroup) -> None:
+    """A rank that just ends must not look to the others like one that died.
+
+    What was imported first is called last at exit: engine.work, which is imported above for that,
+    then runs the callbacks of what leaving has ended.
+    """
+    try:
+        if not _leaving_at_exit:
+            atexit.register(_leave_all)
+        _leaving_at_exit.add(group)
+    except BaseException:  # an interrupt: nobody else holds it yet who would leave it
+        group.destroy()
+        raise
+
+
+def _leave_all() -> None:
+    for group in list(_leaving_at_exit):
+        if group.is_world:
+            group.world.destroy()
+        else:
+            group.destroy()
+
+
+def _abandon_all() -> None:
+    for group in list(_leaving_at_exit):
+        group.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

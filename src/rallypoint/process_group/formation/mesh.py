@@ -1,0 +1,425 @@
+"""Connects a rank with those on other hosts: a few connections to each, made while a group forms.
+
+    caller (the higher rank)                   listener (the lower rank)
+    GREETING, its rank, what for, 32 random bytes   ->
+                                               <-   32 random bytes
+    HMAC-SHA256(key, "client", both)           ->
+                                               <-   HMAC-SHA256(key, "server", both)
+
+The key is made of the group's secret, which its first rank drew, of the job's token, and of the
+group's name (run, round and number), both ranks and what the connection is for: none of another
+group, or of an earlier round, can be taken for one of this. Strangers are dropped, and hold nobody
+up. What goes over the connections afterwards is the engine's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import os
+import resource
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
+from rallypoint.base.port_range import bind_free
+from rallypoint.engine.communicator import FarPeer
+from rallypoint.process_group.formation.congestion import Congestion
+from rallypoint.process_group.formation.finding import NetworkLook
+from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
+
+GREETING = b"RLYMSH1\n"
+SILENCE_S = 5  # after which a host that says nothing counts as lost
+_HEAD = struct.Struct("<II")
+_CHECK_EVERY_S = 1.0
+_LOOK_S = 3.0  # before the deadline; a look takes up to two seconds
+_STRANGER_S = 5.0  # how long somebody may take to prove himself
+_MOST_STRANGERS = 256
+_CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
+_SPARE_DESCRIPTORS = 200
+
+# What to send, and how many bytes then to wait for; 0 once it is over.
+Step: TypeAlias = tuple[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank listens, what its process is called there, and how the address was chosen."""
+
+    address: str
+    port: int
+    pid: int
+    network: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What the connections of a group are recognised by."""
+
+    name: str
+    secret: bytes
+    token: bytes
+
+    def key(self, caller: int, listener: int, purpose: int) -> bytes:
+        """The key of one connection."""
+        text = f"{self.name}/{caller}/{listener}/{purpose}".encode()
+        return hmac.digest(self.secret + hashlib.sha256(self.token).digest(), text, "sha256")
+
+
+class _RefusedError(Exception):
+    """The other side is not who it should be."""
+
+
+def listen(address: str, congestion: Congestion) -> socket.socket:
+    """A listener at an address of this machine.
+
+    Raises:
+        HostError: it is none, or its congestion control is none.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = bind_free(
+            lambda port: socket.create_server((address, port), family=family, backlog=4096)
+        )
+    except OSError as error:
+        raise HostError(
+            f"cannot listen at {address} ({error.strerror}); name another interface with "
+            "RALLYPOINT_SOCKET_IFNAME"
+        ) from None
+    congestion.prepare(listener)
+    return listener
+
+
+def connect_all(
+    listener: socket.socket,
+    *,
+    rank: int,
+    places: Mapping[int, Place],
+    members: Sequence[int],
+    admission: Pass,
+    streams: int,
+    congestion: Congestion,
+    deadline: float,
+    check: Callable[[], None],
+    look: NetworkLook,
+) -> list[FarPeer]:
+    """Connect with each of `places`, by rank; the listener is closed.
+
+    Args:
+        members: what ranks are called in messages.
+        streams: how many connections for data there are to be with each.
+        deadline: of time.monotonic().
+        check: called every second; raises PeerLostError if a rank has gone.
+        look: begun if a rank is not connected shortly before the deadline, or cannot be.
+
+    Raises:
+        HostError: a rank cannot be reached, or has another token.
+        PeerLostError: a rank ended meanwhile.
+        CollectiveTimeoutError: not all connections were made by the deadline.
+    """
+    _make_room(len(places) * (_DATA + streams))
+    mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion, look)
+    try:
+        mesh.run(deadline, check)
+        return [
+            FarPeer(
+                peer,
+                place.pid,
+                mesh.made[peer, _CONTROL].detach(),
+                mesh.made[peer, _MAIL].detach(),
+                [mesh.made[peer, _DATA + stream].detach() for stream in range(streams)],
+            )
+            for peer, place in sorted(places.items())
+        ]
+    finally:
+        mesh.close()
+
+
+def _make_room(connections: int) -> None:
+    """As many descriptors as will be needed, if the system grants them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(list(Path("/proc/self/fd").iterdir())) + connections + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class _Talk:
+    """One connection, until both sides have proved themselves."""
+
+    def __init__(self, sock: socket.socket, steps: Generator[Step, bytes, None], who: str) -> None:
+        self.sock = sock
+        self.who = who
+        self.unsent = b""
+        self.until = float("inf")
+        self._steps = steps
+        self._unread = b""
+        self._needed = 0
+        self._take(next(steps))
+
+    def _take(self, step: Step) -> None:
+        self.unsent += step[0]
+        self._needed = step[1]
+
+    def go_on(self) -> bool:
+        """Send and receive as far as that goes; whether it is over.
+
+        Raises:
+            OSError: the connection broke.
+            _RefusedError: the other side is not who it should be.
+        """
+        while True:
+            if self.unsent:
+                self.unsent = self.unsent[self.sock.send(self.unsent) :]
+                if self.unsent:
+                    return False
+            if self._needed == 0:
+                return True
+            data = self.sock.recv(self._needed - len(self._unread))
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+            self._unread += data
+            if len(self._unread) == self._needed:
+                data, self._unread = self._unread, b""
+                try:
+                    self._take(self._steps.send(data))
+                except StopIteration:
+                    self._needed = 0
+
+
+class _Mesh:
+    """All connections of a rank, under way and made."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        rank: int,
+        places: Mapping[int, Place],
+        members: Sequence[int],
+        admission: Pass,
+        purposes: int,
+        congestion: Congestion,
+        look: NetworkLook,
+    ) -> None:
+        self.made: dict[tuple[int, int], socket.socket] = {}
+        self._listener = listener
+        self._rank = rank
+        self._places = places
+        self._members = members
+        self._pass = admission
+        self._purposes = purposes
+        self._congestion = congestion
+        self._look = look
+        self._strangers: set[_Talk] = set()
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def run(self, deadline: float, check: Callable[[], None]) -> None:
+        """Call the lower ranks and wait for the higher ones."""
+        for peer in self._places:
+            if peer < self._rank:
+                for purpose in range(self._purposes):
+                    self._call(peer, purpose)
+        checked = time.monotonic()
+        look_at = deadline - min(_LOOK_S, (deadline - checked) / 2)
+        while len(self.made) < len(self._places) * self._purposes:
+            now = time.monotonic()
+            if now > deadline:
+                raise self._late()
+            if now > look_at:
+                look_at = deadline
+                self._begin_look()
+            if now - checked > _CHECK_EVERY_S:
+                check()
+                checked = now
+            for key, _ in self._selector.select(min(deadline - now, max(look_at - now, 0.0), 1.0)):
+                happened: Callable[[], None] = key.data
+                happened()
+            for talk in [each for each in self._strangers if each.until < now]:
+                self._drop(talk)
+
+    def close(self) -> None:
+        """Close what was not handed on."""
+        for key in list(self._selector.get_map().values()):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            sock.close()
+        self._selector.close()
+        for sock in self.made.values():
+            sock.close()
+
+    # The caller's side.
+
+    def _call(self, peer: int, purpose: int) -> None:
+        place = self._places[peer]
+        who = f"rank {self._members[peer]} at {endpoint_of(place.address, place.port)}"
+        family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._congestion.prepare(sock)
+        sock.setblocking(False)
+        code = sock.connect_ex((place.address, place.port))
+        talk = _Talk(sock, self._prove(peer, purpose), who)
+        if code not in (0, errno.EINPROGRESS):
+            sock.close()
+            raise self._unreachable(peer, os.strerror(code))
+
+        def happened() -> None:
+            try:
+                if not talk.go_on():
+                    self._watch(talk, happened)
+                    return
+            except BlockingIOError:
+                self._watch(talk, happened)
+                return
+            except OSError as error:
+                if error.errno == errno.ECONNRESET:
+                    raise PeerLostError(
+                        f"{who} ended, or refused this rank, while the group was forming; see "
+                        "its first error, and that RALLYPOINT_TOKEN is the same on all hosts",
+                        rank=self._members[peer],
+                        operation="init_process_group",
+                    ) from None
+                raise self._unreachable(peer, error.strerror) from None
+            except _RefusedError:
+                raise HostError(
+                    f"{who} has another token; set the same RALLYPOINT_TOKEN on all hosts"
+                ) from None
+            self._finish(talk, peer, purpose)
+
+        self._selector.register(sock, selectors.EVENT_WRITE, happened)
+
+    def _prove(self, peer: int, purpose: int) -> Generator[Step, bytes, None]:
+        key = self._pass.key(self._rank, peer, purpose)
+        ours = os.urandom(NONCE)
+        theirs = yield GREETING + _HEAD.pack(self._rank, purpose) + ours, NONCE
+        proof = yield client_proof(key, ours, theirs), PROOF
+        if not is_server_proof(proof, key, ours, theirs):
+            raise _RefusedError
+
+    # The listener's side.
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._strangers) >= _MOST_STRANGERS + len(self._places) * self._purposes:
+            sock.close()
+            return
+        sock.setblocking(False)
+        found: list[tuple[int, int]] = []
+        talk = _Talk(sock, self._examine(found), "")
+        talk.until = time.monotonic() + _STRANGER_S
+        self._strangers.add(talk)
+
+        def happened() -> None:
+            try:
+                if talk.go_on():
+                    self._strangers.discard(talk)
+                    self._finish(talk, *found[0])
+                else:
+                    self._watch(talk, happened)
+            except BlockingIOError:
+                self._watch(talk, happened)
+            except (OSError, _RefusedError):
+                self._drop(talk)
+
+        self._selector.register(sock, selectors.EVENT_READ, happened)
+
+    def _examine(self, found: list[tuple[int, int]]) -> Generator[Step, bytes, None]:
+        data = yield b"", len(GREETING) + _HEAD.size + NONCE
+        caller, purpose = _HEAD.unpack_from(data, len(GREETING))
+        theirs, ours = data[len(GREETING) + _HEAD.size :], os.urandom(NONCE)
+        is_awaited = caller in self._places and caller > self._rank and purpose < self._purposes
+        if data[: len(GREETING)] != GREETING or not is_awaited:
+            raise _RefusedError
+        key = self._pass.key(caller, self._rank, purpose)
+        proof = yield ours, PROOF
+        if not hmac.compare_digest(proof, client_proof(key, theirs, ours)):
+            raise _RefusedError
+        if (caller, purpose) in self.made or found:
+            raise _RefusedError
+        found.append((caller, purpose))
+        yield server_proof(key, theirs, ours), 0
+
+    def _drop(self, talk: _Talk) -> None:
+        self._strangers.discard(talk)
+        self._selector.unregister(talk.sock)
+        talk.sock.close()
+
+    # Both.
+
+    def _watch(self, talk: _Talk, happened: Callable[[], None]) -> None:
+        events = selectors.EVENT_WRITE if talk.unsent else selectors.EVENT_READ
+        self._selector.modify(talk.sock, events, happened)
+
+    def _finish(self, talk: _Talk, peer: int, purpose: int) -> None:
+        self._selector.unregister(talk.sock)
+        if (peer, purpose) in self.made:
+            talk.sock.close()
+            return
+        talk.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._congestion.settle(talk.sock)
+        if purpose == _CONTROL:
+            watch_for_silence(talk.sock)
+        self.made[peer, purpose] = talk.sock
+
+    def _late(self) -> CollectiveTimeoutError:
+        missing = self._missing()
+        named = ", ".join(
+            f"{self._members[peer]} at {endpoint_of(self._places[peer].address, 0)[:-2]}"
+            for peer in missing[:16]
+        )
+        first = self._places[missing[0]].network
+        return CollectiveTimeoutError(
+            f"init_process_group: no connection with rank {named}{f' ({first})' if first else ''};"
+            " see whether a firewall stands between the hosts, or choose another network with"
+            " RALLYPOINT_SOCKET_IFNAME",
+            rank=self._members[missing[0]],
+            operation="init_process_group",
+        )
+
+    def _missing(self) -> list[int]:
+        return [
+            peer
+            for peer in sorted(self._places)
+            if any((peer, purpose) not in self.made for purpose in range(self._purposes))
+        ]
+
+    def _unreachable(self, peer: int, why: str | None) -> HostError:
+        place = self._places[peer]
+        self._look.look(place.address, place.port, role=self._role(peer))
+        where = endpoint_of(place.address, place.port)
+        reasons = "; ".join(filter(None, (why, place.network)))
+        return HostError(
+            f"cannot connect to rank {self._members[peer]} at {where} ({reasons}); see whether that"
+            " rank still runs, whether a firewall stands between, or choose another network with"
+            " RALLYPOINT_SOCKET_IFNAME"
+        )
+
+    def _begin_look(self) -> None:
+        """See why one is missing, while all are still there."""
+        peer = self._missing()[0]
+        place, is_caller = self._places[peer], peer < self._rank
+        self._look.begin(place.address, place.port, role=self._role(peer), is_caller=is_caller)
+
+    def _role(self, peer: int) -> str:
+        return f"where rank {self._members[peer]} listens"
+
+
+def watch_for_silence(sock: socket.socket) -> None:
+    """Have the kernel end a connection whose other host has been silent for SILENCE_S seconds."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)

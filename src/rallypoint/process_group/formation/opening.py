@@ -1,0 +1,181 @@
+"""Opens a world: finds its store, and forms the group of all who share it.
+
+Finding the store and waiting there is `store.init_method`, which group is forming at a store
+`worlds`, what serves its calls `joining`. Whether it is the default group, and when it is left, is
+decided in `init`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
+from rallypoint.cluster.meeting import open_launched
+from rallypoint.process_group.formation.finding import raise_with_finding
+from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
+from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.formation.worlds import closing, find_world, formed_key, meet
+from rallypoint.process_group.groups.groups import DEFAULT_GROUP, ProcessGroup, World
+from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
+from rallypoint.process_group.planning import AlgorithmOptions
+from rallypoint.schedule.choose import check_override
+from rallypoint.schedule.links import parse_model, read_model_text
+from rallypoint.store.init_method import OpenStore, open_store
+from rallypoint.store.store import Store
+
+_BACKEND = "RALLYPOINT_BACKEND"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldRequest:
+    """What init_process_group was asked for; see there."""
+
+    backend: str | None
+    init_method: str | None
+    timeout: timedelta | None
+    world_size: int
+    rank: int
+    store: Store | None
+    algorithm: str | None
+    links: str | None
+    device_id: object
+
+
+def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGroup:
+    """Find the store, and form the group of all who share it.
+
+    Args:
+        base: what the keys of all worlds begin with that are formed one after the other.
+        name: of a group of processes of several jobs; empty: it is this job's default one.
+
+    Raises as init_process_group.
+    """
+    backend = check_backend(request.backend or os.environ.get(_BACKEND) or "rallypoint")
+    wait = check_timeout(request.timeout, default_pg_timeout)
+    options = _options(request.algorithm, request.links)
+    if request.algorithm is not None and not has_engine(backend):
+        raise InvalidArgumentError(
+            f"{backend} chooses its algorithms itself; algorithm={request.algorithm!r} is for "
+            "backend='rallypoint'"
+        )
+    begin_early(backend)
+    close = _nothing
+    if request.store is not None:
+        rank, world_size = request.rank, request.world_size
+        _check_own_store(request.init_method, rank, world_size)
+        place = OpenStore(store=request.store, rank=rank, world_size=world_size)
+        found = find_world(place, base, time.monotonic() + wait.total_seconds())
+    else:
+        try:
+            place, found = meet(lambda: _open_place(request, wait), base, wait)
+        except StoreConnectionError as error:
+            raise_with_finding(error)
+        close = closing(place, found)
+    try:
+        return form_world(
+            place,
+            found.prefix,
+            timeout=wait,
+            backend=backend,
+            options=options,
+            device=request.device_id,
+            on_destroy=close,
+            way=found.way,
+            done=formed_key(place, found),
+            name=name,
+        )
+    except BaseException:
+        if request.store is None:
+            place.store.close()
+        raise
+
+
+def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
+    rank, world_size = request.rank, request.world_size
+    if request.init_method in (None, "env://"):
+        found = open_launched(os.environ, rank=rank, world_size=world_size, timeout=timeout)
+        if found is not None:
+            return found
+    return open_store(
+        request.init_method, rank=rank, world_size=world_size, timeout=timeout, environ=os.environ
+    )
+
+
+def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
+    """What this rank was told, checked as far as it goes before the ranks meet."""
+    override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
+    check_override(override)
+    name = os.environ.get("RALLYPOINT_LINKS", "") if links is None else links
+    text = read_model_text(name) if name else ""
+    if text:
+        parse_model(text)
+    return AlgorithmOptions(override, text)
+
+
+def form_world(
+    place: OpenStore,
+    prefix: str,
+    *,
+    timeout: timedelta,
+    backend: str,
+    options: AlgorithmOptions,
+    device: object = None,
+    on_destroy: Callable[[], None],
+    way: str = "",
+    done: str = "",
+    name: str = "",
+) -> ProcessGroup:
+    """Form a group of all who share a store, with keys that begin with `prefix`.
+
+    The last one to be done deletes the key `way`, and sets `done`. `name` as in open_world.
+    """
+    members = range(place.world_size)
+    parts = join(
+        place.store,
+        prefix,
+        rank=place.rank,
+        members=members,
+        timeout=timeout,
+        backend=backend,
+        options=options,
+        device=device,
+        name=f"group {name}" if name else DEFAULT_GROUP,
+        way=way,
+        done=done,
+        is_across_jobs=bool(name),
+    )
+    world = World(place.store, prefix, parts.algorithms.options, on_destroy)
+    world.group = ProcessGroup(
+        parts.communicator,
+        parts.algorithms,
+        rank=place.rank,
+        ends=parts.ends,
+        takes_arrays=parts.takes_arrays,
+        world=world,
+        prefix=prefix,
+        ranks=members,
+        group_name=name,
+        group_desc="undefined" if name else "default_pg",
+        backend=backend,
+        timeout=timeout,
+    )
+    leave_at_exit(world.group)
+    return world.group
+
+
+def _nothing() -> None:
+    """The store of the caller is the caller's to close."""
+
+
+def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:
+    if init_method is not None:
+        raise InvalidArgumentError("give init_method or store, not both")
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"store= needs rank and world_size, with rank below world_size; they are {rank} and "
+            f"{world_size}"
+        )

@@ -1,0 +1,247 @@
+"""Groups of some of the ranks: new_group and its relatives, as in torch.distributed.
+
+Members agree on a group's name by counting, or by its ranks; they alone meet at the store. A rank
+that is not a member counts and returns, which costs it nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.formation.joining import check_backend, join
+from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.groups.groups import (
+    NON_GROUP_MEMBER,
+    ProcessGroup,
+    World,
+    get_process_group_ranks,
+    resolve,
+)
+from rallypoint.process_group.groups.timeouts import check_timeout
+
+
+def new_group(
+    ranks: Iterable[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: object = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: object = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | int:
+    """Form a group of some ranks; all ranks call it, for the same groups in the same order.
+
+    Args:
+        ranks: global ranks of the members; None for all.
+        timeout: how long its operations may wait for a peer; the default group's unless given.
+        backend: one of init_process_group's; the default group's unless given.
+        use_local_synchronization: only the members call it. The group is then known by its ranks,
+            and each member must form groups of the same ranks equally often.
+        group_desc: what the group is for, in a few words.
+        sort_ranks: number the members by their global ranks, not by their order in `ranks`.
+        pg_options: accepted for torch's sake; it says nothing here.
+        device_id: as in init_process_group.
+
+    Returns:
+        The group, or GroupMember.NON_GROUP_MEMBER if this rank is not in it.
+
+    Raises:
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: not ranks of the default group, or one of them twice.
+        StoreTimeoutError: some members did not come; the message names them.
+    """
+    world = resolve(None).world
+    return form_group(
+        world,
+        ranks,
+        timeout=timeout,
+        backend=backend,
+        by_ranks=use_local_synchronization,
+        description=group_desc,
+        sort_ranks=sort_ranks,
+        device=device_id,
+    )
+
+
+def form_group(
+    world: World,
+    ranks: Iterable[int] | None = None,
+    *,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    by_ranks: bool = False,
+    description: str | None = None,
+    sort_ranks: bool = True,
+    device: object = None,
+) -> ProcessGroup | int:
+    """new_group within a given world."""
+    whole = world.group
+    assert whole is not None
+    members = _checked(list(whole.ranks if ranks is None else ranks), whole, sort_ranks)
+    chosen = check_backend(backend or whole.backend)
+    wait = check_timeout(timeout, whole.timeout)
+    kind = _by_ranks(members) if by_ranks else "all"
+    name = f"{kind}/{world.made[kind]}"
+    world.made[kind] += 1
+    if whole.own_rank not in members:
+        return NON_GROUP_MEMBER
+    prefix = f"{world.prefix}/{name}"
+    place = members.index(whole.own_rank)
+    parts = join(
+        world.store,
+        prefix,
+        rank=place,
+        members=members,
+        timeout=wait,
+        options=world.options,
+        backend=chosen,
+        device=device,
+        name=f"group {description or name}",
+    )
+    formed = ProcessGroup(
+        parts.communicator,
+        parts.algorithms,
+        rank=place,
+        ends=parts.ends,
+        takes_arrays=parts.takes_arrays,
+        world=world,
+        prefix=prefix,
+        ranks=members,
+        group_name=name,
+        group_desc=description or "undefined",
+        backend=chosen,
+        timeout=wait,
+    )
+    world.subgroups.append(formed)
+    leave_at_exit(formed)
+    return formed
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: object = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
+    """Cut a group into subgroups of `group_size` neighbouring ranks; all ranks call it.
+
+    Unless given, it is the number of ranks on each host, as LOCAL_WORLD_SIZE says.
+
+    Returns:
+        The subgroup of this rank, and all of them (NON_GROUP_MEMBER for those of others).
+
+    Raises:
+        InvalidArgumentError: the group's size is no multiple of `group_size`.
+    """
+    ranks = get_process_group_ranks(group)
+    if group_size is None:
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if not text.isdecimal():
+            raise InvalidArgumentError(
+                "group_size must be given: LOCAL_WORLD_SIZE does not say how many ranks a host has"
+            )
+        group_size = int(text)
+    if group_size <= 0:
+        raise InvalidArgumentError(f"group_size={group_size} must be positive")
+    if len(ranks) % group_size:
+        raise InvalidArgumentError(
+            f"the group has {len(ranks)} ranks, which group_size={group_size} does not divide"
+        )
+    parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
+    return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: object = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
+    """Form subgroups that do not overlap, each given by its global ranks; all ranks call it.
+
+    Returns:
+        The subgroup of this rank or None, and all of them (NON_GROUP_MEMBER for those of others).
+
+    Raises:
+        InvalidArgumentError: no subgroups, or a rank in two of them.
+    """
+    _check_disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list")
+    subgroups = [
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
+        for ranks in ranks_per_subgroup_list
+    ]
+    own = [subgroup for subgroup in subgroups if subgroup != NON_GROUP_MEMBER]
+    return (own[0] if own else None), subgroups
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: object = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Form subgroups of a group, given by their ranks *in that group*; all of its ranks call it.
+
+    Returns:
+        The subgroup of this rank, or None if it is in none of them.
+
+    Raises:
+        InvalidArgumentError: no subgroups, a rank in two of them, or no rank of the group.
+    """
+    parent = resolve(parent_pg)
+    _check_disjoint(split_ranks, "split_ranks")
+    assert split_ranks is not None
+    for rank in (rank for part in split_ranks for rank in part):
+        if type(rank) is not int or not 0 <= rank < parent.size():
+            raise InvalidArgumentError(
+                f"split_ranks names rank {rank!r}, but the group's ranks are 0 to "
+                f"{parent.size() - 1}"
+            )
+    for part in split_ranks:
+        if parent.own_rank in part:
+            formed = form_group(
+                parent.world,
+                [parent.ranks[rank] for rank in part],
+                timeout=check_timeout(timeout, parent.timeout),
+                backend=backend or parent.backend,
+                by_ranks=True,
+                description=group_desc,
+                sort_ranks=False,
+            )
+            assert isinstance(formed, ProcessGroup)
+            return formed
+    return None
+
+
+def _checked(ranks: list[int], whole: ProcessGroup, sort_ranks: bool) -> list[int]:
+    for rank in ranks:
+        whole.group_rank(rank, "ranks: rank")
+    if not ranks or len(set(ranks)) < len(ranks):
+        raise InvalidArgumentError(f"ranks={ranks} must name at least one rank, and each only once")
+    return sorted(ranks) if sort_ranks else ranks
+
+
+def _check_disjoint(parts: Sequence[Sequence[int]] | None, name: str) -> None:
+    if not parts:
+        raise InvalidArgumentError(f"{name} must hold at least one list of ranks")
+    seen = set[int]()
+    for part in parts:
+        for rank in part:
+            if rank in seen:
+                raise InvalidArgumentError(f"{name}={list(parts)}: rank {rank} is there twice")
+            seen.add(rank)
+
+
+def _by_ranks(members: list[int]) -> str:
+    listed = ",".join(map(str, members))
+    return listed if len(listed) < 100 else hashlib.sha256(listed.encode()).hexdigest()

@@ -1,0 +1,150 @@
+"""The error of a call that failed, with what each rank called and where.
+
+Nothing here costs a call that succeeds: only when ranks turn out to have called different things
+does each look at its own stack and tell the others, through the store, what it was doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from types import CodeType
+from typing import NamedTuple
+
+from rallypoint.base.errors import (
+    HostError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    RallypointError,
+)
+from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
+from rallypoint.process_group.groups.first_lost import found_when_formed
+from rallypoint.process_group.groups.groups import ProcessGroup
+
+_PATIENCE = timedelta(seconds=0.5)  # every rank shall have its error within a second
+_ASKED = 64  # beyond, only the rank at fault is asked
+_NOT_THE_USERS = ("rallypoint.", "torch.")
+_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
+
+
+def failure(
+    group: ProcessGroup,
+    code: int,
+    operation: str,
+    what: str,
+    *,
+    op: int = 0,
+    root: int = 0,
+    variant: int = 0,
+    site: Site | None = None,
+) -> RallypointError:
+    """The error for a result of the engine that is not 0.
+
+    Args:
+        what: the call's arrays, in words.
+        root: a rank in the group.
+        variant: which algorithm was asked for.
+        site: where the user's code called; found on the stack unless given.
+    """
+    if code == BAD_BUFFER:
+        return InvalidArgumentError(f"{operation} cannot take {what}")
+    error = group.communicator.error(operation)
+    message = str(error)
+    if isinstance(error, MismatchError):
+        details = [what]
+        if operation in _WITH_OPERATOR:
+            details.append(ReduceOp(op).name)
+        if operation in _WITH_ROOT:
+            details.append(f"{_WITH_ROOT[operation]}={group.ranks[root]}")
+        details.append(group.algorithms.in_words(variant))
+        call = f"{operation}({', '.join(filter(None, details))}) at {site or Site.of_caller()}"
+        calls = _exchange(group, call, error.rank)
+        if message.startswith("ranks called different") and len(set(calls.values())) > 1:
+            message = _told(calls, group.ranks)
+        error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
+    elif isinstance(error, PeerLostError):
+        error = found_when_formed(group, error)
+        message = str(error)
+    if not group.is_world:
+        message = f"in the group of global ranks {group.members()}: {message}"
+        error.args = (message,)
+    return error
+
+
+class Site(NamedTuple):
+    """A line of the user's code; found out, and put into words, only if it must be told."""
+
+    code: CodeType
+    instruction: int
+
+    @classmethod
+    def of_caller(cls, skip: int = 1) -> Site:
+        """The innermost frame that is neither this package's nor what PyTorch puts around it.
+
+        Args:
+            skip: so many frames are known to be this package's, and not looked at.
+        """
+        frame = sys._getframe(skip)
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
+            frame = frame.f_back
+        return cls(frame.f_code, frame.f_lasti)
+
+    def __str__(self) -> str:
+        here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed
+        lines = self.code.co_lines()
+        line = next((line for begin, end, line in lines if begin <= self.instruction < end), None)
+        return f"{self.code.co_filename.removeprefix(here)}:{line or self.code.co_firstlineno}"
+
+
+def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, str]:
+    """What each rank that tells in time called, by global rank; a group breaks but once."""
+    if not group.calls_when_broken:
+        calls = {group.ranks[group.own_rank]: call}
+        asked = [
+            rank for rank in group.ranks if len(group.ranks) <= _ASKED or rank in (*calls, culprit)
+        ]
+        store = group.world.store
+        keys = {rank: f"{group.world.prefix}/calls/{group.group_name}/{rank}" for rank in asked}
+        try:
+            store.set(keys[group.ranks[group.own_rank]], json.dumps(call))
+            try:
+                store.wait(list(keys.values()), _PATIENCE)
+            except TimeoutError:
+                keys = {rank: key for rank, key in keys.items() if store.check([key])}
+            told = store.multi_get(list(keys.values()))
+            calls |= {rank: json.loads(text) for rank, text in zip(keys, told, strict=True)}
+        except (HostError, OSError):
+            pass  # whoever served the store is gone; what the engine knows has to do
+        group.calls_when_broken = calls
+    return group.calls_when_broken
+
+
+def _told(calls: Mapping[int, str], members: Sequence[int]) -> str:
+    by_call: dict[str, list[int]] = {}
+    for rank in sorted(calls):
+        by_call.setdefault(calls[rank], []).append(rank)
+    parts = [f"{_ranks(ranks)} called {call}" for call, ranks in by_call.items()]
+    silent = [rank for rank in members if rank not in calls]
+    if silent and len(members) <= _ASKED:
+        parts.append(f"{_ranks(silent)} did not say")
+    return (
+        f"ranks called different operations: {'; '.join(parts)}; the group cannot be used any "
+        "more: destroy_process_group, then init again"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"

@@ -1,0 +1,447 @@
+"""Who is in which group: process groups, the default one, and the ranks of each.
+
+Ranks in arguments and in errors are global ones (of the default group) unless a name begins with
+`group_`, as in torch.distributed. A rank that is not in a group holds NON_GROUP_MEMBER in its
+place; calls on it warn and do nothing. How groups come to be is `init` and `subgroups`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Never
+
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotInitializedError,
+)
+from rallypoint.engine.communicator import BAD_BUFFER, Communicator
+from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
+from rallypoint.store.store import Store, seconds_of
+
+if TYPE_CHECKING:
+    from rallypoint.process_group.delegated.end import End
+
+NON_GROUP_MEMBER: Final = -100
+DEFAULT_GROUP = "default group"  # what people call it
+
+
+class ProcessGroup:
+    """A group of ranks that communicate, as the member in this process holds it.
+
+    Attributes:
+        ranks: the members' global ranks; the place of each is its rank in the group.
+        own_rank: this process's rank in the group.
+        prefix: what its members' keys at the store began with while it formed.
+        group_name: the name by which the members found each other.
+        group_desc: what the caller said it is for.
+        backend: what serves its calls, as get_backend() tells it.
+        timeout: how long an operation may wait for a peer.
+        others: the other members' global ranks, and what each is in the group.
+        deferred: the operations of an open _coalescing_manager, or None: there is none.
+        algorithms, variants: what its calls may be served by; see planning.
+        ends: other backends' libraries, by the kind of device whose memory they take.
+        takes_arrays: whether the engine takes the caller's arrays.
+        is_parents: this process was forked off the member, which alone may use it.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator | None,
+        algorithms: Algorithms,
+        *,
+        rank: int,
+        world: World,
+        prefix: str,
+        ranks: Sequence[int],
+        group_name: str,
+        group_desc: str,
+        backend: str,
+        timeout: timedelta,
+        ends: Mapping[str, End] | None = None,
+        takes_arrays: bool = True,
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.own_rank = rank
+        self.world = world
+        self.prefix = prefix
+        self.group_name = group_name
+        self.group_desc = group_desc
+        self.backend = backend
+        self.timeout = timeout
+        self.algorithms = algorithms
+        self.variants = algorithms.variants
+        self.ends = ends or {}
+        self.takes_arrays = takes_arrays
+        if communicator is not None and takes_arrays:
+            self.run = communicator.run
+            self.run_apart = communicator.run_apart
+            self.send = communicator.send
+            self.receive = communicator.receive
+        else:
+            self.run = self.run_apart = self.send = self.receive = _not_the_engines
+        self.deferred: list[Any] | None = None
+        self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
+        self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
+        self.is_parents = False
+        self._is_member = True
+        self._communicator = communicator
+        self._why_not = "was destroyed"  # what else it may be, if there is no communicator
+        self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
+        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self.own_rank
+
+    def size(self) -> int:
+        """How many ranks are in the group."""
+        return len(self.ranks)
+
+    def name(self) -> str:
+        """The backend's name."""
+        return self.backend
+
+    @property
+    def communicator(self) -> Communicator:
+        """The group's end of the engine.
+
+        Raises:
+            NotInitializedError: the group was destroyed.
+            InvalidTypeError: another backend serves it.
+        """
+        if not self._is_member:
+            self._refuse()
+        if self._communicator is None:
+            raise InvalidTypeError(f"a group of backend {self.backend!r} does not use the engine")
+        return self._communicator
+
+    @property
+    def for_objects(self) -> ProcessGroup:
+        """A group of the same members whose calls take arrays, as those of some backends do not."""
+        if self.takes_arrays or self._communicator is None:
+            return self
+        group = copy.copy(self)
+        group.takes_arrays, group.ends = True, {}
+        group.run, group.run_apart = self._communicator.run, self._communicator.run_apart
+        group.send, group.receive = self._communicator.send, self._communicator.receive
+        return group
+
+    def end_of(self, array: object, operation: str) -> End | None:
+        """The library that takes an array's memory; None: the engine does.
+
+        Raises:
+            InvalidTypeError: this group takes no memory of that device.
+            NotInitializedError: the group was destroyed.
+        """
+        if not self._is_member:
+            self._refuse()
+        device = array.device if isinstance(array, DeviceArray) else "cpu"
+        if device in self.ends:
+            return self.ends[device]
+        if device == "cpu" and self.takes_arrays:
+            return None
+        if operation == "barrier":
+            return next(iter(self.ends.values()))
+        kinds = ["the CPU"] * self.takes_arrays + list(self.ends)
+        way = ".cpu()" if kinds == ["the CPU"] else f".to({kinds[-1]!r})"
+        where = "the CPU" if not isinstance(array, DeviceArray) else array.tensor.device
+        raise InvalidTypeError(
+            f"{operation} takes tensors on {' or '.join(kinds)}, not on {where}; move it with {way}"
+        )
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether this process has left the group."""
+        return not self._is_member
+
+    @property
+    def is_world(self) -> bool:
+        """Whether this is a default group."""
+        return self.world.group is self
+
+    def group_rank(self, rank: int, argument: str) -> int:
+        """The rank in the group of a global rank, named `argument` by the caller."""
+        place = self._group_ranks.get(rank) if type(rank) is int else None
+        if place is None:
+            raise InvalidArgumentError(
+                f"{argument}={rank!r} is not a rank of this group; its ranks are {self.members()}"
+            )
+        return place
+
+    def members(self) -> str:
+        """The global ranks, in words."""
+        ranks = self.ranks
+        if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+            return f"{ranks[0]} to {ranks[-1]}"
+        return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change how long operations that begin from now on may wait for a peer."""
+        if not self._is_member:
+            self._refuse()
+        for end in self._all_ends():
+            end.set_timeout(seconds_of(timeout))
+        self.timeout = timeout
+
+    def destroy(self) -> None:
+        """Leave the group and give its memory back; a second call does nothing."""
+        if self._is_member:
+            for end in self._all_ends():
+                end.leave()
+            self._forget()
+
+    def abort(self) -> None:
+        """End the waits of all members with an error, and leave; without one, do nothing."""
+        if self._is_member:
+            for end in self._all_ends():
+                end.abort()
+            self.destroy()
+
+    def abandon(self) -> None:
+        """In a forked child: the group is its parent's, which goes on with it undisturbed."""
+        self.is_parents = True
+        self._why_not = "belongs to the process that forked this one"
+        self._forget()
+
+    def _all_ends(self) -> list[Communicator | End]:
+        own = [] if self._communicator is None else [self._communicator]
+        return [*self.ends.values(), *own]
+
+    def _forget(self) -> None:
+        self._is_member = False
+        self._communicator = None
+        self.run = self._refuse
+        self.run_apart = self._refuse
+        self.send = self._refuse
+        self.receive = self._refuse
+
+    def _refuse(self, *_: object) -> Never:
+        # PyTorch calls the default group "0".
+        name = self.group_name if self.group_name not in ("", "0") else "of all ranks"
+        raise NotInitializedError(f"the process group {name} {self._why_not}; make a new one")
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name!r} rank {self.own_rank} of ranks {self.members()}>"
+
+
+def _not_the_engines(*_: object) -> int:
+    return BAD_BUFFER
+
+
+def _nothing() -> None:
+    """What is left to do once a world was left."""
+
+
+@dataclass(slots=True)
+class World:
+    """A default group and what hangs on it: its subgroups, and the store where they meet.
+
+    Attributes:
+        prefix: what the keys of this world, and of no other, begin with.
+        options: how its groups' programs are chosen.
+        made: how many subgroups of each name were asked for, whether this rank is in them or not;
+            the same on every rank that asks, so that members agree on names without a word.
+    """
+
+    store: Store
+    prefix: str
+    options: AlgorithmOptions
+    on_destroy: Callable[[], None]
+    group: ProcessGroup | None = None
+    subgroups: list[ProcessGroup] = field(default_factory=list)
+    made: Counter[str] = field(default_factory=Counter)
+
+    def destroy(self) -> None:
+        """Leave all groups."""
+        for subgroup in reversed(self.subgroups):
+            subgroup.destroy()
+        self.subgroups.clear()
+        if self.group is not None:
+            self.group.destroy()
+        on_destroy, self.on_destroy = self.on_destroy, _nothing
+        on_destroy()
+
+
+_default: ProcessGroup | None = None
+_LAUNCHED_NOTE = (
+    ": the launcher starts the processes of a job, and leaves it to them to form groups"
+)
+
+
+class _GroupNames(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 - torch.distributed's name
+        """The default group, or None before init_process_group."""
+        return _default
+
+
+class group(metaclass=_GroupNames):  # noqa: N801 - torch.distributed's name
+    """``group.WORLD`` is the default group."""
+
+
+class GroupMember(metaclass=_GroupNames):
+    """``WORLD``, and what a rank holds of a group that it is not in."""
+
+    NON_GROUP_MEMBER: Final = NON_GROUP_MEMBER
+
+
+# What may be passed as `group`: None is the default group, -100 a group of others.
+Group = ProcessGroup | int | None
+
+
+def set_default(chosen: ProcessGroup | None) -> None:
+    """Make a group the default one (init_process_group and destroy_process_group do)."""
+    global _default  # noqa: PLW0603 - the default group is process-wide state by definition
+    _default = chosen
+
+
+def is_initialized() -> bool:
+    """Whether there is a default process group."""
+    return _default is not None
+
+
+def resolve(group: Group) -> ProcessGroup:
+    """The group meant by an argument `group`; this rank must be in it.
+
+    Raises:
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: this rank is not in the group.
+        InvalidTypeError: it is no group.
+    """
+    chosen = _default if group is None else group
+    if type(chosen) is ProcessGroup:
+        return chosen
+    if group is None:
+        raise NotInitializedError(
+            "Default process group has not been initialized, please make sure to call "
+            f"init_process_group{_LAUNCHED_NOTE * ('TORCHELASTIC_RUN_ID' in os.environ)}."
+        )
+    if group == NON_GROUP_MEMBER:
+        raise InvalidArgumentError(
+            "this rank is not in the group, which is GroupMember.NON_GROUP_MEMBER here"
+        )
+    raise InvalidTypeError(
+        f"group must be what new_group returned, or None for the default group, not {group!r}"
+    )
+
+
+def joined(group: Group, operation: str) -> ProcessGroup | None:
+    """The group meant by an argument `group`, or None, with a warning, if this rank is not in it.
+
+    Raises as `resolve`.
+    """
+    chosen = _default if group is None else group
+    if type(chosen) is ProcessGroup:
+        return chosen
+    if group != NON_GROUP_MEMBER or isinstance(group, ProcessGroup):
+        return resolve(group)
+    warnings.warn(
+        f"{operation} on a group that rank {get_rank() if _default else '?'} is not in: "
+        "nothing is done",
+        stacklevel=3,
+    )
+    return None
+
+
+def peer(
+    chosen: ProcessGroup, rank: int | None, group_rank: int | None, name: str, default: int | None
+) -> int:
+    """The rank in the group that is meant by `name` (global) or ``group_`` + `name`.
+
+    Raises:
+        InvalidArgumentError: both are given, none is, or it is no rank of the group.
+    """
+    if group_rank is None:
+        rank = default if rank is None else rank
+        if rank is None:
+            raise InvalidArgumentError(f"one of {name} and group_{name} must be given")
+        return chosen.group_rank(rank, name)
+    if rank is not None:
+        raise InvalidArgumentError(f"{name} and group_{name} cannot both be given")
+    if type(group_rank) is not int or not 0 <= group_rank < len(chosen.ranks):
+        raise InvalidArgumentError(
+            f"group_{name}={group_rank!r} is not a rank of this group; it has {chosen.size()} ranks"
+        )
+    return group_rank
+
+
+def get_rank(group: Group = None) -> int:
+    """This process's rank in the group; -1 if it is not in it."""
+    return -1 if group == NON_GROUP_MEMBER else resolve(group).own_rank
+
+
+def get_world_size(group: Group = None) -> int:
+    """How many ranks are in the group; -1 if this process is not in it."""
+    return -1 if group == NON_GROUP_MEMBER else len(resolve(group).ranks)
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The rank in the group of a global rank.
+
+    Raises:
+        InvalidArgumentError: it is not in the group.
+    """
+    return resolve(group).group_rank(global_rank, "global_rank")
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The global rank of a rank in the group.
+
+    Raises:
+        InvalidArgumentError: the group has no such rank.
+    """
+    chosen = resolve(group)
+    return chosen.ranks[peer(chosen, None, group_rank, "rank", None)]
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The global ranks of a group, in the order of their ranks in it."""
+    return list(resolve(group).ranks)
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """The name of a group's backend, in lower case."""
+    return resolve(group).backend
+
+
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """What serves each kind of device in a group, as in ``"cpu:gloo,cuda:nccl"``."""
+    chosen = resolve(group)
+    return (
+        chosen.backend
+        if ":" in chosen.backend
+        else ",".join(f"{kind}:{chosen.backend}" for kind in chosen.ends or ("cpu",))
+    )
+
+
+def get_pg_count() -> int:
+    """How many groups this process is in: the default one, and those made of it."""
+    return 0 if _default is None else 1 + len(_default.world.subgroups)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This process's rank among those of its machine, as LOCAL_RANK says, or `fallback_rank`.
+
+    Raises:
+        InvalidArgumentError: LOCAL_RANK is no number, or is not there and nothing is given instead.
+    """
+    text = os.environ.get("LOCAL_RANK", "" if fallback_rank is None else str(fallback_rank))
+    if not text.isdecimal():
+        raise InvalidArgumentError(
+            f"LOCAL_RANK={text!r} is no rank; start the program with a launcher, or pass "
+            "fallback_rank"
+        )
+    return int(text)
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether a launcher that keeps torchelastic's contract (ours does) started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ

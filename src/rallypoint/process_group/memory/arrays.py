@@ -1,0 +1,197 @@
+"""From what a caller passes to memory that the engine can take, and back.
+
+An argument is a NumPy array or a tensor of PyTorch. What is on the CPU becomes a NumPy view of the
+same memory, so that everything behind this module knows arrays only; what is on another device
+becomes a `DeviceArray`, which few backends take. Torch is recognised by name and
+never imported. What is not contiguous is copied, and copied back after the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.engine.communicator import DTYPES
+from rallypoint.process_group.memory.device_array import DeviceArray
+
+Array = np.ndarray[
+    Any, np.dtype[Any]
+]  # numpy.typing takes as long to import as all of this package
+
+# NumPy has no bfloat16. Its bits pass for unsigned integers, with a note of what they are.
+_BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})
+
+_DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
+_NAMES = {np.dtype(code).num: np.dtype(code).name for code in np.typecodes["AllInteger"] + "?efdFD"}
+
+
+def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
+    """A view of the caller's array or tensor, checked to be one that the operation can take.
+
+    Raises:
+        InvalidTypeError: neither array nor tensor, a dtype or layout that is not supported, or
+            read-only although the operation writes.
+    """
+    array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
+    if array.itemsize == 2 and array.dtype.num not in _NAMES and array.dtype.name == "bfloat16":
+        array = array.view(_BFLOAT16)  # as other packages, ml_dtypes for one, give NumPy the type
+    if dtype_name(array) not in DTYPES or not array.dtype.isnative:
+        raise InvalidTypeError(
+            f"{operation} takes arrays of {', '.join(DTYPES)} in native byte order, not "
+            f"{array.dtype!r}; convert it with astype()"
+        )
+    if writes and not array.flags.writeable:
+        raise InvalidTypeError(
+            f"{operation} writes its result into the array, but this one is read-only; "
+            "pass a writable copy"
+        )
+    return array
+
+
+def as_arrays(
+    values: object, operation: str, name: str, *, count: int, writes: bool = False
+) -> list[Array]:
+    """Views of a list of `count` arrays, which the caller passed as argument `name`.
+
+    Raises:
+        InvalidTypeError: not a list or tuple, or one of its items is not to be used.
+        InvalidArgumentError: it has another number of items.
+    """
+    if not isinstance(values, list | tuple):
+        raise InvalidTypeError(
+            f"{operation}: {name} must be a list of arrays, one for each rank, not "
+            f"{_type_name(values)}"
+        )
+    if len(values) != count:
+        raise InvalidArgumentError(
+            f"{operation}: {name} has {len(values)} arrays, but the group has {count} ranks; pass "
+            "one for each"
+        )
+    return [as_array(value, operation, writes=writes) for value in values]
+
+
+def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str) -> None:
+    """Check that arrays have the dtype of `model`.
+
+    Raises:
+        InvalidArgumentError: one has not.
+    """
+    for index, array in enumerate(arrays):
+        if dtype_name(array) != dtype_name(model):
+            raise InvalidArgumentError(
+                f"{operation}: {name}[{index}] is {describe(array)}, but another array of the call "
+                f"is {describe(model)}; they must have one dtype"
+            )
+
+
+def dtype_name(array: Array) -> str:
+    """The name of what an array's items are."""
+    dtype = array.dtype
+    if dtype.metadata is not None:
+        return "bfloat16"
+    return _NAMES.get(dtype.num) or dtype.name
+
+
+def address(array: Array) -> int:
+    """Where an array's memory begins."""
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
+def describe(value: object) -> str:
+    """An array's dtype and shape, as in ``float32[3, 5]``; of a list, length and first item."""
+    if isinstance(value, list | tuple):
+        return f"{len(value)} x {describe(value[0])}" if value else "an empty list"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if isinstance(value, np.ndarray):
+        dtype = dtype_name(value)
+    if dtype is None or shape is None:
+        return _type_name(value)
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def _from_other(value: object, operation: str, writes: bool) -> Array:
+    if not is_tensor(value):
+        raise InvalidTypeError(
+            f"{operation} takes a numpy.ndarray or a torch.Tensor, not {_type_name(value)}"
+        )
+    tensor: Any = value
+    if str(tensor.layout) != "torch.strided":
+        raise InvalidTypeError(
+            f"{operation} takes dense tensors, not {tensor.layout}; convert it with .to_dense()"
+        )
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        if writes:
+            raise InvalidTypeError(
+                f"{operation} cannot write into a conjugated or negated view; pass a clone"
+            )
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.device.type != "cpu":
+        return cast(Array, DeviceArray(tensor, _dtype_of(tensor, operation)))
+    return _view(tensor, operation)
+
+
+class _Holder:
+    """What a view of a tensor's memory keeps alive.
+
+    torch's own numpy() would make the tensor's memory one that cannot be resized any more, for
+    good, which FSDP for one does with its parameters.
+    """
+
+    def __init__(self, tensor: Any, code: str, item_bytes: int) -> None:  # noqa: ANN401
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * item_bytes for stride in tensor.stride()),
+            "typestr": code,
+        }
+
+
+def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
+    dtype = _dtype_of(tensor, operation)
+    if tensor.numel() == 0:  # its memory may be none
+        return np.empty(tuple(tensor.shape), dtype)
+    if tensor.data_ptr() == 0:
+        raise InvalidTypeError(
+            f"{operation} cannot take {describe(tensor)}, which has no memory of its own: it was "
+            "freed, is fake, or holds another tensor, as DTensor does (pass to_local())"
+        )
+    array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
+    return array.view(dtype) if dtype is _BFLOAT16 else array
+
+
+def _dtype_of(tensor: Any, operation: str) -> np.dtype[Any]:  # noqa: ANN401 - of torch
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = _BFLOAT16 if name == "bfloat16" else _DTYPES.get(name)
+    if dtype is None:
+        raise InvalidTypeError(f"{operation} cannot take a tensor of {tensor.dtype}")
+    return dtype
+
+
+def is_plain(value: object) -> bool:
+    """Whether the memory of a value holds its items as they are.
+
+    That of a conjugated or negated view of torch does not, which the engine cannot see.
+    """
+    if type(value) is np.ndarray:
+        return True
+    tensor: Any = value
+    return not hasattr(value, "is_conj") or not (tensor.is_conj() or tensor.is_neg())
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a torch.Tensor (or Parameter), without importing torch."""
+    return any(
+        kind.__name__ == "Tensor" and kind.__module__ in ("torch", "torch._tensor")
+        for kind in type(value).__mro__
+    )
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

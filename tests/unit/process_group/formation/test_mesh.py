@@ -1,0 +1,155 @@
+"""Connections between ranks on different hosts: who gets in, who does not, and who is told what."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
+from rallypoint.engine.communicator import FarPeer
+from rallypoint.process_group.formation.communicator import _MOST_STREAMS as MOST_STREAMS
+from rallypoint.process_group.formation.congestion import Congestion
+from rallypoint.process_group.formation.finding import NetworkLook
+from rallypoint.process_group.formation.mesh import GREETING, Pass, Place, connect_all, listen
+
+CONGESTION = Congestion({})
+PASS = Pass("run/0/0", b"s" * 32, b"token")
+
+
+def connect_ranks(
+    count: int,
+    *,
+    passes: Sequence[Pass] = (),
+    streams: int = 2,
+    patience_s: float = 20,
+    before: Callable[[dict[int, Place]], Any] = lambda _: None,
+) -> list[Any]:
+    """Connect ranks as threads; for each, its peers or its error."""
+    listeners = [listen("127.0.0.1", CONGESTION) for _ in range(count)]
+    places = {
+        rank: Place("127.0.0.1", each.getsockname()[1], 100 + rank)
+        for rank, each in enumerate(listeners)
+    }
+    before(places)
+    outcomes: list[Any] = [None] * count
+
+    def run(rank: int) -> None:
+        try:
+            outcomes[rank] = connect_all(
+                listeners[rank],
+                rank=rank,
+                places={peer: place for peer, place in places.items() if peer != rank},
+                members=range(10, 10 + count),
+                admission=passes[rank] if passes else PASS,
+                streams=streams,
+                congestion=CONGESTION,
+                deadline=time.monotonic() + patience_s,
+                check=lambda: None,
+                look=NetworkLook(),
+            )
+        except Exception as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def check_and_close(outcomes: list[list[FarPeer]]) -> None:
+    """Each connection leads to the same purpose of the right rank."""
+    ends: dict[tuple[int, int, int], socket.socket] = {}
+    for rank, peers in enumerate(outcomes):
+        assert isinstance(peers, list), peers
+        assert [peer.rank for peer in peers] == [r for r in range(len(outcomes)) if r != rank]
+        for peer in peers:
+            assert peer.pid == 100 + peer.rank
+            for purpose, fd in enumerate([peer.control, peer.mail, *peer.data]):
+                ends[rank, peer.rank, purpose] = socket.socket(fileno=fd)
+    for (rank, other, purpose), sock in ends.items():
+        sock.setblocking(True)
+        sock.sendall(bytes([rank, other, purpose]))
+    for (rank, other, purpose), sock in ends.items():
+        assert sock.recv(3) == bytes([other, rank, purpose])
+    for sock in ends.values():
+        sock.close()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_everybody_is_connected_with_everybody(count: int) -> None:
+    check_and_close(connect_ranks(count))
+
+
+def test_many_streams() -> None:
+    check_and_close(connect_ranks(2, streams=MOST_STREAMS))
+
+
+def test_strangers_hold_nobody_up(seed: int) -> None:
+    """Some say nothing, some say something else, some all but the right thing, some a lot."""
+    rng = random.Random(seed)
+    strangers = []
+
+    def come(places: dict[int, Place]) -> None:
+        for place in places.values():
+            for number in range(60):
+                sock = socket.create_connection((place.address, place.port))
+                head = [b"", b"GET / HTTP/1.0\r\n\r\n", GREETING, rng.randbytes(5000)][number % 4]
+                sock.sendall(head)
+                if number % 8 == 2:
+                    sock.sendall(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + bytes(32))
+                    sock.sendall(bytes(32))
+                if number % 3 == 0:
+                    sock.close()
+                strangers.append(sock)
+
+    check_and_close(connect_ranks(3, before=come))
+    for sock in strangers:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    "other", [Pass("run/1/0", b"s" * 32, b"token"), Pass("run/0/0", b"t" * 32, b"token")]
+)
+def test_another_round_or_secret_gets_in_nowhere(other: Pass) -> None:
+    _, caller = connect_ranks(2, passes=[PASS, other], patience_s=0.5)
+    assert isinstance(caller, PeerLostError | CollectiveTimeoutError)
+
+
+def test_another_token_is_explained() -> None:
+    other = Pass(PASS.name, PASS.secret, b"")
+    listener, caller = connect_ranks(2, passes=[PASS, other], patience_s=0.5)
+    assert isinstance(caller, PeerLostError)
+    assert "RALLYPOINT_TOKEN is the same" in str(caller)
+    assert isinstance(listener, CollectiveTimeoutError)
+    assert "no connection with rank 11 at 127.0.0.1" in str(listener)
+
+
+def test_a_rank_that_is_gone_is_named() -> None:
+    with listen("127.0.0.1", CONGESTION) as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(HostError, match=rf"rank 10 at 127.0.0.1:{port} \(Connection refused\)"):
+        connect_all(
+            listen("127.0.0.1", CONGESTION),
+            rank=1,
+            places={0: Place("127.0.0.1", port, 1)},
+            members=[10, 11],
+            admission=PASS,
+            streams=1,
+            congestion=CONGESTION,
+            deadline=time.monotonic() + 5,
+            check=lambda: None,
+            look=NetworkLook(),
+        )
+
+
+def test_an_address_of_somebody_else() -> None:
+    with pytest.raises(HostError, match="name another interface"):
+        listen("203.0.113.1", CONGESTION)
