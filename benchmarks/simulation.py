@@ -16,9 +16,9 @@ import time
 from table import human_bytes, print_table, save
 
 from rallypoint.schedule.choose import build
-from rallypoint.schedule.links import read_model
+from rallypoint.schedule.cost.links import read_model
+from rallypoint.schedule.cost.simulation import Simulation
 from rallypoint.schedule.program import Collective
-from rallypoint.schedule.simulation import Simulation
 
 TARGET_RANKS, TARGET_S, TARGET_BYTES = 24_576, 5.0, 1 << 30
 SIZES = (8, 256 << 20)

@@ -13,8 +13,8 @@ from tests.unit.engine.ranks import run_ranks
 
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.schedule.catalogue import ALGORITHMS, build
-from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import Collective, Program, ProgramError
+from rallypoint.schedule.proof.interpret import interpret
 from rallypoint.schedule.widen import widen
 
 CASES = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.schedule.links import read_model
+from rallypoint.schedule.cost.links import read_model
 
 pytestmark = pytest.mark.system
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint.base.errors import HostError
-from rallypoint.schedule.calibration import Error, Measurement, fit, predict, to_toml
+from rallypoint.schedule.cost.calibration import Error, Measurement, fit, predict, to_toml
 
 ALGORITHMS = (
     "direct_one_shot",

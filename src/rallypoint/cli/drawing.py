@@ -12,7 +12,7 @@ from rallypoint.schedule.catalogue import ALGORITHMS, Team
 from rallypoint.schedule.custom import load
 from rallypoint.schedule.execution import Trace, execute
 from rallypoint.schedule.program import SLOTS, Collective, Program, Send, describe
-from rallypoint.schedule.verify import verify
+from rallypoint.schedule.proof.verify import verify
 
 # Where a chunk has the same place on every rank.
 _WAYS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)

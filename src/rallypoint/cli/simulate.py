@@ -100,7 +100,7 @@ def _perform(request: Request, values: dict[str, str]) -> int:
 
 
 def _list_models() -> int:
-    from rallypoint.schedule.links import known_models, read_model
+    from rallypoint.schedule.cost.links import known_models, read_model
 
     for name in known_models():
         model = read_model(name)

@@ -14,11 +14,11 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.quantities import bus_factor, human_bytes, human_time
 from rallypoint.cli.simulation_request import Request
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
+from rallypoint.schedule.cost.links import LinkModel, read_model
+from rallypoint.schedule.cost.simulation import Simulation
+from rallypoint.schedule.cost.simulation.wave import CALM, Conditions
 from rallypoint.schedule.custom import Custom, is_file, load
-from rallypoint.schedule.links import LinkModel, read_model
 from rallypoint.schedule.program import Collective, Program, ProgramError
-from rallypoint.schedule.simulation import Simulation
-from rallypoint.schedule.simulation.wave import CALM, Conditions
 
 # Whose times are shown side by side, and which ratio nobody needs to work out.
 _SLOW, _FAST = "ring", "double_tree"

@@ -14,9 +14,9 @@ from typing import TypeAlias
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.schedule.catalogue import ALGORITHMS, Team
 from rallypoint.schedule.choose import build, check_override, choose
+from rallypoint.schedule.cost.links import parse_model
 from rallypoint.schedule.custom import Custom, is_file, load
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.links import parse_model
 from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
 
@@ -35,7 +35,7 @@ class AlgorithmOptions:
 
     Attributes:
         override: an algorithm's name, or the file of one's own.
-        model_text: a link model, as `schedule.links.parse_model` reads it.
+        model_text: a link model, as `schedule.cost.links.parse_model` reads it.
     """
 
     override: str = ""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import ALGORITHMS as ALGORITHMS  # noqa: PLC0414 - re-exported
 from rallypoint.schedule.catalogue import build as build  # noqa: PLC0414
+from rallypoint.schedule.cost.links import LinkModel, Links
 from rallypoint.schedule.custom import is_file
-from rallypoint.schedule.links import LinkModel, Links
 from rallypoint.schedule.program import Collective, ProgramError
 from rallypoint.schedule.widen import widen
 
 if TYPE_CHECKING:
-    from rallypoint.schedule.simulation import Simulation
+    from rallypoint.schedule.cost.simulation import Simulation
 
 ONE_SHOT_BYTES = 16 * 1024  # above it, reducing everything on every rank costs more than waiting;
 FEW_ONE_SHOT_BYTES = 64 * 1024  # the same for three and four ranks,
@@ -170,7 +170,7 @@ def _simulation(
     collective: Collective, name: str, ranks: int, per_node: int, ways: int, links: Links
 ) -> Simulation | None:
     """The simulation of a candidate, kept for other sizes; None if it is no candidate."""
-    from rallypoint.schedule.simulation import Simulation  # of use to few, and dear to all
+    from rallypoint.schedule.cost.simulation import Simulation  # of use to few, and dear to all
 
     try:
         layout = per_node if per_node < ranks else 1  # levels are for several nodes

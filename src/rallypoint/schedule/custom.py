@@ -54,8 +54,8 @@ class Custom:
     def _prove(self, program: Program, team: Team) -> bool:
         """Whether what it sends must be copied."""
         # Whoever has no algorithm of their own does not pay for proofs.
-        from rallypoint.schedule.symmetry import find_turn
-        from rallypoint.schedule.verify import operations_of, verify
+        from rallypoint.schedule.proof.symmetry import find_turn
+        from rallypoint.schedule.proof.verify import operations_of, verify
 
         operations = operations_of(program)
         is_short = operations <= MOST_OPERATIONS * team.ranks and find_turn(program) is not None

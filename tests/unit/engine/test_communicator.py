@@ -14,7 +14,6 @@ from rallypoint._native import region_bytes
 from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerError, PeerLostError
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.schedule.choose import ALGORITHMS
-from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,
@@ -26,6 +25,7 @@ from rallypoint.schedule.program import (
     Send,
     receive,
 )
+from rallypoint.schedule.proof.interpret import interpret
 from tests.unit.engine.ranks import NAMES, move, planner, run_ranks
 
 # Inline, one slot, several chunks of uneven length, several pieces, the ring of slots wrapping.

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from rallypoint.schedule.choose import ALGORITHMS, build
-from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import Collective, Program, ProgramError, Send
+from rallypoint.schedule.proof.interpret import interpret
 
 Terms = tuple[str, ...]  # a chunk as the ordered list of what was combined into it
 RANKS = range(1, 18)

@@ -8,9 +8,9 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.choose import ALGORITHMS, build, check_override, choose
-from rallypoint.schedule.links import Level, LinkModel, Links, read_model
+from rallypoint.schedule.cost.links import Level, LinkModel, Links, read_model
+from rallypoint.schedule.cost.simulation import Simulation
 from rallypoint.schedule.program import Collective
-from rallypoint.schedule.simulation import Simulation
 from rallypoint.schedule.widen import widen
 
 

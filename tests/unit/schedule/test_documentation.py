@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
+from rallypoint.schedule.cost.links import Level, Links
+from rallypoint.schedule.cost.simulation import Simulation
 from rallypoint.schedule.custom import load
-from rallypoint.schedule.links import Level, Links
 from rallypoint.schedule.program import Collective, Program, Send
-from rallypoint.schedule.simulation import Simulation
-from rallypoint.schedule.verify import verify
+from rallypoint.schedule.proof.verify import verify
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from rallypoint.process_group.groups.groups import DEFAULT_GROUP, ProcessGroup, 
 from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.schedule.choose import check_override
-from rallypoint.schedule.links import parse_model, read_model_text
+from rallypoint.schedule.cost.links import parse_model, read_model_text
 from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store
 

@@ -14,9 +14,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rallypoint.schedule.links import Links
+from rallypoint.schedule.cost.links import Links
+from rallypoint.schedule.cost.simulation.prices import Pieces, reduce_price, send_price
 from rallypoint.schedule.program import Incoming, Operation, Program, ProgramError, Send
-from rallypoint.schedule.simulation.prices import Pieces, reduce_price, send_price
 
 Route = tuple[int, int, int]  # sender (below the period), its lane, distance to the receiver
 

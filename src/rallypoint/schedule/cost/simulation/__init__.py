@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.collective import Collective
-from rallypoint.schedule.links import Level, Links
+from rallypoint.schedule.cost.links import Level, Links
+from rallypoint.schedule.cost.simulation import closed_form
+from rallypoint.schedule.cost.simulation.collector import without_collector
+from rallypoint.schedule.cost.simulation.load import Census, Load, census, tally
+from rallypoint.schedule.cost.simulation.prices import Pieces, cut, slowed
+from rallypoint.schedule.cost.simulation.walk import walk
+from rallypoint.schedule.cost.simulation.wave import CALM, Conditions, Graph
 from rallypoint.schedule.program import Program
-from rallypoint.schedule.simulation import closed_form
-from rallypoint.schedule.simulation.collector import without_collector
-from rallypoint.schedule.simulation.load import Census, Load, census, tally
-from rallypoint.schedule.simulation.prices import Pieces, cut, slowed
-from rallypoint.schedule.simulation.walk import walk
-from rallypoint.schedule.simulation.wave import CALM, Conditions, Graph
 
 CLOSED_FORM_RANKS = 1024  # beyond, a formula is used where there is one; up to here tests hold it
 MOST_OPERATIONS = 20_000_000

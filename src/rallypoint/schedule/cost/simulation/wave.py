@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rallypoint.schedule.cost.links import Links
+from rallypoint.schedule.cost.simulation.collector import without_collector
+from rallypoint.schedule.cost.simulation.load import Load
+from rallypoint.schedule.cost.simulation.prices import Pieces
 from rallypoint.schedule.execution import Trace, execute
-from rallypoint.schedule.links import Links
 from rallypoint.schedule.program import Program, Send
-from rallypoint.schedule.simulation.collector import without_collector
-from rallypoint.schedule.simulation.load import Load
-from rallypoint.schedule.simulation.prices import Pieces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -23,7 +23,7 @@ from rallypoint.schedule.program import (
     Send,
     describe,
 )
-from rallypoint.schedule.symmetry import Turn
+from rallypoint.schedule.proof.symmetry import Turn
 
 
 class Value(NamedTuple):

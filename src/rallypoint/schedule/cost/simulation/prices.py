@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.schedule.links import Level, Links
+from rallypoint.schedule.cost.links import Level, Links
 from rallypoint.schedule.program import Incoming, Program, Reduce, Send
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from rallypoint.schedule.choose import ALGORITHMS, build
 from rallypoint.schedule.execution import execute
-from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import (
     SLOTS,
     Buffer,
@@ -30,9 +29,10 @@ from rallypoint.schedule.program import (
     copy,
     receive,
 )
-from rallypoint.schedule.races import Clocks
-from rallypoint.schedule.symmetry import find_turn
-from rallypoint.schedule.verify import MOST_OPERATIONS, verify
+from rallypoint.schedule.proof.interpret import interpret
+from rallypoint.schedule.proof.races import Clocks
+from rallypoint.schedule.proof.symmetry import find_turn
+from rallypoint.schedule.proof.verify import MOST_OPERATIONS, verify
 from rallypoint.schedule.widen import widen
 
 pytestmark = pytest.mark.slow
@@ -223,7 +223,7 @@ def test_a_rank_that_differs_is_noticed() -> None:
 def test_causes_are_the_same_followed_as_tabled(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = execute(build(Collective.ALL_REDUCE, "double_tree", ranks=13), slots=1, pieces=2)
     table = Clocks(trace)
-    monkeypatch.setattr("rallypoint.schedule.races._TABLE", 0)
+    monkeypatch.setattr("rallypoint.schedule.proof.races._TABLE", 0)
     followed = Clocks(trace)
     for event in range(len(trace.events)):
         assert list(table.row(event)) == list(followed.row(event))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from rallypoint.schedule.contents import Contents
 from rallypoint.schedule.execution import Trace, chunk_of, execute
 from rallypoint.schedule.program import (
     Buffer,
@@ -32,8 +31,17 @@ from rallypoint.schedule.program import (
     Send,
     describe,
 )
-from rallypoint.schedule.races import Accesses, Before, Clocks, Kind, accesses, in_place, races
-from rallypoint.schedule.symmetry import Turn, TurnedClocks, find_turn, sample
+from rallypoint.schedule.proof.contents import Contents
+from rallypoint.schedule.proof.races import (
+    Accesses,
+    Before,
+    Clocks,
+    Kind,
+    accesses,
+    in_place,
+    races,
+)
+from rallypoint.schedule.proof.symmetry import Turn, TurnedClocks, find_turn, sample
 
 LANES = 4  # as many as the engine has
 MOST_OPERATIONS = 2_000_000  # that are looked at one by one if there is a shorter way

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.interpret import interpret
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,
@@ -17,6 +16,7 @@ from rallypoint.schedule.program import (
     copy,
     receive,
 )
+from rallypoint.schedule.proof.interpret import interpret
 
 IN, OUT = Chunks(Buffer.INPUT, 0), Chunks(Buffer.OUTPUT, 0)
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rallypoint.schedule.catalogue import build
-from rallypoint.schedule.links import Level, Links
+from rallypoint.schedule.cost.links import Level, Links
+from rallypoint.schedule.cost.simulation.prices import cut, slowed
+from rallypoint.schedule.cost.simulation.wave import Graph
 from rallypoint.schedule.program import Collective
-from rallypoint.schedule.simulation.prices import cut, slowed
-from rallypoint.schedule.simulation.wave import Graph
 
 Floats = NDArray[np.float64]
 CACHED_BYTES = 256 << 10  # up to here, one price for each byte

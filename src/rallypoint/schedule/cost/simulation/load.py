@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rallypoint.schedule.links import Links
+from rallypoint.schedule.cost.links import Links
+from rallypoint.schedule.cost.simulation.prices import Pieces, reduce_price, send_price
 from rallypoint.schedule.program import Incoming, Operation, Program, Send
-from rallypoint.schedule.simulation.prices import Pieces, reduce_price, send_price
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

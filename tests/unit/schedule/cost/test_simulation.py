@@ -12,12 +12,12 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.choose import ALGORITHMS, build
-from rallypoint.schedule.links import Level, Links, read_model
+from rallypoint.schedule.cost.links import Level, Links, read_model
+from rallypoint.schedule.cost.simulation import Simulation, closed_form
+from rallypoint.schedule.cost.simulation.prices import Pieces, cut
+from rallypoint.schedule.cost.simulation.walk import walk
+from rallypoint.schedule.cost.simulation.wave import Conditions, Graph
 from rallypoint.schedule.program import SLOTS, Collective, Incoming, Program, ProgramError, Send
-from rallypoint.schedule.simulation import Simulation, closed_form
-from rallypoint.schedule.simulation.prices import Pieces, cut
-from rallypoint.schedule.simulation.walk import walk
-from rallypoint.schedule.simulation.wave import Conditions, Graph
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +256,7 @@ def test_deadlock_is_found() -> None:
 
 
 def test_models_of_the_package_can_be_read() -> None:
-    from rallypoint.schedule.links import known_models, parse_model
+    from rallypoint.schedule.cost.links import known_models, parse_model
 
     assert "volta_summit" in known_models()
     for name in known_models():

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rallypoint.schedule.links import Links
+from rallypoint.schedule.cost.links import Links
+from rallypoint.schedule.cost.simulation.prices import Pieces, reduce_price, send_price
 from rallypoint.schedule.program import Buffer, Chunks, Collective, Incoming, Program, Reduce, Send
-from rallypoint.schedule.simulation.prices import Pieces, reduce_price, send_price
 
 Floats = NDArray[np.float64]
 _KNOWN = (

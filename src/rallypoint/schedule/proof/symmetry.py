@@ -30,7 +30,7 @@ from rallypoint.schedule.program import (
     Reduce,
     Send,
 )
-from rallypoint.schedule.races import Accesses
+from rallypoint.schedule.proof.races import Accesses
 
 SAMPLED_OPERATIONS = 100_000  # of the ranks that are compared with those that stand for them
 _TABLE = 50_000_000  # entries of clocks
