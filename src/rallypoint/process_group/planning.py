@@ -102,12 +102,11 @@ class Algorithms:
             team = Team(ranks, root, per_host or ranks)
             if variant:
                 made = _asked_for(asked, collective, team, uneven)
-                at_once = isinstance(asked, str) and asked.startswith("direct")
-                return encode(made, rank), at_once
+                return encode(made, rank), made.reduces_at_once
             if isinstance(asked, Custom) and not uneven:
                 made = asked.build(team)
                 if made.collective is collective:
-                    return encode(made, rank), False
+                    return encode(made, rank), made.reduces_at_once
             wish = "direct" if uneven else asked if isinstance(asked, str) else ""
             choice = choose(
                 collective,
@@ -119,7 +118,7 @@ class Algorithms:
             )
             per_node = per_host or 1
             made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)
-            return encode(widen(made, choice.ways), rank), choice.algorithm.startswith("direct")
+            return encode(widen(made, choice.ways), rank), made.reduces_at_once
 
         return plan
 

@@ -99,6 +99,8 @@ class Program:
         lanes: rank -> its lanes.
         span: no operation of any rank has more chunks (the engine cuts pieces by it).
         root: the rank that differs, in collectives that have one.
+        reduces_at_once: every reduction of several operands has the inputs of all ranks, so that
+            an average is rounded once.
         period: ranks so far apart do the same, each with the peers at the same distances; 0 if none
             do. Simulations then look at `period` ranks only.
         restartable: nothing of an input is overwritten, in place, before every input has been
@@ -118,6 +120,7 @@ class Program:
     root: int = 0
     restartable: bool = False
     copies: bool = False
+    reduces_at_once: bool = False
     period: int = 0
 
     def input_blocks(self, rank: int) -> int:

@@ -56,6 +56,7 @@ def all_reduce_one_shot(ranks: int) -> Program:
         sends=1,
         lanes=lanes,
         copies=ranks > 1,
+        reduces_at_once=True,
         period=1,
     )
 
@@ -95,6 +96,7 @@ def all_reduce_two_shot(ranks: int) -> Program:
         chunks=ranks,
         sends=ranks if single else ranks - 1,
         lanes=lanes,
+        reduces_at_once=True,
     )
 
 
@@ -108,7 +110,16 @@ def reduce(ranks: int, root: int) -> Program:
         operands = _in_rank_order(rank, ranks, own)
         return ((Reduce(operands, (Chunks(Buffer.OUTPUT, 0),)),),)
 
-    return Program("direct", Collective.REDUCE, ranks, chunks=1, sends=1, lanes=lanes, root=root)
+    return Program(
+        "direct",
+        Collective.REDUCE,
+        ranks,
+        chunks=1,
+        sends=1,
+        lanes=lanes,
+        root=root,
+        reduces_at_once=True,
+    )
 
 
 def reduce_scatter(ranks: int) -> Program:
@@ -120,7 +131,13 @@ def reduce_scatter(ranks: int) -> Program:
         return (_hand_out(rank, ranks), (reduction,)) if ranks > 1 else ((reduction,),)
 
     return Program(
-        "direct", Collective.REDUCE_SCATTER, ranks, chunks=1, sends=max(ranks - 1, 1), lanes=lanes
+        "direct",
+        Collective.REDUCE_SCATTER,
+        ranks,
+        chunks=1,
+        sends=max(ranks - 1, 1),
+        lanes=lanes,
+        reduces_at_once=True,
     )
 
 

@@ -222,6 +222,8 @@ class _Form:
             self._check_chunks(target)
             if target.buffer is Buffer.INPUT:
                 raise self._fault("inputs are not written")
+        if self._program.reduces_at_once and 1 < len(reduce.operands) < self._program.ranks:
+            raise self._fault("the program says that each reduction has the inputs of all ranks")
         if len(counts) > 1:
             raise self._fault("operands and targets differ in their number of chunks")
 

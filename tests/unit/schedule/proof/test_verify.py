@@ -414,6 +414,22 @@ def test_false_claim_to_need_no_copies() -> None:
     assert "copies=True" in str(refused(replace(one_shot, copies=False)))
 
 
+def test_false_claim_to_reduce_all_inputs_at_once() -> None:
+    tree = replace(build(Collective.ALL_REDUCE, "binomial_tree", ranks=4), reduces_at_once=True)
+    assert "each reduction has the inputs of all ranks" in str(refused(tree))
+    assert {
+        (collective, name)
+        for collective, programs in ALGORITHMS.items()
+        for name in programs
+        if collective.reduces and build(collective, name, ranks=8, per_node=4).reduces_at_once
+    } == {
+        (Collective.ALL_REDUCE, "direct_one_shot"),
+        (Collective.ALL_REDUCE, "direct_two_shot"),
+        (Collective.REDUCE, "direct"),
+        (Collective.REDUCE_SCATTER, "direct"),
+    }
+
+
 def test_false_claim_to_be_restartable() -> None:
     ring = replace(build(Collective.ALL_REDUCE, "ring", ranks=3), restartable=True)
     assert "restartable" in str(refused(ring))
