@@ -5,6 +5,8 @@
 #include <bit>
 #include <utility>
 
+#include "engine/collective.h"
+
 namespace rallypoint {
 namespace {
 
@@ -17,8 +19,7 @@ constexpr unsigned kLeaveLookUs = 200;
 constexpr unsigned kLockLooks = 50;
 // A call of so few items that did not wait takes some microseconds.
 constexpr std::uint64_t kQuickItems = 1 << 14;
-constexpr unsigned kLooks = 3;      // in vain, before it is noted where the program waits
-constexpr std::uint16_t kSend = 4;  // schedule/collective.py
+constexpr unsigned kLooks = 3;  // in vain, before it is noted where the program waits
 constexpr std::uint16_t kReceive = 0xFFFF;
 
 constexpr unsigned kLooksForMail = 16;
@@ -276,7 +277,7 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_
 
 RecordedCall* Communicator::record(const Transfer& transfer) {
   if (!record_.is_kept()) return nullptr;
-  const Operator what{transfer.sends ? kSend : kReceive, transfer.dtype, ReduceOp::sum,
+  const Operator what{transfer.sends ? collective::kSend : kReceive, transfer.dtype, ReduceOp::sum,
                       transfer.tag};
   const std::uint64_t items = transfer.bytes / item_bytes(transfer.dtype);
   return record_.post(what.bits(), items, transfer.peer);

@@ -45,7 +45,6 @@ struct Call {
   double timeout_s;
   const Block* input_blocks = nullptr;  // or, unless null, each where it says
   const Block* output_blocks = nullptr;
-  std::uint64_t lengths = 0;  // must be the same on all ranks, as the lengths of blocks may be
   // Where a rank does not know the lengths of all blocks, the largest is agreed on first: an
   // all_reduce of one integer.
   const Program* agreement = nullptr;

@@ -2,13 +2,13 @@
 
 #include <utility>
 
+#include "engine/collective.h"
 #include "engine/mailbox.h"
 
 namespace rallypoint {
 namespace {
 
 constexpr double kCutOffS = 0.5;
-constexpr std::int32_t kSend = 4;      // schedule/collective.py
 constexpr std::int32_t kReceive = -1;  // a CallRecord's collective
 
 }  // namespace
@@ -68,7 +68,7 @@ void Mailbox::describe(CallRecord& record, const Item& item) const {
   const Transfer& transfer = *item.transfer;
   record.number.store(item.number + 1, std::memory_order_relaxed);
   record.count = transfer.bytes / item_bytes(transfer.dtype);
-  record.collective = transfer.sends ? kSend : kReceive;
+  record.collective = transfer.sends ? collective::kSend : kReceive;
   record.reduce_op = static_cast<std::int32_t>(transfer.peer);
   record.dtype = static_cast<std::int32_t>(transfer.dtype);
   record.root = transfer.tag;
@@ -96,7 +96,7 @@ Trouble Mailbox::fail_against(const Item& item, std::uint64_t number, std::uint6
   describe(ours, item);
   theirs.number.store(number + 1, std::memory_order_relaxed);
   theirs.count = bytes / item_bytes(dtype);
-  theirs.collective = kSend;
+  theirs.collective = collective::kSend;
   theirs.reduce_op = static_cast<std::int32_t>(region_.rank());
   theirs.dtype = static_cast<std::int32_t>(dtype);
   theirs.root = item.transfer->tag;

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/collective.h"
 #include "engine/communicator.h"
 #include "python/arguments.h"
 #include "python/buffer.h"
@@ -30,7 +31,6 @@ constexpr int kTooMany = -3;
 constexpr int kFailed = -10;
 constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
 constexpr std::uint64_t kLongTransferBytes = 512 << 10;  // one copy, some 10 us
-constexpr std::uint32_t kAllReduce = 0;                  // schedule/collective.py
 constexpr std::uint32_t kVariant = 1 << 8;  // process_group/planning.py: above, which algorithm
 
 // rank, pid, and descriptors: for control, for mail, for data
@@ -268,7 +268,7 @@ class PythonCommunicator {
     Call& call = given.call;
     call.what = operator_of(collective, op, root, *given.dtype);
     if (uneven) {
-      call.agreement = &planned(kAllReduce, 0, sizeof(std::int64_t), false);
+      call.agreement = &planned(collective::kAllReduce, 0, sizeof(std::int64_t), false);
       call.count = given.largest();
     } else {
       call.count = block_bytes(program, input, output) / item_bytes(*given.dtype);
