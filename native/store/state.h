@@ -1,4 +1,4 @@
-// What the server does with each request. The definition is src/rallypoint/store/state.py, and
+// What the server does with each request. The definition is rallypoint/testing/store_state.py, and
 // tests hold the two together. Pure: connections are ids, replies go into their Output, times are
 // arguments. One thread only.
 #pragma once

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from rallypoint.store import wire
 from rallypoint.store.server import StoreServer
-from rallypoint.store.state import Send, State
 from rallypoint.store.wire import Opcode, Request
+from rallypoint.testing.store_state import Send, State
 
 CLIENTS = 3
 WAITABLE = ("a", "b", "c")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rallypoint import _native
 from rallypoint.store import wire
-from rallypoint.store.state import Close, Send, State
 from rallypoint.store.wire import Field, Opcode, Request
+from rallypoint.testing.store_state import Close, Send, State
 
 CLIENTS = 4
 HELLO = wire.encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))

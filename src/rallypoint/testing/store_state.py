@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rallypoint.store import wire
-from rallypoint.store.keyspace import Entry, Keyspace
 from rallypoint.store.numbers import wrapped
 from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Reply, Request, Status
+from rallypoint.testing.store_keyspace import Entry, Keyspace
 
 HANDSHAKE_S = 30.0  # a client that has not said VALIDATE by then is closed
 
