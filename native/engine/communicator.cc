@@ -382,7 +382,7 @@ bool Communicator::progress(bool has_slept) {
   const std::unique_lock lock(collective_.mutex, std::try_to_lock);
   if (!lock) return moved;  // another thread is at it
   NoHost host;
-  while (queue_.advance(has_slept, host) == Executor::Step::moved) moved = true;
+  while (queue_.advance(has_slept, host) == Step::moved) moved = true;
   return moved;
 }
 
@@ -406,9 +406,9 @@ bool Communicator::wait_until(double end_s, const Work& work, Host& host) {
     Waiter waiter(region_, policy_, host, wire_.get());
     bool has_slept = false;
     while (!work.is_done()) {
-      const Executor::Step step = queue_.advance(has_slept, patient);
+      const Step step = queue_.advance(has_slept, patient);
       has_slept = false;
-      if (step == Executor::Step::moved) {
+      if (step == Step::moved) {
         waiter.reset();
       } else if (waiter.pause(collective_.blocker())) {
         has_slept = true;

@@ -16,26 +16,26 @@ std::shared_ptr<Work> Queue::first() {
   return calls_.empty() ? nullptr : calls_.front().work;
 }
 
-Executor::Step Queue::advance(bool has_slept, Host& host) {
+Step Queue::advance(bool has_slept, Host& host) {
   if (!has_begun_) {
     const Call* call = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      if (calls_.empty()) return Executor::Step::finished;
+      if (calls_.empty()) return Step::finished;
       call = calls_.front().call;
     }
     record_.begin(call->what.bits(), call->count, call->agreement == nullptr ? 1 : 2);
     executor_.begin(*call);
     has_begun_ = true;
   }
-  const Executor::Step step = executor_.step(has_slept, host);
-  if (step == Executor::Step::finished) {
+  const Step step = executor_.step(has_slept, host);
+  if (step == Step::finished) {
     pop(Trouble::none);
-    return Executor::Step::moved;
+    return Step::moved;
   }
-  if (step == Executor::Step::failed) {
+  if (step == Step::failed) {
     pop(executor_.trouble());
-    return Executor::Step::moved;
+    return Step::moved;
   }
   return step;
 }

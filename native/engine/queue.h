@@ -25,7 +25,7 @@ class Queue {
   void push(const Call& call, std::shared_ptr<Work> work);
   std::shared_ptr<Work> first();  // null if there is none
   // Gets on with the first call as far as that goes. The caller holds the executor's mutex.
-  Executor::Step advance(bool has_slept, Host& host);
+  Step advance(bool has_slept, Host& host);
 
  private:
   struct Item {

@@ -31,7 +31,7 @@ PEEK = Site("channel.h", "Channel::peek", "source.sequence.load(")
 SET_PROGRESS = Site("channel.h", "set_progress", "progress->value.store(")
 LINE_TAKEN = Site("channel.h", "Channel::is_taken_cached", "progress->value.load(")
 RING_TAKEN = Site("channel.cc", "Channel::is_taken", "progress->value.load(")
-WAKE_SENDERS = Site("executor.cc", "Executor::wake_senders", "Region::fence()")
+WAKE_SENDERS = Site("lane_runner.cc", "LaneRunner::wake_senders", "Region::fence()")
 
 
 def publish(sender: int, number: int, to: tuple[int, ...]) -> Generator[Step, int, None]:
@@ -109,7 +109,7 @@ def two_senders() -> Scenario:
         yield from publish(rank, 1, (0,))
 
     def receiver() -> Program:
-        def gather() -> Generator[Step, int, bool]:  # Executor::gather
+        def gather() -> Generator[Step, int, bool]:  # LaneRunner::gather
             return (yield from peek(1, 1)) and (yield from peek(2, 1))
 
         yield from wait(0, gather)

@@ -1,4 +1,4 @@
-"""Trouble (region.cc, executor_trouble.cc, executor_memory.cc, executor_call.cc).
+"""Trouble (region.cc, trouble_observer.cc, lane_runner_memory.cc).
 
 Who finds it tells all, and may be killed while it does; what others then read of it, or of its
 memory, is whole.
@@ -45,13 +45,14 @@ LEAVE = Site("region.cc", "Region::leave", "presence.store(")
 LEAVE_FENCE = Site("region.cc", "Region::leave", "fence()", "presence.store(")
 PRESENCE = Site("region.h", "presence", "presence.load(")
 
-IS_GOOD = Site("executor_memory.cc", "Executor::is_good", "std::atomic_thread_fence(")
+IS_GOOD = Site("lane_runner_memory.cc", "LaneRunner::is_good", "std::atomic_thread_fence(")
 
-CLEAR_RECORD = Site("executor_call.cc", "Executor::record", "record.number.store(0")
-RECORD_FENCE = Site("executor_call.cc", "Executor::record", "std::atomic_thread_fence(")
-RECORD_SIGNATURE = Site("executor_call.cc", "Executor::record", "record.signature.store(")
-RECORD_NUMBER = Site("executor_call.cc", "Executor::record", "record.number.store(channel_")
-_BLOCKED = ("executor_trouble.cc", "Executor::is_blocked_by_mismatch")
+_RECORD = ("trouble_observer.cc", "TroubleObserver::record")
+CLEAR_RECORD = Site(*_RECORD, "record.number.store(0")
+RECORD_FENCE = Site(*_RECORD, "std::atomic_thread_fence(")
+RECORD_SIGNATURE = Site(*_RECORD, "record.signature.store(")
+RECORD_NUMBER = Site(*_RECORD, "record.number.store(channel_")
+_BLOCKED = ("trouble_observer.cc", "TroubleObserver::is_blocked_by_mismatch")
 LOOK_NUMBER = Site(*_BLOCKED, "theirs.number.load(")
 LOOK_SIGNATURE = Site(*_BLOCKED, "theirs.signature.load(")
 LOOK_FENCE = Site(*_BLOCKED, "std::atomic_thread_fence(")
@@ -86,7 +87,7 @@ def survive(rank: int, others: tuple[int, ...], may_be_killed: int | None) -> Pr
     def look() -> Generator[Step, int, bool]:
         return (yield Load("sequence", PEEK)) == 1
 
-    def look_for_trouble() -> Generator[Step, int, bool]:  # Executor::look_for_trouble
+    def look_for_trouble() -> Generator[Step, int, bool]:  # TroubleObserver::look
         if (yield from poisoned()):
             return True
         if may_be_killed is None or not (yield IsDead(value=may_be_killed)):

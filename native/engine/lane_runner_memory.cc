@@ -8,7 +8,7 @@
 
 #include <cstring>
 
-#include "engine/executor.h"
+#include "engine/lane_runner.h"
 
 namespace rallypoint {
 namespace {
@@ -17,8 +17,13 @@ constexpr std::uint64_t kStepBytes = 64 << 10;  // what is read stays in the cac
 
 }  // namespace
 
+void LaneRunner::look_at_memory() {
+  views_.trim();
+  exposes_private_ = (memory_.reach & kPrivate) != 0 && are_buffers_readable();
+}
+
 // Whether this rank's arrays are memory that others can read at all.
-bool Executor::are_buffers_readable() const {
+bool LaneRunner::are_buffers_readable() const {
   const auto are = [&](const std::byte* at, const Block* table, std::uint32_t blocks) {
     if (blocks == 0) return true;
     if (table == nullptr) return memory_.can_expose(at);
@@ -26,32 +31,32 @@ bool Executor::are_buffers_readable() const {
       return block.items == 0 || memory_.can_expose(block.at);
     });
   };
-  return are(call_->input, call_->input_blocks, program_->input_blocks) &&
+  return are(call_->input, call_->input_blocks, prepared_.program->input_blocks) &&
          (call_->output == call_->input ||
-          are(call_->output, call_->output_blocks, program_->output_blocks));
+          are(call_->output, call_->output_blocks, prepared_.program->output_blocks));
 }
 
 // Where a message is for others, if they are to read it there. Scratch memory is not: later pieces
 // use it again.
-bool Executor::find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes,
-                          Place& place) {
+bool LaneRunner::find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes,
+                            Place& place) {
   if (bytes < kExposedBytes || send.count != 1 || send.source.buffer == Buffer::scratch)
     return false;
   place = memory_.place_of(piece_of<false>(send.source, 0, piece).at, bytes);
   return place.arena.segment != 0 || exposes_private_;
 }
 
-bool Executor::expose(std::uint32_t lane, const Operation& send, std::uint64_t piece,
-                      std::uint64_t bytes, const Place& place) {
+bool LaneRunner::expose(std::uint32_t lane, const Operation& send, std::uint64_t piece,
+                        std::uint64_t bytes, const Place& place) {
   const std::uint64_t iteration = channel_.iterations + piece;
   static_assert(sizeof place <= kInlineBytes);
   Slot slot;
   std::byte* const payload =
-      channel_.reserve(*program_, lane, send, iteration, sizeof place, slot, blocker_);
+      channel_.reserve(*prepared_.program, lane, send, iteration, sizeof place, slot, blocker_);
   if (payload == nullptr) return false;
   std::memcpy(payload, &place, sizeof place);
   slot.offset = kExposed;
-  channel_.publish(slot, send, iteration, bytes, signature_);
+  channel_.publish(slot, send, iteration, bytes, prepared_.signature);
   far_sends_[lane].sent = 0;
   // Who has taken a later piece has taken this one.
   for (Occupant& known : exposed_) {
@@ -64,7 +69,7 @@ bool Executor::expose(std::uint32_t lane, const Operation& send, std::uint64_t p
   return true;
 }
 
-bool Executor::are_exposed_taken() {
+bool LaneRunner::are_exposed_taken() {
   while (!exposed_.empty()) {
     if (!channel_.is_taken(exposed_.back(), blocker_)) return false;
     exposed_.pop_back();
@@ -73,7 +78,7 @@ bool Executor::are_exposed_taken() {
 }
 
 // Where the messages are for this process, as far as they are within its reach.
-void Executor::reach(const Operation& reduce, std::uint64_t bytes) {
+void LaneRunner::reach(const Operation& reduce, std::uint64_t bytes) {
   reads_.clear();
   for (const std::size_t i : exposed_operands_) {
     Place place;
@@ -85,16 +90,16 @@ void Executor::reach(const Operation& reduce, std::uint64_t bytes) {
 }
 
 // Whether all that was read was still what had been sent.
-bool Executor::is_good() {
+bool LaneRunner::is_good() {
   std::atomic_thread_fence(std::memory_order_acquire);
   if (!region_.poisoned()) return true;
-  trouble_ = Trouble::aborted;
+  finding_.trouble = Trouble::aborted;
   return false;
 }
 
-bool Executor::combine_read(const Operation& reduce, std::uint64_t piece) {
+bool LaneRunner::combine_read(const Operation& reduce, std::uint64_t piece) {
   const Piece target = piece_of<false>(reduce.targets[0], 0, piece);
-  const std::uint64_t bytes = target.items * cut_.item;
+  const std::uint64_t bytes = target.items * prepared_.cut.item;
   const std::size_t operands = reduce.operands.size();
   const auto copy_to_others = [&](std::uint64_t offset, std::uint64_t length) {
     for (std::size_t i = 1; i < reduce.targets.size(); ++i) {
@@ -124,19 +129,20 @@ bool Executor::combine_read(const Operation& reduce, std::uint64_t piece) {
       staged_[from.operand] = at;
       at += kStepBytes;
     }
-    reducer_(target.at + offset, staged_.data(), operands, length / cut_.item, divisor_);
+    prepared_.reducer(target.at + offset, staged_.data(), operands, length / prepared_.cut.item,
+                      prepared_.divisor);
     copy_to_others(offset, length);
   }
   return true;
 }
 
-bool Executor::read(const Read& from, std::uint64_t offset, std::byte* target,
-                    std::uint64_t bytes) {
+bool LaneRunner::read(const Read& from, std::uint64_t offset, std::byte* target,
+                      std::uint64_t bytes) {
   const std::uint32_t rank = channel_.rank_of(from.member);
   const Trouble trouble = memory_.read(rank, from.address + offset, target, bytes);
   if (trouble == Trouble::none) return true;
-  trouble_ = trouble;
-  culprit_ = from.member;
+  finding_.trouble = trouble;
+  finding_.culprit = from.member;
   return false;
 }
 

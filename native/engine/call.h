@@ -1,0 +1,42 @@
+// One call of a collective, as its caller describes it.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/program.h"
+#include "engine/reduce.h"
+
+namespace rallypoint {
+
+// What is called, in the eight bytes that are compared with the last call's.
+struct Operator {
+  std::uint16_t collective;
+  DType dtype;
+  ReduceOp op;
+  std::int32_t root;  // of a send or recv: the tag
+
+  std::uint64_t bits() const { return std::bit_cast<std::uint64_t>(*this); }
+};
+
+struct Block {
+  std::byte* at;
+  std::uint64_t items;
+};
+
+struct Call {
+  const Program* program;
+  Operator what;
+  std::uint64_t count;     // items of a block; where they differ, of the largest
+  const std::byte* input;  // all blocks, one after the other,
+  std::byte* output;
+  double timeout_s;
+  const Block* input_blocks = nullptr;  // or, unless null, each where it says
+  const Block* output_blocks = nullptr;
+  // Where a rank does not know the lengths of all blocks, the largest is agreed on first: an
+  // all_reduce of one integer.
+  const Program* agreement = nullptr;
+};
+
+}  // namespace rallypoint

@@ -1,0 +1,201 @@
+// Takes the operations of each lane in order, piece by piece, until all are done.
+//
+// It names no algorithm and knows no transport beyond what Channel offers. A lane that cannot go on
+// is left and tried again, so that one thread runs all lanes. It never waits, and tells nobody of
+// what it finds wrong.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "engine/call.h"
+#include "engine/channel.h"
+#include "engine/peer_memory.h"
+#include "engine/prepared_call.h"
+
+namespace rallypoint {
+
+enum class Step { finished, moved, blocked, failed };
+
+// What a message has shown to be wrong.
+struct Finding {
+  Trouble trouble = Trouble::none;
+  std::uint32_t culprit = 0;  // a member of the channel
+  std::uint64_t sent = 0;     // bytes, and how many it should have been
+  std::uint64_t expected = 0;
+};
+
+class LaneRunner {
+ public:
+  // `spins`: looks at a line before a lane counts as blocked, if there is only one.
+  LaneRunner(Region& region, PeerMemory& memory, Channel channel, unsigned spins)
+      : region_(region),
+        memory_(memory),
+        channel_(std::move(channel)),
+        wire_(channel_.wire()),
+        most_spins_(spins),
+        views_(memory) {}
+
+  // The call must stay where it is until it is finished.
+  void start(const Call& call) {
+    call_ = &call;
+    if (!prepared_.fits(call)) prepare();
+    if (prepared_.may_expose) look_at_memory();
+  }
+  // Runs every lane as far as it goes.
+  Step advance();
+  void finish() {
+    if (!prepared_.is_simple) rewind();
+    channel_.iterations += prepared_.cut.pieces;
+    ++channel_.calls;
+  }
+
+  Channel& channel() { return channel_; }
+  const Call& call() const { return *call_; }
+  const PreparedCall& prepared() const { return prepared_; }
+  // The rank that the call waits for, once it is blocked.
+  std::uint32_t blocker() const { return blocker_; }
+  const Finding& finding() const { return finding_; }
+  void forget_finding() { finding_ = {}; }
+
+ private:
+  struct Lane {
+    const Operation* first = nullptr;
+    const Operation* end = nullptr;
+    const Operation* next = nullptr;
+    std::uint64_t piece = 0;
+  };
+  struct Piece {
+    std::byte* at;
+    std::uint64_t items;
+  };
+  // An operand that is to be copied from a peer's memory.
+  struct Read {
+    std::size_t operand;
+    std::uint32_t member;
+    std::uint64_t address;
+  };
+  // How far a lane's message to other hosts has got.
+  struct FarSend {
+    std::vector<bool> is_sent;  // by receiver
+    std::size_t sent = 0;
+    std::vector<iovec> payload;
+  };
+
+  void prepare();
+  void rewind();
+  void look_at_memory();
+
+  // kSimple: nothing is cut, which is so for most small calls and saves the arithmetic.
+  template <bool kSimple>
+  Step advance(std::uint32_t lane);
+  template <bool kSimple>
+  bool send(std::uint32_t lane, const Operation& send, std::uint64_t piece);
+  bool find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes, Place& place);
+  bool expose(std::uint32_t lane, const Operation& send, std::uint64_t piece, std::uint64_t bytes,
+              const Place& place);
+  bool are_buffers_readable() const;
+  bool are_exposed_taken();
+  template <bool kSimple>
+  bool send_far(std::uint32_t lane, const Operation& send, std::uint64_t piece,
+                std::uint64_t bytes);
+  template <bool kSimple>
+  bool reduce(std::uint32_t lane, const Operation& reduce, std::uint64_t piece);
+  template <bool kSimple>
+  void expect_far(const Operation& reduce, std::uint64_t piece, std::uint64_t bytes);
+  void release_far(const Operation& reduce, std::uint64_t iteration);
+  void misfit(const Line& line, std::uint32_t member, bool is_whole, std::uint64_t bytes);
+  bool gather(const Operation& reduce, std::uint64_t iteration, std::uint64_t bytes);
+  void reach(const Operation& reduce, std::uint64_t bytes);
+  bool is_good();
+  bool combine_read(const Operation& reduce, std::uint64_t piece);
+  bool read(const Read& from, std::uint64_t offset, std::byte* target, std::uint64_t bytes);
+  template <bool kSimple>
+  void combine(const Operation& reduce, std::uint64_t piece);
+  void wake_senders(const Operation& reduce);
+  void finish_pieces();
+  std::byte* buffer(Buffer buffer) const {
+    return buffer == Buffer::output ? call_->output : const_cast<std::byte*>(call_->input);
+  }
+  const Block* blocks(Buffer buffer) const {
+    if (buffer == Buffer::scratch) return nullptr;
+    return buffer == Buffer::output ? call_->output_blocks : call_->input_blocks;
+  }
+  template <bool kSimple>
+  Piece piece_of(const Chunks& chunks, std::uint32_t offset, std::uint64_t piece) const;
+  template <bool kSimple>
+  std::uint64_t bytes_of(const Chunks& chunks, std::uint32_t count, std::uint64_t piece) const;
+
+  Region& region_;
+  PeerMemory& memory_;
+  Channel channel_;
+  tcp::Wire* wire_;  // null: all ranks are on this host
+  unsigned most_spins_;
+  unsigned spins_ = 0;
+  const Call* call_ = nullptr;  // valid until it is finished
+  PreparedCall prepared_;       // it, or the last one
+  Lane lanes_[kLanes];
+  std::uint64_t finished_ = 0;        // pieces of the output that are complete
+  std::uint32_t blocker_ = 0;         // the rank that a blocked lane depends on
+  const Operand* missing_ = nullptr;  // what the last operation that was blocked waits for
+  Finding finding_;
+  std::vector<std::byte> scratch_;
+  std::vector<const std::byte*> sources_;  // of the current reduce, by operand
+  FarSend far_sends_[kLanes];
+  PeerViews views_;
+  bool exposes_private_ = false;               // may read this rank's messages outside arenas
+  std::vector<std::size_t> exposed_operands_;  // of the current reduce,
+  std::vector<Read> reads_;                    // and those of them that are not in reach
+  std::vector<std::byte> staging_;
+  std::vector<const std::byte*> staged_;  // by operand
+  std::vector<Occupant> exposed_;         // messages that receivers may still be reading
+};
+
+// Of every message, so in the header, where they can be inlined.
+
+template <bool kSimple>
+inline LaneRunner::Piece LaneRunner::piece_of(const Chunks& chunks, std::uint32_t offset,
+                                              std::uint64_t piece) const {
+  const std::uint64_t index = chunks.index + offset;
+  if constexpr (kSimple)
+    return {buffer(chunks.buffer) + chunks.index * prepared_.block_bytes, prepared_.cut.count};
+  const std::uint64_t block = index / prepared_.program->chunks;
+  const std::uint64_t chunk = index % prepared_.program->chunks;
+  std::byte* at = nullptr;
+  std::uint64_t count = prepared_.cut.count;
+  const Block* const table = prepared_.has_tables ? blocks(chunks.buffer) : nullptr;
+  if (table != nullptr) {
+    at = table[block].at;
+    count = table[block].items;
+  } else if (chunks.buffer != Buffer::scratch) {
+    at = buffer(chunks.buffer) + block * prepared_.block_bytes;
+  }
+  const std::uint64_t start = std::min(chunk * prepared_.cut.chunk, count);
+  const std::uint64_t end = std::min(start + prepared_.cut.chunk, count);
+  const std::uint64_t first = std::min(start + piece * prepared_.cut.piece, end);
+  const std::uint64_t items = std::min(prepared_.cut.piece, end - first);
+  if (chunks.buffer == Buffer::scratch) {
+    return {
+        const_cast<std::byte*>(scratch_.data()) + index * prepared_.cut.piece * prepared_.cut.item,
+        items};
+  }
+  return {at + first * prepared_.cut.item, items};
+}
+
+template <bool kSimple>
+inline std::uint64_t LaneRunner::bytes_of(const Chunks& chunks, std::uint32_t count,
+                                          std::uint64_t piece) const {
+  if constexpr (kSimple) return count * prepared_.block_bytes;
+  std::uint64_t items = 0;
+  for (std::uint32_t offset = 0; offset < count; ++offset) {
+    items += piece_of<false>(chunks, offset, piece).items;
+  }
+  return items * prepared_.cut.item;
+}
+
+}  // namespace rallypoint

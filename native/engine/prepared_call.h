@@ -1,0 +1,55 @@
+// What follows from the kind and size of a call alone, so that calls like the last one need not
+// work it out again.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/call.h"
+#include "engine/peer_memory.h"
+#include "engine/reduce.h"
+
+namespace rallypoint {
+
+// Smaller messages are copied, as it costs more to wait until they have been read where they lie.
+inline constexpr std::uint64_t kExposedBytes = 32 << 10;
+
+// How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
+struct Cut {
+  std::uint64_t item = 0;    // bytes
+  std::uint64_t count = 0;   // items of a block
+  std::uint64_t chunk = 0;   // items of all chunks but the last ones, which may be shorter
+  std::uint64_t piece = 0;   // items
+  std::uint64_t pieces = 0;  // iterations of the program
+  bool is_simple = false;    // one lane, one chunk, one piece: nothing is cut
+
+  Cut() = default;
+  Cut(const Program& program, std::uint64_t count, std::uint64_t item);
+};
+
+struct PreparedCall {
+  PreparedCall() = default;
+  // `reach`: what ranks of this host may read of each other's memory.
+  PreparedCall(const Call& call, PeerMemoryAccess reach);
+  // Whether it is the same for this call.
+  bool fits(const Call& call) const {
+    return program == call.program && cut.count == call.count && what.bits() == call.what.bits() &&
+           !has_tables && call.input_blocks == nullptr && call.output_blocks == nullptr;
+  }
+
+  const Program* program = nullptr;
+  Operator what{};
+  std::uint32_t lane_count = 0;
+  Cut cut;
+  bool is_simple = false;  // nothing is cut, and messages are copied
+  std::uint64_t block_bytes = 0;
+  bool has_tables = false;   // of blocks that lie apart
+  bool past_caches = false;  // is received: no cache holds it, nor the place for it
+  bool may_expose = false;   // ranks of this host may read messages where they lie
+  Reducer reducer = nullptr;
+  Reducer average = nullptr;
+  std::uint64_t divisor = 1;  // within a reduction
+  bool divides = false;       // at the end of each piece
+  std::uint64_t signature = 0;
+};
+
+}  // namespace rallypoint

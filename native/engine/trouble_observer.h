@@ -1,0 +1,53 @@
+// What keeps a call from going on, for a rank that has waited without success, and how all are
+// told.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/channel.h"
+#include "engine/lane_runner.h"
+#include "engine/prepared_call.h"
+#include "engine/region.h"
+#include "engine/waiting.h"
+
+namespace rallypoint {
+
+class TroubleObserver {
+ public:
+  // `call` is the one that is running, or the last one.
+  TroubleObserver(Region& region, Channel& channel, const PreparedCall& call)
+      : region_(region), channel_(channel), prepared_(call), wire_(channel.wire()) {}
+
+  // Tells the peers what is called.
+  void record();
+  // The same, and from now on this rank waits for them.
+  void begin(double timeout_s);
+  // The call goes on.
+  void has_moved() { blocker_is_gone_ = false; }
+  // Whether something keeps the rank from going on that the call depends on.
+  Trouble look(std::uint32_t blocker, Host& host);
+  // Each tells all ranks, and returns the trouble: what a message has shown,
+  Trouble tell(const Finding& finding, Host& host);
+  // or what is wrong with a rank.
+  Trouble fail(Trouble trouble, std::uint32_t rank);
+  // This rank gives up; with the executor's mutex, peers are told in which call it is.
+  void interrupt(bool has_mutex);
+
+ private:
+  Trouble fail_against(Trouble trouble, std::uint32_t member, Host& host,
+                       const Finding& finding = {});
+  bool is_blocked_by_mismatch(std::uint32_t member, std::uint32_t blocker) const;
+  bool has_left(std::uint32_t rank) const;
+  bool is_cut_off(std::uint32_t rank);
+
+  Region& region_;
+  Channel& channel_;
+  const PreparedCall& prepared_;
+  tcp::Wire* wire_;  // null: all ranks are on this host
+  double timeout_s_ = 0;
+  double began_s_ = 0;    // when the call first had to wait
+  double cut_off_s_ = 0;  // when its blocker was first seen without a connection
+  bool blocker_is_gone_ = false;
+};
+
+}  // namespace rallypoint
