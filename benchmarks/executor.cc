@@ -210,7 +210,7 @@ using Regions = std::array<int, 3>;
 void run_rank(std::uint32_t rank, const Regions& regions, std::uint64_t bytes, int repeats,
               const char* program_path) {
   pin(rank);
-  Communicator communicator(regions[0], rank, kRanks, kPolicy, {});
+  Communicator communicator(regions[0], rank, kRanks, kPolicy, {}, {});
   HandWritten hand(regions[1], rank);
   Bare bare(regions[2], rank);
   NoHost host;

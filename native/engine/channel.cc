@@ -20,7 +20,7 @@ std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t
   return base_ + start % kRingBytes;
 }
 
-Channel Channel::collective(Region& region, std::deque<Ring>& rings, tcp::Wire* wire) {
+Channel Channel::collective(Region& region, std::deque<Ring>& rings, MessageTransport* wire) {
   Channel channel;
   channel.region_ = &region;
   channel.wire_ = wire;

@@ -1,5 +1,6 @@
 // Messages through shared memory: numbered lines, and rings for what does not fit into a line.
-// Those to and from ranks on other hosts go over a wire; only who sends to such a rank need know.
+// Those to and from ranks on other hosts go by a transport; only who sends to such a rank need
+// know.
 //
 // A channel connects an ordered list of members that run the same programs in the same order: the
 // ranks of the communicator. Every message has a place that both ends
@@ -18,7 +19,7 @@
 #include "engine/layout.h"
 #include "engine/program.h"
 #include "engine/region.h"
-#include "engine/tcp/wire.h"
+#include "engine/transport.h"
 
 namespace rallypoint {
 
@@ -68,7 +69,7 @@ struct Slot {
 class Channel {
  public:
   // All ranks.
-  static Channel collective(Region& region, std::deque<Ring>& rings, tcp::Wire* wire);
+  static Channel collective(Region& region, std::deque<Ring>& rings, MessageTransport* wire);
 
   std::uint32_t self() const { return self_; }
   std::uint32_t rank_of(std::uint32_t member) const { return members_[member]; }
@@ -88,8 +89,8 @@ class Channel {
   bool send_far(const Receiver& to, std::uint32_t lane, const Operation& send,
                 std::uint64_t iteration, std::uint64_t signature, std::uint64_t bytes,
                 std::span<const iovec> payload) const {
-    const tcp::WireHeader header{0, lane, sequence(iteration, send.ordinal), signature, bytes};
-    return wire_->send(members_[to.rank], header, payload);
+    const Message message{lane, sequence(iteration, send.ordinal), signature, bytes};
+    return wire_->send(members_[to.rank], message, payload);
   }
 
   // Receiver: the line of a message once it is there, or null.
@@ -103,14 +104,14 @@ class Channel {
   // null.
   void expect(const Operand& from, std::uint64_t iteration, std::uint64_t signature,
               std::byte* target, std::uint64_t bytes) const {
-    const tcp::Expected message{sequence(iteration, from.ordinal), signature, target, bytes};
+    const Expected message{sequence(iteration, from.ordinal), signature, target, bytes};
     wire_->expect(members_[from.peer], from.lane, message);
   }
   // Such a message has been taken.
   void release(const Operand& from, std::uint64_t iteration) const {
     wire_->release(members_[from.peer], from.lane, sequence(iteration, from.ordinal));
   }
-  tcp::Wire* wire() const { return wire_; }  // null: there are no other hosts
+  MessageTransport* wire() const { return wire_; }  // null: there are no other hosts
   void set_progress(std::uint32_t lane, std::uint64_t iteration, std::uint32_t operations) {
     ports_[self_ * kLanes + lane].progress->value.store(iteration << kOperationBits | operations,
                                                         std::memory_order_release);
@@ -134,7 +135,7 @@ class Channel {
   }
 
   Region* region_ = nullptr;
-  tcp::Wire* wire_ = nullptr;
+  MessageTransport* wire_ = nullptr;
   std::uint32_t self_ = 0;
   unsigned lines_ = 0;                  // per lane, a power of two
   std::vector<std::uint32_t> members_;  // their ranks
@@ -190,7 +191,7 @@ inline const Line* Channel::peek(const Program& program, const Operand& from,
 
 inline const std::byte* Channel::payload(const Line& line, const Operand& from) const {
   if (is_far(from)) [[unlikely]]
-    return tcp::Wire::payload(line);
+    return far_payload(line);
   if (line.offset == kInline) return line.bytes <= kInlineBytes ? line.payload : nullptr;
   if (line.offset == kExposed) return line.payload;
   if (line.bytes > kRingBytes || line.offset > kRingBytes - line.bytes) return nullptr;

@@ -120,15 +120,10 @@ std::deque<Ring> make_rings(const Region& region) {
   return rings;
 }
 
-std::vector<std::uint32_t> ranks_of(const std::vector<tcp::PeerAddress>& peers) {
+std::vector<std::uint32_t> ranks_of(const std::vector<FarRank>& far) {
   std::vector<std::uint32_t> ranks;
-  for (const tcp::PeerAddress& peer : peers) ranks.push_back(peer.rank);
+  for (const FarRank& each : far) ranks.push_back(each.rank);
   return ranks;
-}
-
-template <typename Part>
-std::unique_ptr<Part> make_far(Region& region, const std::vector<tcp::PeerAddress>& peers) {
-  return peers.empty() ? nullptr : std::make_unique<Part>(region, peers);
 }
 
 // Let each send know which receivers share memory with this rank.
@@ -147,19 +142,20 @@ void part_receivers(Program& program, const Region& region) {
 }  // namespace
 
 Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
-                           const std::vector<tcp::PeerAddress>& peers, std::string_view description)
-    : region_(fd, rank, ranks, ranks_of(peers)),
+                           const std::vector<FarRank>& far, const MakeTransports& connect,
+                           std::string_view description)
+    : region_(fd, rank, ranks, ranks_of(far)),
       memory_(region_),
-      control_(make_far<tcp::Control>(region_, peers)),
-      wire_(make_far<tcp::Wire>(region_, peers)),
+      transports_(far.empty() ? Transports{} : connect(region_)),
       policy_(policy),
       record_(description),
       rings_(make_rings(region_)),
-      collective_(region_, memory_, Channel::collective(region_, rings_, wire_.get()), policy),
+      collective_(region_, memory_,
+                  Channel::collective(region_, rings_, transports_.messages.get()), policy),
       queue_(collective_, record_),
-      mailbox_(region_, memory_, make_far<tcp::Courier>(region_, peers), policy.spins) {
-  region_.set_messenger(control_.get());
-  for (const tcp::PeerAddress& peer : peers) region_.state(peer.rank).pid.store(peer.pid);
+      mailbox_(region_, memory_, std::move(transports_.mail), policy.spins) {
+  region_.set_messenger(transports_.control.get());
+  for (const FarRank& each : far) region_.state(each.rank).pid.store(each.pid);
 }
 
 Communicator::~Communicator() {
@@ -169,16 +165,17 @@ Communicator::~Communicator() {
 }
 
 void Communicator::leave() {
-  if (wire_ != nullptr && region_.presence(region_.rank()) == Presence::here) {
+  MessageTransport* const wire = transports_.messages.get();
+  if (wire != nullptr && region_.presence(region_.rank()) == Presence::here) {
     const double until_s = now_s() + kLeaveS;
     mailbox_.finish(until_s);
     const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-    if (lock) wire_->finish_writing();  // or else a thread still waits for a peer
-    while (lock && wire_->unconfirmed() > 0 && !region_.poisoned() && region_.first_lost() < 0 &&
+    if (lock) wire->finish_writing();  // or else a thread still waits for a peer
+    while (lock && wire->unconfirmed() > 0 && !region_.poisoned() && region_.first_lost() < 0 &&
            now_s() < until_s) {
       usleep(kLeaveLookUs);
     }
-    control_->leave();
+    transports_.control->leave();
   }
   region_.leave();
   record_.leave();
@@ -186,10 +183,10 @@ void Communicator::leave() {
 
 // Only for what will then be read: what stays would ring again and again.
 void Communicator::arm() {
-  if (wire_ == nullptr) return;
+  if (transports_.messages == nullptr) return;
   if (!queue_.is_empty()) {
     const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-    if (lock) wire_->arm();  // or else another thread is at it
+    if (lock) transports_.messages->arm();  // or else another thread is at it
   }
   mailbox_.arm();
 }
@@ -403,7 +400,7 @@ bool Communicator::wait_until(double end_s, const Work& work, Host& host) {
       if (host.is_interrupted() || now_s() > end_s) return work.is_done();
       continue;
     }
-    Waiter waiter(region_, policy_, host, wire_.get());
+    Waiter waiter(region_, policy_, host, transports_.messages.get());
     bool has_slept = false;
     while (!work.is_done()) {
       const Step step = queue_.advance(has_slept, patient);

@@ -22,18 +22,17 @@
 #include "engine/process.h"
 #include "engine/progress_thread.h"
 #include "engine/queue.h"
-#include "engine/tcp/control.h"
-#include "engine/tcp/peer_address.h"
-#include "engine/tcp/wire.h"
+#include "engine/transport.h"
 
 namespace rallypoint {
 
 class Communicator final : public Progressable {
  public:
-  // `peers` are the ranks on other hosts; their descriptors are taken over. `description` of the
-  // group is for the flight record.
+  // `far` are the ranks on other hosts, to which `connect` makes the transports. `description` of
+  // the group is for the flight record.
   Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
-               const std::vector<tcp::PeerAddress>& peers, std::string_view description = {});
+               const std::vector<FarRank>& far, const MakeTransports& connect,
+               std::string_view description = {});
   ~Communicator() override;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -88,8 +87,7 @@ class Communicator final : public Progressable {
   const unsigned generation_ = generation();
   Region region_;
   PeerMemory memory_;
-  std::unique_ptr<tcp::Control> control_;  // these two are null if all ranks are on this host
-  std::unique_ptr<tcp::Wire> wire_;
+  Transports transports_;  // empty if all ranks are on this host; the mail is the mailbox's
   WaitPolicy policy_;
   GroupRecord record_;
   std::deque<Ring> rings_;  // by lane; a deque, because rings stay in place

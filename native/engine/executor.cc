@@ -94,9 +94,8 @@ Step Executor::go_on(bool has_slept, Host& host) {
   Step step = runner_.advance();
   if (something_came && step == Step::blocked) step = Step::moved;
   if (step == Step::moved) observer_.has_moved();
-  if (wire_ != nullptr && wire_->corrupt_rank() >= 0) {
-    const auto corrupt = static_cast<std::uint32_t>(wire_->corrupt_rank());
-    trouble_ = observer_.fail(Trouble::corrupt, corrupt);
+  if (const auto failure = wire_ != nullptr ? wire_->failure() : std::nullopt) {
+    trouble_ = observer_.fail(failure->trouble, failure->rank);
   } else if (runner_.finding().trouble != Trouble::none) {
     trouble_ = observer_.tell(runner_.finding(), host);
   } else if (step == Step::blocked && has_slept) {

@@ -48,7 +48,7 @@ class Executor {
 
   Region& region_;
   WaitPolicy policy_;
-  tcp::Wire* wire_;  // null: all ranks are on this host
+  MessageTransport* wire_;  // null: all ranks are on this host
   LaneRunner runner_;
   TroubleObserver observer_;
   Trouble trouble_ = Trouble::none;  // how the call ended

@@ -134,7 +134,7 @@ class LaneRunner {
   Region& region_;
   PeerMemory& memory_;
   Channel channel_;
-  tcp::Wire* wire_;  // null: all ranks are on this host
+  MessageTransport* wire_;  // null: all ranks are on this host
   unsigned most_spins_;
   unsigned spins_ = 0;
   const Call* call_ = nullptr;  // valid until it is finished

@@ -22,7 +22,7 @@ constexpr std::uint64_t kFewestParts = 4;
 
 }  // namespace
 
-Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<tcp::Courier> courier,
+Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailTransport> courier,
                  unsigned spins)
     : region_(region),
       memory_(memory),
@@ -134,8 +134,9 @@ bool Mailbox::advance(bool has_slept) {
     const std::lock_guard lock(mutex_);
     if (courier_ != nullptr && !region_.poisoned()) {
       moved = courier_->poll();
-      if (courier_->corrupt_rank() >= 0) {
-        region_.spread(Trouble::corrupt, courier_->corrupt_rank(), nullptr, nullptr);
+      if (const auto failure = courier_->failure()) {
+        region_.spread(failure->trouble, static_cast<std::int32_t>(failure->rank), nullptr,
+                       nullptr);
       }
     }
     moved |= advance(sends_, has_slept, finished);

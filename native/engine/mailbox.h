@@ -8,8 +8,9 @@
 // next message will be, and a tiny one is all in that line. Others go in parts through the
 // envelope's block, copied in by the sender while the receiver copies out; if they fit into it, the
 // sender goes on. Large ones in memory that is in reach (peer_memory.h) stay there until they are
-// received. Messages between hosts go by courier, and appear in a copy of their sender's outbox. A
-// rank that waits in vain takes in what fills a sender's outbox: what it waits for may be behind.
+// received. Messages between hosts go by a transport, and appear in a copy of their sender's
+// outbox. A rank that waits in vain takes in what fills a sender's outbox: what it waits for may be
+// behind.
 //
 // It never waits: `advance` gets on as far as that goes, and so does `step` with a transfer that
 // is the only one, without any of what it takes to have several.
@@ -28,7 +29,7 @@
 #include "engine/peer_memory.h"
 #include "engine/reduce.h"
 #include "engine/region.h"
-#include "engine/tcp/courier.h"
+#include "engine/transport.h"
 #include "engine/waiting.h"
 #include "engine/work.h"
 
@@ -86,7 +87,7 @@ class Mailbox final : public Alarm {
 
   // `courier` is null if all ranks are on this host. `spins`: how often to look for a part that is
   // being copied, before getting on with something else.
-  Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<tcp::Courier> courier,
+  Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailTransport> courier,
           unsigned spins);
 
   // Gets on with a transfer that nobody else knows of. It is done, perhaps with trouble; or, if
@@ -219,7 +220,7 @@ class Mailbox final : public Alarm {
   unsigned spins_;
   mutable std::mutex mutex_;  // of all below
   PeerViews views_;
-  std::unique_ptr<tcp::Courier> courier_;
+  std::unique_ptr<MailTransport> courier_;
   Items sends_;
   Items receives_;
   // How many have not begun, of those that may be after the same: room at a receiver, or a message.

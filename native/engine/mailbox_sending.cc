@@ -190,15 +190,10 @@ bool Mailbox::send_far(Item& item, bool& done) {
   if (item.slot >= 0) return go_on_sending_far(item, done);
   const Transfer& transfer = *item.transfer;
   if (is_blocked_[transfer.peer]) return false;
-  tcp::MailHeader envelope{};
-  envelope.is_synchronous = transfer.is_synchronous;
-  envelope.dtype = transfer.dtype;
-  envelope.sequence = ++sequence_;
-  envelope.number = item.number;
-  envelope.bytes = transfer.bytes;
-  envelope.tag = transfer.tag;
-  item.sequence = envelope.sequence;
-  item.slot = courier_->send(transfer.peer, envelope, transfer.data);
+  const Mail mail{++sequence_,  item.number,    transfer.bytes,
+                  transfer.tag, transfer.dtype, transfer.is_synchronous};
+  item.sequence = mail.sequence;
+  item.slot = courier_->send(transfer.peer, mail, transfer.data);
   if (item.slot < 0) {
     is_blocked_[transfer.peer] = true;
     return false;

@@ -53,13 +53,14 @@ std::uint32_t Mailbox::gone_peer(std::uint32_t peer) const {
 // Who left another host may have messages under way.
 bool Mailbox::has_left(std::uint32_t rank) const {
   return region_.presence(rank) == Presence::left &&
-         (!region_.is_far(rank) || courier_->has_ended(rank));
+         (!region_.is_far(rank) || courier_->state(rank) != ConnectionState::open);
 }
 
 // Without a connection, although its host says nothing.
 bool Mailbox::is_cut_off(Item& item) const {
   const std::uint32_t peer = item.transfer->peer;
-  if (peer == kAnyRank || !region_.is_far(peer) || !courier_->has_ended(peer)) return false;
+  if (peer == kAnyRank || !region_.is_far(peer)) return false;
+  if (courier_->state(peer) != ConnectionState::ended) return false;
   if (item.cut_off_s == 0) item.cut_off_s = now_s();
   return now_s() - item.cut_off_s > kCutOffS;
 }

@@ -25,7 +25,8 @@ struct Probe {
 };
 inline constexpr std::size_t kMostProbed = 56;
 
-// Tells ranks on other hosts what those on this one see in the region.
+// Tells ranks on other hosts what those on this one see in the region, and the region what they
+// tell. Any thread may call it.
 class Messenger {
  public:
   virtual ~Messenger() = default;
@@ -38,6 +39,8 @@ class Messenger {
   // To a rank `via` one on another host, which is that rank itself if it is there.
   virtual void send_probe(std::uint32_t via, std::uint32_t rank, const Probe& probe) = 0;
   virtual std::vector<Probe> take_probes() = 0;
+  // Takes leave of all: that no more is heard of this rank is then no loss.
+  virtual void leave() = 0;
 };
 
 class Region {

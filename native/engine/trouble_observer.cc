@@ -75,12 +75,12 @@ Trouble TroubleObserver::look(std::uint32_t blocker, Host& host) {
 // Who left another host may have messages under way.
 bool TroubleObserver::has_left(std::uint32_t rank) const {
   return region_.presence(rank) == Presence::left &&
-         (!region_.is_far(rank) || wire_->has_ended(rank));
+         (!region_.is_far(rank) || wire_->state(rank) != ConnectionState::open);
 }
 
 // Without a connection for messages, although its host says nothing.
 bool TroubleObserver::is_cut_off(std::uint32_t rank) {
-  if (!region_.is_far(rank) || !wire_->has_ended(rank)) {
+  if (!region_.is_far(rank) || wire_->state(rank) != ConnectionState::ended) {
     cut_off_s_ = 0;
   } else if (cut_off_s_ == 0) {
     cut_off_s_ = now_s();

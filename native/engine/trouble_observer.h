@@ -43,7 +43,7 @@ class TroubleObserver {
   Region& region_;
   Channel& channel_;
   const PreparedCall& prepared_;
-  tcp::Wire* wire_;  // null: all ranks are on this host
+  MessageTransport* wire_;  // null: all ranks are on this host
   double timeout_s_ = 0;
   double began_s_ = 0;    // when the call first had to wait
   double cut_off_s_ = 0;  // when its blocker was first seen without a connection

@@ -16,6 +16,7 @@
 
 #include "engine/collective.h"
 #include "engine/communicator.h"
+#include "engine/tcp/transports.h"
 #include "python/arguments.h"
 #include "python/buffer.h"
 #include "python/work.h"
@@ -42,9 +43,7 @@ class PythonCommunicator {
                      unsigned yields, nb::callable plan, double timeout_s, nb::callable is_alone,
                      bool synchronous_send, const std::vector<FarPeer>& peers,
                      const std::string& description, nb::callable site)
-      : communicator_(new Communicator(fd, rank, ranks, WaitPolicy{spins, yields}, addresses(peers),
-                                       description),
-                      let_go),
+      : communicator_(make(fd, rank, ranks, WaitPolicy{spins, yields}, peers, description), let_go),
         plan_(std::move(plan)),
         is_alone_(std::move(is_alone)),
         site_(std::move(site)),
@@ -179,6 +178,13 @@ class PythonCommunicator {
   std::int32_t pid(std::uint32_t rank) { return communicator_->region().state(rank).pid.load(); }
 
  private:
+  static Communicator* make(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
+                            const std::vector<FarPeer>& peers, const std::string& description) {
+    const std::vector<tcp::PeerAddress> addresses = addresses_of(peers);
+    return new Communicator(fd, rank, ranks, policy, tcp::ranks_of(addresses),
+                            tcp::transports_to(addresses), description);
+  }
+
   // A forked child says nothing to its parent's peers, and none of its parent's threads is there.
   static void let_go(Communicator* communicator) {
     if (!communicator->is_parents()) delete communicator;
@@ -312,7 +318,7 @@ class PythonCommunicator {
     return trouble;
   }
 
-  static std::vector<tcp::PeerAddress> addresses(const std::vector<FarPeer>& peers) {
+  static std::vector<tcp::PeerAddress> addresses_of(const std::vector<FarPeer>& peers) {
     std::vector<tcp::PeerAddress> all;
     for (const auto& [rank, pid, control, mail, data] : peers) {
       all.push_back({rank, pid, control, mail, data});

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "engine/tcp/transports.h"
 
 namespace {
 
@@ -104,7 +105,8 @@ class Group {
  public:
   Group(int fd, std::uint32_t rank, std::uint32_t ranks, const std::vector<tcp::PeerAddress>& peers)
       : rank_(rank), ranks_(ranks) {
-    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50}, peers);
+    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50},
+                                                   tcp::ranks_of(peers), tcp::transports_to(peers));
   }
 
   void set_reach(const std::string& reach) {

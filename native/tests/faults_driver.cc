@@ -238,8 +238,8 @@ void tell_each_trouble_to_another_host() {
 
 void send_beyond_32_bits() {
   const int fd = make_region(2);
-  Communicator sender(fd, 0, 2, {0, 50}, {});
-  Communicator receiver(fd, 1, 2, {0, 50}, {});
+  Communicator sender(fd, 0, 2, {0, 50}, {}, {});
+  Communicator receiver(fd, 1, 2, {0, 50}, {}, {});
   NoHost host;
   std::int64_t value = 0;
   const auto transfer = [&](bool sends, std::int32_t tag) {

@@ -53,14 +53,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 1: {
       tcp::Courier courier(region, {peer});
       courier.request(1, 0, target.data(), target.size());
-      while (courier.corrupt_rank() < 0 && courier.poll()) {
+      while (!courier.failure() && courier.poll()) {
       }
       break;
     }
     default: {
       tcp::Wire wire(region, {peer});
       wire.expect(1, 0, {1, 2, target.data(), target.size()});
-      while (wire.corrupt_rank() < 0 && wire.poll()) {
+      while (!wire.failure() && wire.poll()) {
         for (std::uint64_t sequence = 1; sequence < 4; ++sequence) {
           for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
             if (wire.peek(1, lane, sequence) != nullptr) wire.release(1, lane, sequence);

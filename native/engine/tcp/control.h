@@ -39,14 +39,13 @@ class Control final : public Watched, public Messenger {
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  void leave();
-
   // Messenger:
   void spread(const Poison& poison) override;
   void ask(std::uint32_t rank, std::uint64_t number) override;
   void answer(std::uint64_t number) override;
   void send_probe(std::uint32_t via, std::uint32_t rank, const Probe& probe) override;
   std::vector<Probe> take_probes() override;
+  void leave() override;
 
  private:
   static constexpr std::size_t kMostBytes = 2048;

@@ -26,7 +26,8 @@ class Courier::Reader {
     peer_.requested &= ~header.taken;
     switch (header.kind) {
       case MailKind::envelope:
-        return begin_envelope(header);
+        return outbox().begin(header.slot, {header.sequence, header.number, header.bytes,
+                                            header.tag, header.dtype, header.is_synchronous != 0});
       case MailKind::request:
         if ((peer_.in_use & bit(header.slot)) == 0) return nullptr;
         peer_.requested |= bit(header.slot);
@@ -47,11 +48,7 @@ class Courier::Reader {
     if (header.kind == MailKind::part) {
       peer_.landings[header.slot].landed += header.bytes;
     } else if (header.kind == MailKind::envelope) {
-      const Region& region = courier_.region_;
-      const std::uint32_t rank = peer_.rank;
-      auto& outbox = *region.at<Outbox>(rank, region.layout().outbox(rank));
-      envelope_of(header).sequence.store(header.sequence, std::memory_order_release);
-      outbox.published.store(header.sequence, std::memory_order_release);
+      outbox().publish(header.slot, header.sequence);
     }
   }
 
@@ -60,34 +57,7 @@ class Courier::Reader {
     static std::byte none;
     return &none;
   }
-
-  // Into the copy of the sender's outbox, as the sender on this host would do.
-  std::byte* begin_envelope(const MailHeader& header) {
-    const Region& region = courier_.region_;
-    const std::uint32_t rank = peer_.rank;
-    Envelope& to = envelope_of(header);
-    if (to.sequence.load(std::memory_order_acquire) != 0 ||
-        static_cast<unsigned>(header.dtype) >= kDTypes ||
-        header.bytes % item_bytes(header.dtype) != 0 || header.sequence == 0) {
-      return nullptr;
-    }
-    to.to.store(region.rank(), std::memory_order_relaxed);
-    to.tag.store(header.tag, std::memory_order_relaxed);
-    to.bytes = header.bytes;
-    to.number = header.number;
-    to.dtype = static_cast<std::uint8_t>(header.dtype);
-    to.is_synchronous = header.is_synchronous != 0;
-    to.is_exposed = false;
-    to.request.store(Request::none, std::memory_order_relaxed);
-    if (header.bytes <= sizeof to.payload) return to.payload;
-    return region.at<std::byte>(rank, region.layout().blocks(rank)) + header.slot * kMailBytes;
-  }
-
-  Envelope& envelope_of(const MailHeader& header) const {
-    const Region& region = courier_.region_;
-    const std::size_t at = region.layout().envelopes(peer_.rank);
-    return region.at<Envelope>(peer_.rank, at)[header.slot];
-  }
+  FarOutbox outbox() const { return {courier_.region_, peer_.rank}; }
 
   Courier& courier_;
   Peer& peer_;
@@ -102,15 +72,22 @@ Courier::Courier(Region& region, const std::vector<PeerAddress>& peers)
   }
 }
 
-int Courier::send(std::uint32_t to, MailHeader envelope, const std::byte* payload) {
+int Courier::send(std::uint32_t to, const Mail& mail, const std::byte* payload) {
   Peer& receiver = peer(to);
   const int slot = std::countr_one(receiver.in_use);
   if (slot >= static_cast<int>(kEnvelopes)) return -1;
   receiver.in_use |= bit(slot);
   receiver.requested &= ~bit(slot);
-  receiver.last_sent = envelope.sequence;
+  receiver.last_sent = mail.sequence;
+  MailHeader envelope{};
   envelope.kind = MailKind::envelope;
   envelope.slot = static_cast<std::uint8_t>(slot);
+  envelope.is_synchronous = mail.is_synchronous;
+  envelope.dtype = mail.dtype;
+  envelope.sequence = mail.sequence;
+  envelope.number = mail.number;
+  envelope.bytes = mail.bytes;
+  envelope.tag = mail.tag;
   put(receiver, envelope, payload, true);
   return slot;
 }
@@ -199,9 +176,11 @@ bool Courier::poll() {
   }
   for (const std::size_t place : poller_.ready()) {
     Peer& from = *peers_[place];
-    if (from.stream.has_ended() || corrupt_ == static_cast<int>(from.rank)) continue;
+    if (from.stream.has_ended() || (failure_ && failure_->rank == from.rank)) continue;
     const auto result = from.inlet.read(from.stream, Reader(*this, from));
-    if (result == Inlet<MailHeader>::Result::corrupt) corrupt_ = static_cast<int>(from.rank);
+    if (result == Inlet<MailHeader>::Result::corrupt && !failure_) {
+      failure_ = Failure{from.rank, Trouble::corrupt};
+    }
     moved |= result != Inlet<MailHeader>::Result::nothing;
   }
   return moved;
@@ -215,7 +194,9 @@ void Courier::arm() {
   poller_.arm();
 }
 
-bool Courier::has_ended(std::uint32_t rank) const { return peer(rank).stream.has_ended(); }
+ConnectionState Courier::state(std::uint32_t rank) const {
+  return peer(rank).stream.has_ended() ? ConnectionState::ended : ConnectionState::open;
+}
 
 void Courier::finish_writing() {
   for (auto& each : peers_) each->stream.finish_writing();

@@ -16,14 +16,17 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "engine/far_outbox.h"
 #include "engine/layout.h"
 #include "engine/region.h"
 #include "engine/tcp/inlet.h"
 #include "engine/tcp/peer_address.h"
 #include "engine/tcp/poller.h"
 #include "engine/tcp/stream.h"
+#include "engine/transport.h"
 
 namespace rallypoint::tcp {
 
@@ -43,38 +46,34 @@ struct MailHeader {
 
   std::size_t payload() const {
     if (kind == MailKind::part) return bytes;
-    return kind == MailKind::envelope && bytes <= kMailBytes ? bytes : 0;
+    return kind == MailKind::envelope && FarOutbox::is_small(bytes) ? bytes : 0;
   }
 };
 
-class Courier {
+class Courier final : public MailTransport {
  public:
   Courier(Region& region, const std::vector<PeerAddress>& peers);
 
-  // Sender. Puts an envelope on its way and returns its place, or -1 if all are taken.
-  int send(std::uint32_t to, MailHeader envelope, const std::byte* payload);
-  bool is_taken(std::uint32_t to, int slot) const;
-  bool is_requested(std::uint32_t to, int slot) const;
-  std::uint64_t last_sent(std::uint32_t to) const { return peer(to).last_sent; }
-  // Whether nothing waits for the stream; a part may then be sent, which is not copied.
-  bool is_idle(std::uint32_t to) const;
-  void send_part(std::uint32_t to, int slot, const std::byte* data, std::uint64_t bytes);
+  int send(std::uint32_t to, const Mail& mail, const std::byte* payload) override;
+  bool is_taken(std::uint32_t to, int slot) const override;
+  bool is_requested(std::uint32_t to, int slot) const override;
+  std::uint64_t last_sent(std::uint32_t to) const override { return peer(to).last_sent; }
+  bool is_idle(std::uint32_t to) const override;
+  void send_part(std::uint32_t to, int slot, const std::byte* data, std::uint64_t bytes) override;
 
-  // Receiver. Has a large message written to `target`;
-  void request(std::uint32_t from, int slot, std::byte* target, std::uint64_t bytes);
-  std::uint64_t landed(std::uint32_t from, int slot) const;
-  // and has taken one.
-  void take(std::uint32_t from, int slot);
+  void expect(std::uint32_t) override {}
+  void request(std::uint32_t from, int slot, std::byte* target, std::uint64_t bytes) override;
+  std::uint64_t landed(std::uint32_t from, int slot) const override;
+  void take(std::uint32_t from, int slot) override;
 
-  // Reads and writes as far as that goes; returns whether anything moved.
-  bool poll();
-  void arm();
-  bool has_backlog() const { return backlog_.load(std::memory_order_acquire) != 0; }
+  bool poll() override;
+  void arm() override;
+  bool has_backlog() const override { return backlog_.load(std::memory_order_acquire) != 0; }
 
-  int corrupt_rank() const { return corrupt_; }
-  bool has_ended(std::uint32_t rank) const;
-  void finish_writing();
-  std::size_t unconfirmed() const;
+  std::optional<Failure> failure() const override { return failure_; }
+  ConnectionState state(std::uint32_t rank) const override;
+  void finish_writing() override;
+  std::size_t unconfirmed() const override;
 
  private:
   struct Frame {
@@ -111,7 +110,7 @@ class Courier {
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::size_t> places_;  // by rank
   std::atomic<std::size_t> backlog_{0};
-  int corrupt_ = -1;
+  std::optional<Failure> failure_;
 };
 
 }  // namespace rallypoint::tcp

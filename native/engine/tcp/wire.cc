@@ -93,12 +93,11 @@ Wire::Wire(Region& region, const std::vector<PeerAddress>& peers)
   }
 }
 
-bool Wire::send(std::uint32_t rank, const WireHeader& message, std::span<const iovec> payload) {
+bool Wire::send(std::uint32_t rank, const Message& message, std::span<const iovec> payload) {
   Connection& to = connection(rank, message.lane);
   if (!to.is_sending) {
     to.is_sending = true;
-    to.sending = message;
-    to.sending.magic = kWireMagic;
+    to.sending = {kWireMagic, message.lane, message.sequence, message.signature, message.bytes};
     to.sent = 0;
   } else if (to.sending.lane != message.lane || to.sending.sequence != message.sequence) {
     return false;  // another lane's turn
@@ -136,10 +135,6 @@ const Line* Wire::peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t seq
     }
   }
   return nullptr;
-}
-
-const std::byte* Wire::payload(const Line& line) {
-  return line.offset == kInline ? line.payload : reinterpret_cast<const std::byte*>(line.offset);
 }
 
 void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& message) {
@@ -198,9 +193,11 @@ bool Wire::poll() {
   bool moved = false;
   for (const std::size_t place : poller_.ready()) {
     Connection& from = *connections_[place];
-    if (!wants(from) || corrupt_ == static_cast<int>(from.rank)) continue;
+    if (!wants(from) || (failure_ && failure_->rank == from.rank)) continue;
     const auto result = from.inlet.read(from.stream, Reader(*this, from));
-    if (result == Inlet<WireHeader>::Result::corrupt) corrupt_ = static_cast<int>(from.rank);
+    if (result == Inlet<WireHeader>::Result::corrupt && !failure_) {
+      failure_ = Failure{from.rank, Trouble::corrupt};
+    }
     moved |= result != Inlet<WireHeader>::Result::nothing;
   }
   return moved;
@@ -215,11 +212,11 @@ void Wire::arm() {
   poller_.arm();
 }
 
-bool Wire::has_ended(std::uint32_t rank) const {
+ConnectionState Wire::state(std::uint32_t rank) const {
   for (std::uint32_t i = 0; i < streams_[rank]; ++i) {
-    if (!connections_[first_[rank] + i]->stream.has_ended()) return false;
+    if (!connections_[first_[rank] + i]->stream.has_ended()) return ConnectionState::open;
   }
-  return true;
+  return ConnectionState::ended;
 }
 
 void Wire::finish_writing() {

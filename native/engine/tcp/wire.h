@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,7 @@
 #include "engine/tcp/peer_address.h"
 #include "engine/tcp/poller.h"
 #include "engine/tcp/stream.h"
-#include "engine/waiting.h"
+#include "engine/transport.h"
 
 namespace rallypoint::tcp {
 
@@ -36,37 +37,21 @@ struct WireHeader {
   std::size_t payload() const { return bytes; }
 };
 
-// A message that an operation waits for.
-struct Expected {
-  std::uint64_t sequence = 0;
-  std::uint64_t signature = 0;
-  std::byte* target = nullptr;  // where its payload may go straight away, if it is as expected
-  std::uint64_t bytes = 0;
-};
-
-class Wire final : public Alarm {
+class Wire final : public MessageTransport {
  public:
   Wire(Region& region, const std::vector<PeerAddress>& peers);
 
-  // Gets on with sending a message: call again, with the same, until it returns true.
-  bool send(std::uint32_t rank, const WireHeader& message, std::span<const iovec> payload);
+  bool send(std::uint32_t rank, const Message& message, std::span<const iovec> payload) override;
+  const Line* peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) const override;
+  void expect(std::uint32_t rank, std::uint32_t lane, const Expected& message) override;
+  void release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) override;
 
-  // The line of a message once all of it is there, or null.
-  const Line* peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) const;
-  static const std::byte* payload(const Line& line);
-  void expect(std::uint32_t rank, std::uint32_t lane, const Expected& message);
-  void release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence);
-
-  // Reads what has come; returns whether there was anything.
-  bool poll();
+  bool poll() override;
   void arm() override;
-
-  // A rank whose bytes make no sense, or -1.
-  int corrupt_rank() const { return corrupt_; }
-  // Whether all that the rank has ever sent was read.
-  bool has_ended(std::uint32_t rank) const;
-  void finish_writing();
-  std::size_t unconfirmed() const;
+  std::optional<Failure> failure() const override { return failure_; }
+  ConnectionState state(std::uint32_t rank) const override;
+  void finish_writing() override;
+  std::size_t unconfirmed() const override;
 
  private:
   struct Arrival {
@@ -106,7 +91,7 @@ class Wire final : public Alarm {
   std::vector<std::deque<Arrival>> arrivals_;  // by rank and lane
   std::vector<Expected> expected_;             // by rank and lane; sequence 0: none
   std::vector<std::unique_ptr<std::byte[]>> free_;
-  int corrupt_ = -1;
+  std::optional<Failure> failure_;
 };
 
 }  // namespace rallypoint::tcp
