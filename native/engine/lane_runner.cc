@@ -14,6 +14,9 @@ void LaneRunner::prepare() {
     const Operation* const first = operations.data();
     lanes_[lane] = {first, first + operations.size(), first, 0};
   }
+  const std::uint64_t piece = prepared_.cut.piece * prepared_.cut.item;
+  const bool tries = prepared_.may_expose && piece >= kReadBytes && (memory_.reach & (kPrivate | kAlways)) == kPrivate;
+  trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
   const std::size_t scratch = program.scratch_chunks * prepared_.cut.piece * prepared_.cut.item;
   if (scratch_.size() < scratch) scratch_.resize(scratch);
@@ -141,6 +144,10 @@ inline bool LaneRunner::send(std::uint32_t lane, const Operation& send, std::uin
   }
   channel_.publish(slot, send, iteration, bytes, prepared_.signature);
   far_sends_[lane].sent = 0;
+  // Both ways of a trial are timed until the receivers are done.
+  if constexpr (!kSimple) {
+    if (times_) await(send, iteration);
+  }
   return true;
 }
 
@@ -262,7 +269,7 @@ Step LaneRunner::advance(std::uint32_t number) {
     moved |= step != Step::blocked;
   }
   if (prepared_.divides && moved) finish_pieces();
-  if (finished && !exposed_.empty()) finished = are_exposed_taken();
+  if (finished && !awaited_.empty()) finished = are_awaited_taken();
   return finished ? Step::finished : moved ? Step::moved : Step::blocked;
 }
 

@@ -17,6 +17,7 @@
 #include "engine/channel.h"
 #include "engine/peer_memory.h"
 #include "engine/prepared_call.h"
+#include "engine/reading.h"
 
 namespace rallypoint {
 
@@ -51,6 +52,7 @@ class LaneRunner {
   Step advance();
   void finish() {
     if (!prepared_.is_simple) rewind();
+    if (times_) note_time();
     channel_.iterations += prepared_.cut.pieces;
     ++channel_.calls;
   }
@@ -90,6 +92,7 @@ class LaneRunner {
   void prepare();
   void rewind();
   void look_at_memory();
+  void note_time();
 
   // kSimple: nothing is cut, which is so for most small calls and saves the arithmetic.
   template <bool kSimple>
@@ -99,8 +102,9 @@ class LaneRunner {
   bool find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes, Place& place);
   bool expose(std::uint32_t lane, const Operation& send, std::uint64_t piece, std::uint64_t bytes,
               const Place& place);
-  bool are_buffers_readable() const;
-  bool are_exposed_taken();
+  bool are_buffers_readable();
+  void await(const Operation& send, std::uint64_t iteration);
+  bool are_awaited_taken();
   template <bool kSimple>
   bool send_far(std::uint32_t lane, const Operation& send, std::uint64_t piece,
                 std::uint64_t bytes);
@@ -148,12 +152,18 @@ class LaneRunner {
   std::vector<const std::byte*> sources_;  // of the current reduce, by operand
   FarSend far_sends_[kLanes];
   PeerViews views_;
-  bool exposes_private_ = false;               // may read this rank's messages outside arenas
+  bool exposes_private_ = false;  // may read this rank's messages outside arenas
+  const std::byte* readable_input_ = nullptr;
+  const std::byte* readable_output_ = nullptr;
+  ReadingTrials trials_;
+  ReadingTrial* trial_ = nullptr;  // of calls like this one; null: nothing is tried
+  bool times_ = false;             // this call, which began then
+  double began_s_ = 0;
   std::vector<std::size_t> exposed_operands_;  // of the current reduce,
   std::vector<Read> reads_;                    // and those of them that are not in reach
   std::vector<std::byte> staging_;
   std::vector<const std::byte*> staged_;  // by operand
-  std::vector<Occupant> exposed_;         // messages that receivers may still be reading
+  std::vector<Occupant> awaited_;         // messages that receivers may still be reading
 };
 
 // Of every message, so in the header, where they can be inlined.

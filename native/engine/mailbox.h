@@ -27,6 +27,7 @@
 
 #include "engine/layout.h"
 #include "engine/peer_memory.h"
+#include "engine/reading.h"
 #include "engine/reduce.h"
 #include "engine/region.h"
 #include "engine/transport.h"
@@ -72,6 +73,8 @@ class Mailbox final : public Alarm {
     int slot = -1;                       // its envelope, once there is one
     std::uint64_t sequence = 0;          // of its message, if it sends
     std::uint64_t moved = 0;             // bytes of a message that goes in parts
+    ReadingTrial* trial = nullptr;       // in which this message is timed,
+    double posted_s = 0;                 // from then on
     std::uint32_t before = 0;            // parts of messages before it
     bool takes_parts = false;
     bool is_queued = false;  // not begun when it was posted
@@ -169,7 +172,8 @@ class Mailbox final : public Alarm {
   bool take_wide(const Item& item);
   bool go_on_sending(Item& item, bool& done);
   bool write_parts(Item& item);
-  bool find_place(const Transfer& transfer, Place& place) const;
+  bool find_place(Item& item, Place& place);
+  bool is_to_be_read(Item& item);
   bool send_far(Item& item, bool& done);
   bool go_on_sending_far(Item& item, bool& done);
   bool take_far(Item& item, const Envelope& from, bool& done);
@@ -217,6 +221,7 @@ class Mailbox final : public Alarm {
 
   Region& region_;
   const PeerMemory& memory_;
+  ReadingTrials trials_;
   unsigned spins_;
   mutable std::mutex mutex_;  // of all below
   PeerViews views_;

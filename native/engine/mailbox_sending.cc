@@ -19,7 +19,11 @@ std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 bool Mailbox::send(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (region_.is_far(transfer.peer)) return send_far(item, done);
-  if (item.slot >= 0) return go_on_sending(item, done);
+  if (item.slot >= 0) {
+    const bool moved = go_on_sending(item, done);
+    if (done && item.trial != nullptr) item.trial->note(now_s() - item.posted_s);
+    return moved;
+  }
   if (is_blocked_[transfer.peer]) return false;
   const int slot = room_for(transfer.peer);
   if (slot < 0) {
@@ -45,7 +49,7 @@ void Mailbox::put(Item& item, int slot) {
   const std::uint32_t self = region_.rank();
   const bool is_tiny = transfer.bytes <= sizeof(Envelope::payload);
   Place place;
-  const bool exposes = find_place(transfer, place);
+  const bool exposes = find_place(item, place);
   item.slot = slot;
   item.sequence = ++sequence_;
   const bool is_wide = !exposes && is_large(transfer.bytes) && take_wide(item);
@@ -97,12 +101,25 @@ bool Mailbox::take_wide(const Item& item) {
 }
 
 // Where a message is for others, if its receiver is to read it there.
-bool Mailbox::find_place(const Transfer& transfer, Place& place) const {
+bool Mailbox::find_place(Item& item, Place& place) {
   static_assert(sizeof place <= sizeof(Envelope::payload));
+  const Transfer& transfer = *item.transfer;
   if (memory_.reach == 0 || !is_large(transfer.bytes)) return false;
   place = memory_.place_of(transfer.data, transfer.bytes);
-  return place.arena.segment != 0 ||
-         ((memory_.reach & kPrivate) != 0 && memory_.can_expose(transfer.data));
+  return place.arena.segment != 0 || (is_to_be_read(item) && memory_.can_expose(transfer.data));
+}
+
+// Smaller messages are copied: their senders need not wait until they are received, and programs
+// may count on that.
+bool Mailbox::is_to_be_read(Item& item) {
+  if ((memory_.reach & kAlways) != 0) return true;
+  if ((memory_.reach & kPrivate) == 0 || item.transfer->bytes <= kWideBytes) return false;
+  ReadingTrial& trial = trials_.of(nullptr, item.transfer->bytes);
+  if (trial.is_open()) {
+    item.trial = &trial;
+    item.posted_s = now_s();
+  }
+  return trial.reads();
 }
 
 // How many of a rank's envelopes may be there for one receiver: the others need room too, however

@@ -18,9 +18,6 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::size_t kTrialBytes = 256 << 10;
-constexpr int kTrials = 5;
-constexpr double kWorthIt = 1.5;
 constexpr std::size_t kMostViews = 256;  // of arenas; beyond, they are forgotten and seen anew
 
 // 0, or an error number.
@@ -48,42 +45,16 @@ PeerMemory::PeerMemory(Region& region)
   region.state(region.rank()).word_at.store(reinterpret_cast<std::uint64_t>(&word_));
 }
 
-// A message through a ring is copied twice, once by each side; one that the kernel reads is copied
-// once, by the receiver alone.
-bool PeerMemory::reads_well() {
-  static const bool does = [] {
-    std::vector<std::byte> from(kTrialBytes, std::byte{1});
-    std::vector<std::byte> to(kTrialBytes, std::byte{2});
-    const auto best_s = [&](auto copy) {
-      double best = 1;
-      for (int trial = 0; trial < kTrials; ++trial) {
-        const double began = now_s();
-        copy();
-        best = std::min(best, now_s() - began);
-      }
-      return best;
-    };
-    const auto address = reinterpret_cast<std::uint64_t>(from.data());
-    const double kernel_s = best_s([&] { read_memory(getpid(), address, to.data(), kTrialBytes); });
-    const double copy_s = best_s([&] {
-      std::memcpy(to.data(), from.data(), kTrialBytes);
-      asm volatile("" ::"r"(to.data()) : "memory");
-    });
-    return kernel_s < kWorthIt * copy_s;
-  }();
-  return does;
-}
-
 // Opening a file of a process's table takes the same right as finding out where it works.
 PeerMemoryAccess PeerMemory::probe() const {
-  PeerMemoryAccess found = kArenas | kPrivate;
+  PeerMemoryAccess found = kArenas | kPrivate | kAlways;
   for (std::uint32_t rank = 0; rank < region_.ranks(); ++rank) {
     if (rank == region_.rank() || region_.is_far(rank) || is_own(rank)) continue;
     const pid_t pid = pid_of(rank);
     std::uint64_t word = 0;
     const int error = read_memory(pid, region_.state(rank).word_at.load(),
                                   reinterpret_cast<std::byte*>(&word), sizeof word);
-    if (error != 0 || word != static_cast<std::uint64_t>(pid)) found &= ~kPrivate;
+    if (error != 0 || word != static_cast<std::uint64_t>(pid)) found &= ~(kPrivate | kAlways);
     char path[64];
     char target;
     std::snprintf(path, sizeof path, "/proc/%d/cwd", static_cast<int>(pid));

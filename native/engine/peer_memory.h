@@ -26,6 +26,7 @@ namespace rallypoint {
 using PeerMemoryAccess = unsigned;
 inline constexpr PeerMemoryAccess kArenas = 1;
 inline constexpr PeerMemoryAccess kPrivate = 2;
+inline constexpr PeerMemoryAccess kAlways = 4;  // private memory, without a trial (reading.h)
 
 // Where a message lies in its sender's memory.
 struct Place {
@@ -39,9 +40,6 @@ class PeerMemory {
   explicit PeerMemory(Region& region);
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
-
-  // Whether the kernel copies from another process fast enough for that to pay, where it may.
-  static bool reads_well();
 
   // What this rank can read of all others of this host; they must have mapped the region by now.
   PeerMemoryAccess probe() const;

@@ -11,7 +11,8 @@
 namespace rallypoint {
 
 // Smaller messages are copied, as it costs more to wait until they have been read where they lie.
-inline constexpr std::uint64_t kExposedBytes = 32 << 10;
+inline constexpr std::uint64_t kExposedBytes = 32 << 10;  // in arenas
+inline constexpr std::uint64_t kReadBytes = 64 << 10;     // by the kernel
 
 // How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
 struct Cut {

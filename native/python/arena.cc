@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "engine/arena.h"
-#include "engine/peer_memory.h"
 
 namespace nb = nanobind;
 
@@ -44,7 +43,6 @@ void bind_arena(nb::module_& module) {
   module.def("abandon", [](std::uintptr_t base, bool is_used) {
     Arena::instance().abandon(reinterpret_cast<std::byte*>(base), is_used);
   });
-  module.def("reads_well", [] { return PeerMemory::reads_well(); });
 }
 
 }  // namespace rallypoint::python

@@ -102,9 +102,6 @@ def adopt(base: int, nbytes: int, fd: int) -> bool:
 def abandon(base: int, is_used: bool) -> None:
     """Take back `adopt`; with `is_used` False nobody needs what is in the memory any more."""
 
-def reads_well() -> bool:
-    """Whether the kernel copies from other processes fast enough for that to pay."""
-
 class Communicator:
     """One rank's end of a communicator; see rallypoint.engine.communicator."""
 

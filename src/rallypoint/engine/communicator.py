@@ -87,11 +87,15 @@ _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then in
 
 
 class PeerMemoryAccess(IntFlag):
-    """What of each other's memory all ranks of a host read (native/engine/peer_memory.h)."""
+    """What of each other's memory all ranks of a host read (native/engine/peer_memory.h).
+
+    PRIVATE memory is read where a trial has shown that it pays; with ALWAYS, without a trial.
+    """
 
     NOTHING = 0
     ARENAS = 1
     PRIVATE = 2
+    ALWAYS = 4
 
 
 class FarPeer(NamedTuple):

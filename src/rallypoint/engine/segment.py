@@ -32,7 +32,7 @@ SECRET_BYTES = 16
 _HELLO_TIMEOUT_S = 2.0
 _CHECK_EVERY_S = 1.0
 _MAPPED, _GO = b"m", b"g"
-_REACHES = bytes(range(4))
+_REACHES = bytes(range(8))
 _F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # seal further seals, shrinking, growing
 
 
@@ -68,7 +68,7 @@ class SegmentOwner:
         """Give the region to the other ranks of this host and wait until each has mapped it.
 
         `others` says what each rank is called in messages.
-        Returns what each, this one by `probe()`, can read of all others' memory: bits below 4.
+        Returns what each, this one by `probe()`, can read of all others' memory: bits below 8.
         `check` is called every second until all have come, and may raise.
 
         Raises:
@@ -145,7 +145,7 @@ def join_segment(
     """Fetch the region, map it with `attach(fd)`, and wait until all ranks have done so.
 
     Returns what was mapped, and what each rank, this one by `probe(mapped)`, can read of all
-    others' memory: bits below 4. `check` is called every second meanwhile, and may raise: a first
+    others' memory: bits below 8. `check` is called every second meanwhile, and may raise: a first
     rank that was interrupted as it took the connection may hold it for good. `first` is what that
     rank is called in messages.
 

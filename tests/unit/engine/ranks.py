@@ -32,7 +32,7 @@ TRANSPORTS: dict[str, Callable[[int, int], int]] = {
     "interleaved hosts": lambda rank, _ranks: rank % 2,
 }
 # What is read where it lies: as ranks of one process do, as those of several do, and from arenas.
-REACHES = {"shared": (3, True), "read": (3, False), "arenas": (1, False)}
+REACHES = {"shared": (7, True), "read": (7, False), "tried": (3, False), "arenas": (1, False)}
 TRANSPORTS |= dict.fromkeys(REACHES, TRANSPORTS["shm"])
 chosen_transport = "shm"  # unless a test says otherwise; see conftest.py
 

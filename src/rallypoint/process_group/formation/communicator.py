@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rallypoint._native import reads_well, region_bytes
+from rallypoint._native import region_bytes
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
     HostError,
@@ -309,15 +309,14 @@ def _share(
 
 
 def _wished_reach() -> PeerMemoryAccess:
-    """Private memory is read if the kernel does that well enough, or if it is wished."""
+    """Private memory is read where that is found to be faster, or, if it is wished, always."""
     text = os.environ.get("RALLYPOINT_DIRECT", "")
     if text not in ("", "0", "1"):
         raise InvalidArgumentError(f"RALLYPOINT_DIRECT={text!r} must be 0 or 1")
     if text == "0":
         return PeerMemoryAccess.NOTHING
-    if text == "1" or reads_well():
-        return PeerMemoryAccess.ARENAS | PeerMemoryAccess.PRIVATE
-    return PeerMemoryAccess.ARENAS
+    reach = PeerMemoryAccess.ARENAS | PeerMemoryAccess.PRIVATE
+    return reach | PeerMemoryAccess.ALWAYS if text == "1" else reach
 
 
 def _attacher(

@@ -17,7 +17,6 @@ from rallypoint.schedule.program import (
     Collective,
     Incoming,
     Lane,
-    Operation,
     Program,
     Reduce,
     Send,
@@ -65,29 +64,30 @@ def all_reduce_two_shot(ranks: int) -> Program:
     """Rank c reduces chunk c for all, then hands the result to all.
 
     One lane sends the chunks, in the order of ranks, so that rank 0 can reduce first; the other
-    reduces and exchanges results. So it needs no more than one slot in each. Up to four ranks, a
-    single lane does both, which is a little faster and needs the three slots that there always are.
+    reduces and exchanges results. So it needs no more than one slot in each. For three and four
+    ranks, a single lane does both, which is a little faster and needs the three slots that there
+    always are. For two, one more lane takes the results: what is read where it lies is then read
+    when most of it has been reduced, and not just when its writer has it in its cache, from where
+    it comes more slowly.
     """
     if ranks == 1:
         return all_reduce_one_shot(1)
-    single = ranks <= SLOTS + 1
+    single = 2 < ranks <= SLOTS + 1
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         peers = others(rank, ranks)
         result = Chunks(Buffer.OUTPUT, rank)
         own = Chunks(Buffer.INPUT, rank)
-        operations: list[Operation] = [
-            Reduce(_in_rank_order(rank, ranks, own), (result,)),
-            Send(result, peers),
-            *(
-                receive(peer, Chunks(Buffer.OUTPUT, peer), lane=0 if single else 1)
-                for peer in peers
-            ),
-        ]
+        reduce = (Reduce(_in_rank_order(rank, ranks, own), (result,)), Send(result, peers))
+        takes = tuple(
+            receive(peer, Chunks(Buffer.OUTPUT, peer), lane=0 if single else 1) for peer in peers
+        )
+        if ranks == 2:
+            return (_hand_out(rank, ranks), reduce, takes)
         if single:
             sends = (Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in peers)
-            return ((*sends, *operations),)
-        return (_hand_out(rank, ranks), tuple(operations))
+            return ((*sends, *reduce, *takes),)
+        return (_hand_out(rank, ranks), (*reduce, *takes))
 
     return Program(
         "direct_two_shot",

@@ -1,0 +1,63 @@
+// Whether a rank's private messages are read where they lie, or copied: what took it less time.
+//
+// A message through a ring is copied twice, by two ranks that overlap; one that the kernel reads is
+// copied once, by pages that it pins one by one. Which is faster depends on the processor, on the
+// size, and on how the array was allocated (huge pages are pinned at once), so it is tried: for each
+// program and size some of the first calls are made in either way. What a rank finds counts for
+// what it sends. Results do not depend on it: operands and their order are the same.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace rallypoint {
+
+class ReadingTrial {
+ public:
+  // Whether the call that begins now is to be read.
+  bool reads() const { return is_open() ? round() % 2 == 1 : reads_; }
+  bool is_open() const { return calls_ < kCalls; }
+  // How long that call took.
+  void note(double seconds) {
+    // The first call of a round pays for what the way before has left in the caches.
+    if (calls_ >= kWarmUp && (calls_ - kWarmUp) % kRound != 0) {
+      double& best = best_s_[round() % 2];
+      best = seconds < best ? seconds : best;
+    }
+    if (++calls_ == kCalls) reads_ = best_s_[1] < kWorthIt * best_s_[0];
+  }
+
+ private:
+  static constexpr unsigned kWarmUp = 4;
+  static constexpr unsigned kRound = 5;
+  static constexpr unsigned kRounds = 6;
+  static constexpr unsigned kCalls = kWarmUp + kRounds * kRound;
+  static constexpr double kWorthIt = 0.9;
+
+  unsigned round() const { return calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) / kRound; }
+
+  unsigned calls_ = 0;
+  std::array<double, 2> best_s_{std::numeric_limits<double>::infinity(),
+                                std::numeric_limits<double>::infinity()};
+  bool reads_ = false;
+};
+
+class ReadingTrials {
+ public:
+  // That of calls of a program, or none, with about so many bytes; it stays where it is. Sizes that
+  // are more than any cache holds are alike.
+  ReadingTrial& of(const void* program, std::uint64_t bytes) {
+    constexpr unsigned kLargest = 25;
+    const auto size = static_cast<unsigned>(std::bit_width(bytes));
+    return trials_[{program, size < kLargest ? size : kLargest}];
+  }
+
+ private:
+  std::map<std::pair<const void*, unsigned>, ReadingTrial> trials_;
+};
+
+}  // namespace rallypoint
