@@ -6,7 +6,7 @@
 
 namespace rallypoint::collective {
 
-// Their numbers in schedule/collective.py.
+// Their numbers in base/collective.py.
 inline constexpr std::uint16_t kAllReduce = 0;  // of the largest block, where blocks differ
 inline constexpr std::uint16_t kSend = 4;
 

@@ -42,7 +42,7 @@ def drawing(program: Program) -> Iterator[str]:
     steps = _steps(trace)
     count, chunks = len(steps), program.chunks
     yield (
-        f"{program.collective.name.lower()}, {program.name}, {program.ranks} ranks: "
+        f"{program.collective.operation}, {program.name}, {program.ranks} ranks: "
         f"{count} step{'s' * (count != 1)}, {chunks} chunk{'s' * (chunks != 1)} a block"
     )
     facts = [

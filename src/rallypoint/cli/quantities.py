@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from rallypoint.base.collective import Collective
 from rallypoint.cli.options import UsageError
-from rallypoint.schedule.collective import Collective
 
 
 def size(program: str, flag: str, text: str) -> int:

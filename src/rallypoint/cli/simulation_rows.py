@@ -95,9 +95,9 @@ def collective_of(name: str) -> Collective:
     """A collective by its name."""
     known = [each for each in Collective if each is not Collective.SEND]
     for each in known:
-        if each.name.lower() == name:
+        if each.operation == name:
             return each
-    names = ", ".join(each.name.lower() for each in known)
+    names = ", ".join(each.operation for each in known)
     raise InvalidArgumentError(f"there is no collective {name!r}; name one of {names}")
 
 
@@ -110,8 +110,8 @@ def program_of(collective: Collective, algorithm: str | Custom, team: Team) -> P
     program = algorithm.build(team)
     if program.collective is not collective:
         raise InvalidArgumentError(
-            f"{algorithm.path} is for {program.collective.name.lower()}, "
-            f"not for {collective.name.lower()}"
+            f"{algorithm.path} is for {program.collective.operation}, "
+            f"not for {collective.operation}"
         )
     return program
 
@@ -148,7 +148,7 @@ def _row(request: Request, simulation: Simulation, variant: str, nbytes: int, pe
         time_us, p95_us = statistics.median(times), times[math.ceil(0.95 * len(times)) - 1]
     algbw = nbytes / time_us / 1e3 if time_us else 0.0
     return Row(
-        program.collective.name.lower(),
+        program.collective.operation,
         program.name,
         variant,
         program.ranks,
@@ -170,10 +170,7 @@ def block_bytes(collective: Collective, nbytes: int, ranks: int) -> float:
     """From the size of the larger buffer, as nccl-tests count, to what a simulation takes."""
     if collective is Collective.ALL_TO_ALL or collective is Collective.BARRIER:
         return 0 if collective is Collective.BARRIER else nbytes
-    most = max(
-        collective.input_blocks(ranks, is_root=True), collective.output_blocks(ranks, is_root=True)
-    )
-    return nbytes / most
+    return nbytes / collective.most_blocks(ranks)
 
 
 def show(request: Request, results: Results) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from rallypoint.base.collective import JOINT_OPERATIONS
 from rallypoint.base.recorded_call import Call, Group
 
-_TOGETHER = ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor", "reduce_scatter",
-             "reduce_scatter_tensor", "all_to_all", "all_to_all_single")  # fmt: skip
 _LEAST_S = 0.012  # three ticks of the coarse clock that times are taken from
 _LEAST_CALLS = 8
 _OFTEN = 0.75  # 24 of 32
@@ -63,7 +62,7 @@ def pace(groups: Mapping[int, Group]) -> Pace | None:
     together = [
         number
         for number in common
-        if all(calls[number].operation in _TOGETHER for calls in ended.values())
+        if all(calls[number].operation in JOINT_OPERATIONS for calls in ended.values())
     ]
     if len(groups) < 2 or len(together) < _LEAST_CALLS:
         return Pace(step_s=step_s, steps=steps)

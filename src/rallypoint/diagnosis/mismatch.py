@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rallypoint.base.collective import has_one_size, reduces
 from rallypoint.base.recorded_call import Call, Group
 from rallypoint.diagnosis.phrases import knows_root, size
 from rallypoint.diagnosis.sight import call_at
-
-# In others the ranks' sizes may differ, or the backends count different things.
-_EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
-_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 
 Sides = list[list[tuple[int, Group, Call]]]
 
@@ -43,8 +40,8 @@ def _agree(one: tuple[Group, Call], other: tuple[Group, Call]) -> bool:
     if knows_root(a, group) and knows_root(b, their_group) and a.root != b.root:
         return False
     pairs: list[tuple[object, object]] = [(a.dtype, b.dtype)]
-    if a.operation in _WITH_OPERATOR:
+    if reduces(a.operation):
         pairs.append((a.operator, b.operator))
-    if a.operation in _EQUAL_SIZES:
+    if has_one_size(a.operation):  # in others sizes may differ, or backends count other things
         pairs.append((size(a), size(b)))
     return all(x == y or not x or not y for x, y in pairs)

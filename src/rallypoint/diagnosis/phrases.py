@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
+from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import Call, Group
 
-_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
-_WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 _PLURALS = {
     "is": "are",
     "was": "were",
@@ -68,7 +67,7 @@ def size(call: Call) -> int:
 def knows_root(call: Call, group: Group) -> bool:
     """Whether the record tells from or to which rank a collective goes."""
     return (
-        call.operation in _WITH_ROOT
+        root_argument(call.operation) != ""
         and group.backend == "rallypoint"
         and group.global_rank(call.root) is not None
     )
@@ -77,10 +76,10 @@ def knows_root(call: Call, group: Group) -> bool:
 def details(call: Call, group: Group) -> str:
     """``float32[8], SUM``: what is to be the same on all ranks."""
     parts = [items(call)]
-    if call.operation in _WITH_OPERATOR and call.operator:
+    if reduces(call.operation) and call.operator:
         parts.append(call.operator)
     if knows_root(call, group):
-        parts.append(f"{_WITH_ROOT[call.operation]} {group.global_rank(call.root)}")
+        parts.append(f"{root_argument(call.operation)} {group.global_rank(call.root)}")
     return ", ".join(filter(None, parts))
 
 

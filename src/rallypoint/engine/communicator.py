@@ -12,6 +12,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from rallypoint._native import Communicator as _NativeCommunicator
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
     DeadlockError,
@@ -126,11 +127,11 @@ class Communicator:
             kept.
         plan: (collective, root, bytes, whether blocks differ in length) -> this rank's encoded
             program, and whether reductions of several operands have the inputs of all ranks.
+            Above the lowest eight bits a collective's number may have more, which tells programs
+            apart and is nothing but handed on.
         timeout_s: how long an operation may wait for a peer, in seconds.
         spins, yields: the waiting policy: how often to look before yielding the core, and how
             often to yield before sleeping.
-        names: collective number -> its name in messages. Numbers may have more above the lowest
-            eight bits, which tells programs apart and is nothing but handed to `plan`.
         global_ranks: what the ranks are called in messages, if not by their numbers here.
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
             for each other can never go on.
@@ -150,7 +151,6 @@ class Communicator:
         timeout_s: float,
         spins: int,
         yields: int,
-        names: Sequence[str],
         global_ranks: Sequence[int] | None = None,
         is_alone: Callable[[], bool] = _is_only_thread,
         synchronous_send: bool = False,
@@ -158,12 +158,12 @@ class Communicator:
         description: str = "{}",
         site: Callable[[], str] = str,
     ) -> None:
+        names = [each.operation for each in Collective]
         keep_flight_record(names, DTYPES, [op.name for op in ReduceOp])
         self.rank = rank
         self.ranks = ranks
         self.ranks_here = ranks - len(peers)  # on this host
         self.reach = PeerMemoryAccess.NOTHING
-        self._names = names
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(
             fd,
@@ -308,12 +308,15 @@ class Communicator:
         if collective == _RECEIVE:
             source = "any rank" if op < 0 else f"rank {self._global_ranks[op]}"
             return f"recv #{number} ({count} x {DTYPES[dtype]} from {source}, tag {root})"
-        name = self._names[collective] if collective < len(self._names) else "an operation"
         details = [f"{count} x {DTYPES[dtype]}"]
-        if name == "all_reduce":
-            details.append(ReduceOp(op).name)
-        elif name == "send":
+        if collective == Collective.SEND:
             details = [f"{details[0]} to rank {self._global_ranks[op]}", f"tag {root}"]
-        elif name == "broadcast":
-            details.append(f"src {self._global_ranks[root]}")
-        return f"{name} #{number} ({', '.join(details)})"
+            return f"send #{number} ({', '.join(details)})"
+        if collective >= len(Collective):
+            return f"an operation #{number} ({details[0]})"
+        called = Collective(collective)
+        if called.reduces:
+            details.append(ReduceOp(op).name)
+        if called.has_root:
+            details.append(f"{called.root_argument} {self._global_ranks[root]}")
+        return f"{called.operation} #{number} ({', '.join(details)})"

@@ -24,7 +24,6 @@ from rallypoint.schedule.widen import widen
 # program, and whether reductions of several operands have the inputs of all ranks.
 Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
 
-COLLECTIVE_NAMES = tuple(collective.name.lower() for collective in Collective)
 VARIANT = 1 << 8  # a collective's number is below it; what is above says which algorithm it is
 _MOST_VARIANTS = 1 << 16
 
@@ -137,12 +136,12 @@ def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: 
         InvalidArgumentError: it is for other collectives, or cannot serve blocks that differ.
         ProgramError: it does not take so many ranks, or, if it is the user's, is wrong.
     """
-    operation = collective.name.lower()
+    operation = collective.operation
     if isinstance(asked, Custom):
         made = asked.build(team)
         name = asked.path
         if made.collective is not collective:
-            other = made.collective.name.lower()
+            other = made.collective.operation
             raise InvalidArgumentError(f"{name} is an algorithm for {other}, not for {operation}")
     else:
         name = asked

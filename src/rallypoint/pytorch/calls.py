@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import Blocks, run
@@ -27,7 +28,6 @@ from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.versions import factor_of
 from rallypoint.pytorch.work import DoneWork, RunningWork, joined
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import seconds_of
 
 Tensor = Any  # torch.Tensor, which type checkers do not see

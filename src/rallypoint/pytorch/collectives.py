@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch._C import _distributed_c10d as c10d
 
+from rallypoint.base.collective import Collective
 from rallypoint.process_group.calls.call import Blocks
 from rallypoint.process_group.calls.parts import check_divides, check_items
 from rallypoint.pytorch.calls import (
@@ -29,7 +30,6 @@ from rallypoint.pytorch.routes import routed, routed_alone
 from rallypoint.pytorch.sparse import all_reduce_sparse
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import DoneWork
-from rallypoint.schedule.collective import Collective
 
 _NOTHING = np.empty(0, np.uint8)
 # Plain numbers: what is done with an enum's members is slow.

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
@@ -27,7 +28,6 @@ from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.pytorch.delegate_group import make_group, own_device
 from rallypoint.pytorch.libraries import why_not
-from rallypoint.schedule.collective import Collective
 
 _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
@@ -126,6 +126,8 @@ class TorchDelegate:
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """See Delegate."""
+        if collective not in self._begin:
+            return f"{self.name} has none; backend='rallypoint' has {collective.operation}"
         return why_not(self.name, dtype, operator)
 
     def adopt(self, array: Any) -> Block:

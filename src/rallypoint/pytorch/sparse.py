@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.groups.groups import ProcessGroup
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch.memory import Memory
-from rallypoint.schedule.collective import Collective
 
 
 def all_reduce_sparse(

@@ -1,4 +1,4 @@
-"""The one list of all built-in algorithms: collective -> name -> program."""
+"""The one list of all built-in algorithms, and which of them serve many ranks."""
 
 from __future__ import annotations
 
@@ -88,6 +88,19 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "two_level": lambda team: two_level.barrier(team.ranks, team.per_node),
     },
     Collective.SEND: {"direct": lambda _: direct.send()},
+}
+
+# What serves many ranks, unless something tells more: (few bytes, many); see choose.py.
+MANY_RANKS = {
+    Collective.ALL_REDUCE: ("binomial_tree", "ring"),
+    Collective.REDUCE: ("binomial_tree", "binary_tree"),
+    Collective.BROADCAST: ("binomial_tree", "two_tree"),
+    Collective.ALL_GATHER: ("bruck", "ring"),
+    Collective.REDUCE_SCATTER: ("halving_doubling", "ring"),
+    Collective.GATHER: ("binomial_tree", "direct"),
+    Collective.SCATTER: ("binomial_tree", "direct"),
+    Collective.ALL_TO_ALL: ("bruck", "direct"),
+    Collective.BARRIER: ("bruck", "bruck"),
 }
 
 

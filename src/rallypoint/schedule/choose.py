@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import ALGORITHMS as ALGORITHMS  # noqa: PLC0414 - re-exported
+from rallypoint.schedule.catalogue import MANY_RANKS
 from rallypoint.schedule.catalogue import build as build  # noqa: PLC0414
 from rallypoint.schedule.cost.links import LinkModel, Links
 from rallypoint.schedule.custom import is_file
@@ -34,19 +35,6 @@ BLOCK_LEVELS_BYTES = 64 * 1024  # the same where a buffer holds a block for each
 FEW_NODES = 4  # beyond, one rank should not send to all of them
 LANES = 4  # as many as the engine has
 MOST_OPERATIONS = 100_000  # of a program that is worth simulating for a choice
-
-# For more than FEW_RANKS: (up to ONE_SHOT_BYTES, beyond).
-_MANY_RANKS = {
-    Collective.ALL_REDUCE: ("binomial_tree", "ring"),
-    Collective.REDUCE: ("binomial_tree", "binary_tree"),
-    Collective.BROADCAST: ("binomial_tree", "two_tree"),
-    Collective.ALL_GATHER: ("bruck", "ring"),
-    Collective.REDUCE_SCATTER: ("halving_doubling", "ring"),
-    Collective.GATHER: ("binomial_tree", "direct"),
-    Collective.SCATTER: ("binomial_tree", "direct"),
-    Collective.ALL_TO_ALL: ("bruck", "direct"),
-    Collective.BARRIER: ("bruck", "bruck"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +115,8 @@ def _on_two_levels(collective: Collective, nbytes: int, ranks: int, per_node: in
 
 
 def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str, str]:
-    if ranks > FEW_RANKS and collective in _MANY_RANKS:
-        small, large = _MANY_RANKS[collective]
+    if ranks > FEW_RANKS and collective in MANY_RANKS:
+        small, large = MANY_RANKS[collective]
         if nbytes <= ONE_SHOT_BYTES:
             return small, f"beyond {FEW_RANKS} ranks, few steps for few bytes"
         return large, f"beyond {FEW_RANKS} ranks, few neighbours beat few steps"

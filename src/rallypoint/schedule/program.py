@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from rallypoint.base.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 from rallypoint.base.errors import CallerError
-from rallypoint.schedule.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 
 SLOTS = 3  # messages of any length that a lane of the engine can always have under way
 

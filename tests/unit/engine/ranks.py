@@ -21,9 +21,6 @@ from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, Plan
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
 
-NAMES = tuple(collective.name.lower() for collective in Collective)
-
-
 # Which rank is on which host.
 TRANSPORTS: dict[str, Callable[[int, int], int]] = {
     "shm": lambda _rank, _ranks: 0,
@@ -84,7 +81,7 @@ def begin(
     """A collective in the background."""
     native = communicator.submit(collective, *arguments, **options)
     assert not isinstance(native, int), native
-    return Work(native, communicator, NAMES[collective], finish)
+    return Work(native, communicator, Collective(collective).operation, finish)
 
 
 def post(
@@ -131,7 +128,6 @@ def communicators_of(
             timeout_s=timeout_s,
             spins=0,
             yields=100,
-            names=NAMES,
             is_alone=is_alone if callable(is_alone) else lambda: bool(is_alone),
             synchronous_send=synchronous_send,
             peers=peers[rank],

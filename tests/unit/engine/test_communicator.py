@@ -26,7 +26,7 @@ from rallypoint.schedule.program import (
     receive,
 )
 from rallypoint.schedule.proof.interpret import interpret
-from tests.unit.engine.ranks import NAMES, move, planner, run_ranks
+from tests.unit.engine.ranks import move, planner, run_ranks
 
 # Inline, one slot, several chunks of uneven length, several pieces, the ring of slots wrapping.
 COUNTS = (0, 1, 2, 7, 12, 13, 100, 5_000, 70_001, 400_003)
@@ -322,5 +322,4 @@ def make(fd: int) -> Communicator:
         timeout_s=1,
         spins=0,
         yields=0,
-        names=NAMES,
     )

@@ -22,7 +22,7 @@ from rallypoint.base.errors import PeerError, PeerLostError
 from rallypoint.engine.communicator import FAILED, Communicator, FarPeer
 from rallypoint.schedule.program import Collective
 from tests.conftest import SOON_S
-from tests.unit.engine.ranks import NAMES, begin, planner
+from tests.unit.engine.ranks import begin, planner
 
 WIRE, MAIL, CONTROL = b"RLPW", b"RLPM", b"RLPC"
 
@@ -44,7 +44,6 @@ class Peer:
             timeout_s=20,
             spins=0,
             yields=10,
-            names=NAMES,
             peers=[FarPeer(1, 4711, control, mail, [data])],
         )
         os.close(fd)

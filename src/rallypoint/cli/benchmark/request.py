@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.base.address import is_loopback
+from rallypoint.base.collective import Collective
 from rallypoint.cli.benchmark.contenders import PEERS
 from rallypoint.cli.benchmark.environments import PACKAGES
 from rallypoint.cli.options import UsageError
 from rallypoint.cli.quantities import doubling
-from rallypoint.schedule.collective import Collective
 
 PROGRAM = "rallypoint bench"
-OPERATIONS = tuple(collective.name.lower() for collective in Collective)
+# What worker.py performs with every contender.
+OPERATIONS = (
+    "all_reduce", "broadcast", "all_gather", "barrier", "send", "reduce", "gather", "scatter",
+    "reduce_scatter", "all_to_all",
+)  # fmt: skip
 ITEM_BYTES = {
     "float32": 4, "float64": 8, "float16": 2, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "uint8": 1,
 }  # fmt: skip
 OPERATORS = ("sum", "product", "min", "max")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _BACKENDS = ("rallypoint", "shm", "tcp")
 
 
@@ -62,11 +65,11 @@ class Request:
     @property
     def is_reducing(self) -> bool:
         """Whether there is an operator."""
-        return self.operation in _REDUCING
+        return self.collective.reduces
 
     def bytes_of(self, count: int) -> int:
         """Size as nccl-tests count it: of the larger buffer."""
-        return count * blocks_of(self.collective, self.ranks) * ITEM_BYTES[self.dtype]
+        return count * self.collective.most_blocks(self.ranks) * ITEM_BYTES[self.dtype]
 
 
 def request_of(operation: str, values: Mapping[str, str]) -> Request:
@@ -85,7 +88,7 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
     if operation == "send" and ranks < 2:
         raise UsageError(f"{PROGRAM}: send takes two ranks; say --nproc-per-node 2.")
     dtype = _one_of("--dtype", values.get("--dtype", "float32"), tuple(ITEM_BYTES))
-    item_bytes = ITEM_BYTES[dtype] * blocks_of(Collective[operation.upper()], ranks)
+    item_bytes = ITEM_BYTES[dtype] * Collective[operation.upper()].most_blocks(ranks)
     sizes = [
         nbytes
         for word in values.get("--sizes", "8:64M").split(",")
@@ -144,13 +147,6 @@ def _hosts(values: Mapping[str, str]) -> tuple[str, ...]:
     if "--rsh" in values and not hosts:
         raise UsageError(f"{PROGRAM}: --rsh says how to reach the hosts of --hosts; name some.")
     return hosts
-
-
-def blocks_of(collective: Collective, ranks: int) -> int:
-    """How many blocks the larger buffer of a rank holds."""
-    return max(
-        collective.input_blocks(ranks, is_root=True), collective.output_blocks(ranks, is_root=True)
-    )
 
 
 def _whole(flag: str, text: str, least: int = 1) -> int:

@@ -14,12 +14,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-# Of these, nobody has all it needs before all have begun. (Those with a root: only some.)
-JOINT = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "allreduce"}
-    | {"allgather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
-    | {"_allgather_base", "_reduce_scatter_base", "alltoall", "all_gather_object"}
-)
+from rallypoint.base.collective import JOINT_OPERATIONS
+
+# Of these, nobody has all it needs before all have begun: ours, and as torch's backends call them.
+JOINT = JOINT_OPERATIONS | {
+    "allreduce",
+    "allgather",
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "alltoall",
+    "all_gather_object",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.recorded_call import Call, Group
 from rallypoint.cli.tracing.clocks import JOINT, ClockOf, Interval, Offset, align
 from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
 
 _MOST_FOR_CLOCKS = 5000  # collectives of a node
-_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter")
-_WITH_ROOT = ("broadcast", "scatter", "reduce", "gather")
 
 Args = dict[str, str | int]
 
@@ -188,9 +187,9 @@ def _args(group: Group, call: Call, *, is_exact: bool) -> Args:
             args["bytes"] = call.count * size
     if call.shape:
         args["shape"] = " x ".join(map(str, call.shape))
-    if call.operation in _WITH_OPERATOR and call.operator:
+    if reduces(call.operation) and call.operator:
         args["operator"] = call.operator
-    if call.operation in _WITH_ROOT and call.root >= 0:
+    if root_argument(call.operation) and call.root >= 0:
         args["root"] = _name(group, call.root)
     if call.peer is not None:
         args["to" if call.operation == "send" else "from"] = _name(group, call.peer)

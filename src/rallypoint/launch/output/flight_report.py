@@ -21,8 +21,6 @@ _MOST_PARTS = 12  # of a line
 _AGE_NS = 250_000_000  # what is written of other backends' groups may be so old
 _MOST_LINES = 8
 _MOST_SITES = 3
-_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter")
-_WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 
 
 class FlightRecords:
@@ -166,15 +164,17 @@ def _under_way(group: Group, now_ns: int) -> list[Call]:
 
 def _in_words(call: Call, group: Group) -> str:
     """``all_reduce #17 (1024 x float32, SUM)``: equal for ranks that are in the same."""
+    from rallypoint.base.collective import reduces, root_argument  # no launch pays for enums
+
     details = [f"{call.count} x {call.dtype}"] if call.count else []
     if call.peer is not None:
         way = "to" if call.operation == "send" else "from"
         other = "any rank" if call.peer < 0 else _name(group, call.peer)
         return f"{call.operation} {way} {other} ({', '.join([*details, f'tag {call.root}'])})"
-    if call.operation in _WITH_OPERATOR and call.operator:
+    if reduces(call.operation) and call.operator:
         details.append(call.operator)
-    if call.operation in _WITH_ROOT and call.root >= 0:
-        details.append(f"{_WITH_ROOT[call.operation]} {_name(group, call.root)}")
+    if root_argument(call.operation) and call.root >= 0:
+        details.append(f"{root_argument(call.operation)} {_name(group, call.root)}")
     text = ", ".join(details)
     if group.queued > 1:
         text += f"{'; ' if text else ''}{group.queued - 1} more queued"

@@ -12,12 +12,12 @@ from datetime import timedelta
 import numpy as np
 from numpy import ndarray
 
+from rallypoint.base.collective import Collective
 from rallypoint.process_group.calls.call import done_at_once, run
 from rallypoint.process_group.calls.parts import check_divides, check_items, part_sizes
 from rallypoint.process_group.groups.groups import Group, joined
 from rallypoint.process_group.memory.arrays import Array, as_array, as_arrays, check_alike
 from rallypoint.process_group.work import Work
-from rallypoint.schedule.collective import Collective
 
 _ALL_TO_ALL = int(Collective.ALL_TO_ALL)
 

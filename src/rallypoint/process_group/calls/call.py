@@ -2,7 +2,7 @@
 
 The common calls, of one contiguous array, or of one in and one out, one of which may be a list, go
 straight to the engine, the latter by `done_at_once`; they come to `run` only if the engine cannot
-take their buffers. What a collective does with its blocks is `schedule.collective`; here they are
+take their buffers. What a collective does with its blocks is `base.collective`; here they are
 only laid out.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy import ndarray
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import calls as delegated
@@ -24,7 +25,6 @@ from rallypoint.process_group.groups.groups import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, address, describe, dtype_name
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import Called, OneWork
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import seconds_of
 
 # An array of all blocks, one after the other; or an array for each; or None: no block.

@@ -12,6 +12,7 @@ from datetime import timedelta
 import numpy as np
 from numpy import ndarray
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import done_at_once, run
@@ -21,7 +22,6 @@ from rallypoint.process_group.groups.timeouts import check_timeout
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, is_plain
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import Store
 
 _SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import done_at_once, run
@@ -22,7 +23,6 @@ from rallypoint.process_group.memory.arrays import (
 )
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
-from rallypoint.schedule.collective import Collective
 
 _SUM = ReduceOp.SUM
 _ALL_GATHER = int(Collective.ALL_GATHER)

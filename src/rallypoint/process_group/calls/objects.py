@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.collectives import broadcast
@@ -19,7 +20,6 @@ from rallypoint.process_group.calls.exchanges import all_gather, all_gather_into
 from rallypoint.process_group.calls.point_to_point import recv, send
 from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
 from rallypoint.process_group.memory.arrays import Array
-from rallypoint.schedule.collective import Collective
 
 
 def broadcast_object_list(

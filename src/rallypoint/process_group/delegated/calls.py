@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.process_group.delegated.delegate import Block, Pending, Request
 from rallypoint.process_group.delegated.end import End
@@ -29,10 +30,8 @@ from rallypoint.process_group.groups.groups import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import seconds_of
 
-_IN_PLACE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
 _TAG = 0x52A1  # of messages that serve a collective
 
 
@@ -175,7 +174,7 @@ def _prepare(
     if collective is Collective.BARRIER:
         return _Prepared([], [])
     is_root = group.own_rank == root
-    if collective in _IN_PLACE:
+    if collective.has_one_block:
         return _in_place(end, inputs, outputs)
     rooms = [_contiguous(array) for array in outputs]
     sources = [_contiguous(array) for array in inputs]

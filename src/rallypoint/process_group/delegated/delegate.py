@@ -1,7 +1,7 @@
 """What a backend's library does for a group: the interface that each of them implements.
 
 Memory comes as flat, contiguous blocks of one dtype: what `Delegate.adopt` has made of arrays.
-Collectives are those of schedule/collective.py, with blocks of equal length except in ALL_TO_ALL.
+Collectives are those of base/collective.py, with blocks of equal length except in ALL_TO_ALL.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Protocol
 
+from rallypoint.base.collective import Collective
 from rallypoint.process_group.operators import Operator
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.store import Store
 
 Block = Any  # a NumPy array, or a tensor of torch

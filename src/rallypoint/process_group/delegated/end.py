@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
     HostError,
@@ -26,7 +27,6 @@ from rallypoint.base.errors import (
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
 from rallypoint.process_group.groups.groups import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.init_method import Presence
 from rallypoint.store.store import Store
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.schedule.collective import Collective
 
 _LOOKS, _YIELDS = 200, 2000  # before it sleeps between two looks
 _SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
@@ -180,6 +180,8 @@ class MpiDelegate:
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """See Delegate."""
+        if collective not in self._begin:
+            return f"mpi has none here; backend='rallypoint' has {collective.operation}"
         return why_not(dtype, operator)
 
     def adopt(self, array: Any) -> Block:

@@ -47,7 +47,6 @@ from rallypoint.process_group.groups.first_lost import formed_key, found_while_f
 from rallypoint.process_group.groups.groups import DEFAULT_GROUP
 from rallypoint.process_group.groups.roster import tell_roster
 from rallypoint.process_group.planning import (
-    COLLECTIVE_NAMES,
     AlgorithmOptions,
     Algorithms,
     ranks_per_host,
@@ -338,7 +337,6 @@ def _attacher(
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if table.have_cores[rank] else 0,
         yields=YIELDS,
-        names=COLLECTIVE_NAMES,
         global_ranks=members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
         peers=peers,

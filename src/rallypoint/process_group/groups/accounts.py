@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import CodeType
 from typing import NamedTuple
 
+from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.errors import (
     HostError,
     InvalidArgumentError,
@@ -28,8 +29,6 @@ from rallypoint.process_group.groups.groups import ProcessGroup
 _PATIENCE = timedelta(seconds=0.5)  # every rank shall have its error within a second
 _ASKED = 64  # beyond, only the rank at fault is asked
 _NOT_THE_USERS = ("rallypoint.", "torch.")
-_WITH_OPERATOR = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
-_WITH_ROOT = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 
 
 def failure(
@@ -57,10 +56,10 @@ def failure(
     message = str(error)
     if isinstance(error, MismatchError):
         details = [what]
-        if operation in _WITH_OPERATOR:
+        if reduces(operation):
             details.append(ReduceOp(op).name)
-        if operation in _WITH_ROOT:
-            details.append(f"{_WITH_ROOT[operation]}={group.ranks[root]}")
+        if root_argument(operation):
+            details.append(f"{root_argument(operation)}={group.ranks[root]}")
         details.append(group.algorithms.in_words(variant))
         call = f"{operation}({', '.join(filter(None, details))}) at {site or Site.of_caller()}"
         calls = _exchange(group, call, error.rank)

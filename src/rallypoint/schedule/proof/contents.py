@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rallypoint.schedule.collective import Collective
+from rallypoint.base.collective import Collective
 from rallypoint.schedule.execution import Event, Trace, chunk_of
 from rallypoint.schedule.program import (
     Buffer,
@@ -117,7 +117,7 @@ class Contents:
 
     def _combine(self, event: Event, values: list[Value]) -> Value:
         if not self._program.collective.reduces:
-            raise self._error(event, f"{self._program.collective.name.lower()} reduces nothing")
+            raise self._error(event, f"{self._program.collective.operation} reduces nothing")
         chunk, ranks = values[0].chunk, 0
         for value in values:
             if value.chunk != chunk:
@@ -148,9 +148,9 @@ class Contents:
         program = self._program
         if program.collective is Collective.BARRIER:
             return
-        everyone = (1 << program.ranks) - 1
         for rank in range(self._trace.ranks):
             source = program.collective.source_block(rank, program.ranks)
+            everyone = (1 << program.collective.contributors(rank, program.ranks).stop) - 1
             for block in range(program.output_blocks(rank)):
                 ranks = everyone
                 if not program.collective.reduces:

@@ -113,7 +113,7 @@ def find_turn(program: Program) -> Turn | None:
     is_barrier = program.collective is Collective.BARRIER
     if not period or ranks % period or period == ranks or is_barrier:
         return None
-    if program.collective.has_root or program.restartable:
+    if not program.collective.waits_for_all or program.restartable:
         return None
     first = program.lanes(0)
     shift = _shift(program, first, program.lanes(period))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated import mpi, registry
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
@@ -22,7 +23,6 @@ from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.groups.groups import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch import libraries
-from rallypoint.schedule.collective import Collective
 from rallypoint.store.hash import HashStore
 
 GUIDE = Path(__file__).parents[4] / "docs/guides/backends.md"

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.collective import Collective
 from rallypoint.schedule.cost.links import Level, Links
 from rallypoint.schedule.cost.simulation import closed_form
 from rallypoint.schedule.cost.simulation.collector import without_collector
