@@ -32,6 +32,18 @@ def test_arguments_come_in_torchs_order() -> None:
             assert is_positional <= (own.kind is not inspect.Parameter.KEYWORD_ONLY), (name, own)
 
 
+def test_every_public_name_can_be_loaded() -> None:
+    everything: dict[str, Any] = {}
+    exec("from rallypoint import *", everything)
+    assert set(dist.__all__) <= set(everything)
+    assert dir(dist) == dist.__all__
+    assert len(dist.__all__) > 90
+    for name in dist.__all__:
+        assert everything[name] is getattr(dist, name)
+    with pytest.raises(AttributeError, match="no attribute 'all_reduced'"):
+        dist.all_reduced  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_backend_names() -> None:
     assert dist.Backend("GLOO") == dist.Backend.GLOO == torchs().Backend("GLOO") == "gloo"
     assert dist.Backend(dist.Backend.RALLYPOINT) == "rallypoint"
