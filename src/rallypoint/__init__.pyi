@@ -54,6 +54,7 @@ from rallypoint.process_group.calls.point_to_point import irecv as irecv
 from rallypoint.process_group.calls.point_to_point import isend as isend
 from rallypoint.process_group.calls.point_to_point import recv as recv
 from rallypoint.process_group.calls.point_to_point import send as send
+from rallypoint.process_group.calls.scan import scan as scan
 from rallypoint.process_group.delegated.availability import Backend as Backend
 from rallypoint.process_group.delegated.availability import (
     get_default_backend_for_device as get_default_backend_for_device,

@@ -13,6 +13,7 @@ A block is the `count` items of a call. Ranks hold these blocks (n ranks, root r
     all_to_all       one for each rank          each rank's for this rank
     send             own, on rank 0 only        rank 0's, on rank 1 only
     barrier          (blocks of no items)
+    scan             own                        sum of ranks 0 to this one's, in that order
 
 "In place" means that one block of the input is a block of the output, as in torch.distributed and
 MPI; `alias` says which. All else of an input is never written. A rank without input or output may
@@ -35,9 +36,10 @@ class Collective(IntEnum):
     Attributes:
         root_argument: what callers call the rank that differs from the others; empty: none does.
         reduces: whether an operator combines the blocks of several ranks.
+        is_prefix: whether those are the blocks of the ranks up to this one, in their order.
     """
 
-    #                number, input, output, root_argument, reduces
+    #                number, input, output, root_argument, reduces, is_prefix
     ALL_REDUCE = 0, _ONE, _ONE, "", True
     BROADCAST = 1, _ROOTS_ONE, _ONE, "src"
     ALL_GATHER = 2, _ONE, _EACH
@@ -48,9 +50,11 @@ class Collective(IntEnum):
     SCATTER = 7, _ROOTS_EACH, _ONE, "src"
     REDUCE_SCATTER = 8, _EACH, _ONE, "", True
     ALL_TO_ALL = 9, _EACH, _EACH
+    SCAN = 10, _ONE, _ONE, "", True, True
 
     root_argument: str
     reduces: bool
+    is_prefix: bool
     _inputs: tuple[int, int]
     _outputs: tuple[int, int]
 
@@ -61,6 +65,7 @@ class Collective(IntEnum):
         outputs: tuple[int, int] = _ONE,
         root_argument: str = "",
         reduces: bool = False,
+        is_prefix: bool = False,
     ) -> Collective:
         """One row of the table."""
         self = int.__new__(cls, number)
@@ -68,6 +73,7 @@ class Collective(IntEnum):
         self._inputs, self._outputs = inputs, outputs
         self.root_argument = root_argument
         self.reduces = reduces
+        self.is_prefix = is_prefix
         return self
 
     @property
@@ -111,11 +117,11 @@ class Collective(IntEnum):
     @property
     def waits_for_all(self) -> bool:
         """Whether no rank can have all it needs before every rank has begun."""
-        return not self.has_root
+        return not self.has_root and not self.is_prefix
 
     def contributors(self, rank: int, ranks: int) -> range:
         """Whose blocks are combined for `rank`, where an operator combines blocks."""
-        return range(ranks)
+        return range(rank + 1 if self.is_prefix else ranks)
 
     def sources(self, *, rank: int, block: int, ranks: int, root: int) -> list[tuple[int, int]]:
         """Whose input blocks (rank, block) make up an output block of `rank`, each once."""

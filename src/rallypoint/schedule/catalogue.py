@@ -13,6 +13,7 @@ from rallypoint.schedule.algorithms import (
     double_tree,
     halving_doubling,
     hierarchical,
+    prefix,
     recursive_doubling,
     ring,
     two_level,
@@ -87,6 +88,11 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "bruck": lambda team: bruck.barrier(team.ranks),
         "two_level": lambda team: two_level.barrier(team.ranks, team.per_node),
     },
+    Collective.SCAN: {
+        "direct": lambda team: prefix.direct(team.ranks),
+        "recursive_doubling": lambda team: prefix.recursive_doubling(team.ranks),
+        "chain": lambda team: prefix.chain(team.ranks),
+    },
     Collective.SEND: {"direct": lambda _: direct.send()},
 }
 
@@ -101,6 +107,7 @@ MANY_RANKS = {
     Collective.SCATTER: ("binomial_tree", "direct"),
     Collective.ALL_TO_ALL: ("bruck", "direct"),
     Collective.BARRIER: ("bruck", "bruck"),
+    Collective.SCAN: ("recursive_doubling", "chain"),
 }
 
 

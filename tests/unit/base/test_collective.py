@@ -27,6 +27,7 @@ TABLE = {
     "scatter": ((4, 1), (0, 1), "src", False),
     "reduce_scatter": ((4, 1), (4, 1), "", True),
     "all_to_all": ((4, 4), (4, 4), "", False),
+    "scan": ((1, 1), (1, 1), "", True),
 }
 
 
@@ -52,7 +53,7 @@ def test_in_place() -> None:
     on_root = {each.operation: each.alias(2, is_root=True) for each in Collective}
     elsewhere = {each.operation: each.alias(2, is_root=False) for each in Collective}
     assert on_root == {
-        **dict.fromkeys(("all_reduce", "reduce", "broadcast", "barrier"), (0, 0)),
+        **dict.fromkeys(("all_reduce", "reduce", "broadcast", "barrier", "scan"), (0, 0)),
         **dict.fromkeys(("all_gather", "gather"), (0, 2)),
         **dict.fromkeys(("scatter", "reduce_scatter"), (2, 0)),
         **dict.fromkeys(("send", "all_to_all"), None),
@@ -71,6 +72,7 @@ def test_sources() -> None:
     assert of("all_reduce", rank=3) == everyone
     assert of("reduce", rank=ROOT) == everyone
     assert of("reduce_scatter", rank=3) == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert of("scan", rank=2) == [(0, 0), (1, 0), (2, 0)]
     assert of("broadcast", rank=3) == [(ROOT, 0)]
     assert of("scatter", rank=3) == [(ROOT, 3)]
     assert of("gather", rank=ROOT, block=2) == [(2, 0)]
@@ -87,4 +89,4 @@ def test_public_names() -> None:
     assert has_one_size("broadcast") and has_one_size("all_gather_into_tensor")
     assert not has_one_size("all_gather") and not has_one_size("allreduce")
     assert {"barrier", "all_to_all_single"} < JOINT_OPERATIONS
-    assert not JOINT_OPERATIONS & {"send", "broadcast", "gather", "all_gather_object"}
+    assert not JOINT_OPERATIONS & {"send", "broadcast", "gather", "scan", "all_gather_object"}

@@ -33,8 +33,8 @@ def wanted(collective: Collective, inputs: list[Any], rank: int, root: int) -> A
     if collective in (Collective.REDUCE, Collective.GATHER) and rank != root:
         return None
     match collective:
-        case Collective.ALL_REDUCE | Collective.REDUCE | Collective.REDUCE_SCATTER:
-            total = np.sum(inputs, axis=0)
+        case _ if collective.reduces:
+            total = np.sum(inputs[: rank + 1] if collective is Collective.SCAN else inputs, axis=0)
             return total[rank : rank + 1] if len(total) > 1 else total
         case Collective.BROADCAST:
             return inputs[root]

@@ -52,6 +52,13 @@ def test_direct_all_reduce_combines_in_rank_order(ranks: int) -> None:
             assert [int(term.split(".")[0]) for term in terms] == list(range(ranks))
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ALGORITHMS[Collective.SCAN])
+def test_prefixes_are_combined_in_rank_order(name: str, ranks: int) -> None:
+    for rank, (terms,) in enumerate(run(build(Collective.SCAN, name, ranks=ranks))):
+        assert terms == tuple(f"{peer}.0" for peer in range(rank + 1))
+
+
 def test_send_moves_one_message() -> None:
     assert run(build(Collective.SEND, "direct", ranks=2))[1] == [("0.0",)]
 

@@ -162,6 +162,8 @@ class Contents:
                     index = block * program.chunks + chunk
                     wanted = source * program.chunks + chunk
                     self._check_output(rank, index, wanted, ranks)
+        if program.collective.is_prefix and not self.is_in_rank_order:
+            raise ProgramError(f"{program.name} does not combine inputs in the order of ranks")
         if self._turn and program.collective is Collective.ALL_REDUCE:
             self._check_turned_alike(self._turn)
 

@@ -430,6 +430,19 @@ def test_false_claim_to_reduce_all_inputs_at_once() -> None:
     }
 
 
+def test_prefix_out_of_order() -> None:
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        own, result = Chunks(Buffer.INPUT, 0), Chunks(Buffer.OUTPUT, 0)
+        if rank == 0:
+            return ((Send(own, (1,)), Reduce((own,), (result,))),)
+        return ((Reduce((own, Incoming(0)), (result,)),),)
+
+    swapped = Program("swapped", Collective.SCAN, 2, chunks=1, sends=1, lanes=lanes, copies=True)
+    assert "in the order of ranks" in str(refused(swapped))
+    whole = replace(build(Collective.SCAN, "direct", ranks=3), collective=Collective.ALL_REDUCE)
+    assert "not input 0 of ranks 0-2" in str(refused(whole))
+
+
 def test_false_claim_to_be_restartable() -> None:
     ring = replace(build(Collective.ALL_REDUCE, "ring", ranks=3), restartable=True)
     assert "restartable" in str(refused(ring))
