@@ -70,12 +70,21 @@ from rallypoint.process_group.delegated.availability import is_nccl_available as
 from rallypoint.process_group.formation.init import destroy_process_group as destroy_process_group
 from rallypoint.process_group.formation.init import form_process_group as form_process_group
 from rallypoint.process_group.formation.init import init_process_group as init_process_group
+from rallypoint.process_group.formation.shrinking import SHRINK_ABORT as SHRINK_ABORT
+from rallypoint.process_group.formation.shrinking import SHRINK_DEFAULT as SHRINK_DEFAULT
+from rallypoint.process_group.formation.shrinking import shrink_group as shrink_group
 from rallypoint.process_group.formation.subgroups import new_group as new_group
 from rallypoint.process_group.formation.subgroups import new_subgroups as new_subgroups
 from rallypoint.process_group.formation.subgroups import (
     new_subgroups_by_enumeration as new_subgroups_by_enumeration,
 )
 from rallypoint.process_group.formation.subgroups import split_group as split_group
+from rallypoint.process_group.groups.debug_level import DebugLevel as DebugLevel
+from rallypoint.process_group.groups.debug_level import get_debug_level as get_debug_level
+from rallypoint.process_group.groups.debug_level import set_debug_level as set_debug_level
+from rallypoint.process_group.groups.debug_level import (
+    set_debug_level_from_env as set_debug_level_from_env,
+)
 from rallypoint.process_group.groups.groups import GroupMember as GroupMember
 from rallypoint.process_group.groups.groups import ProcessGroup as ProcessGroup
 from rallypoint.process_group.groups.groups import get_backend as get_backend

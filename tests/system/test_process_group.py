@@ -204,6 +204,32 @@ def test_survivors_learn_of_a_death_and_may_go_on(launch: Launch) -> None:
     assert len(list(launch.directory.glob("survived.*"))) == 2
 
 
+def test_survivors_of_a_death_shrink_the_default_group(launch: Launch) -> None:
+    script = launch.script(
+        "import os\n"
+        "import numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "rank = dist.get_rank()\n"
+        "dist.all_reduce(np.ones(5000))\n"
+        "if rank == 0:\n"
+        "    os._exit(0)\n"
+        "try:\n"
+        "    while True: dist.all_reduce(np.ones(5000))\n"
+        "except dist.PeerLostError as error:\n"
+        "    left = dist.shrink_group([error.rank])\n"
+        "assert left is dist.group.WORLD and dist.get_world_size() == 2\n"
+        "assert dist.get_rank() == rank - 1\n"
+        "values = np.array([rank])\n"
+        "dist.all_reduce(values)\n"
+        "assert values == [3]\n"
+        "assert dist.get_rank(dist.new_group([1])) == (0 if rank == 2 else -1)\n"
+        "dist.destroy_process_group()\n"
+        "open(f'survived.{rank}', 'w').close()\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert len(list(launch.directory.glob("survived.*"))) == 2
+
+
 def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
     script = launch.script(
         "import numpy as np, rallypoint as dist\n"

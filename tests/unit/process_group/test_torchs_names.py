@@ -99,6 +99,22 @@ def test_complex_numbers_have_sums_and_products_but_no_order() -> None:
     assert dist.supports_complex(dist.premul_sum(2))
 
 
+def test_debug_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(dist.DebugLevel.__members__) == list(torchs().DebugLevel.__members__)
+    for text, level in (("detail", "DETAIL"), ("INFO", "INFO"), ("", "OFF")):
+        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", text)
+        dist.set_debug_level_from_env()
+        assert dist.get_debug_level() is dist.DebugLevel[level]
+    dist.set_debug_level(dist.DebugLevel.INFO)
+    assert dist.get_debug_level() is dist.DebugLevel.INFO
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD")
+    with pytest.raises(dist.InvalidArgumentError, match="LOUD is none of OFF, INFO, DETAIL"):
+        dist.set_debug_level_from_env()
+    with pytest.raises(dist.InvalidTypeError, match="takes a DebugLevel"):
+        dist.set_debug_level("INFO")  # type: ignore[arg-type]
+    dist.set_debug_level(dist.DebugLevel.OFF)
+
+
 def test_stores_and_constants() -> None:
     for name in ("Store", "TCPStore", "FileStore", "HashStore", "PrefixStore"):
         assert inspect.isclass(getattr(dist, name))

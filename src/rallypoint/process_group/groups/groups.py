@@ -269,6 +269,11 @@ class World:
         on_destroy, self.on_destroy = self.on_destroy, _nothing
         on_destroy()
 
+    def leave_to(self, successor: World) -> None:
+        """Leave all groups, but not the store, which another world goes on to use."""
+        successor.on_destroy, self.on_destroy = self.on_destroy, _nothing
+        self.destroy()
+
 
 _default: ProcessGroup | None = None
 _LAUNCHED_NOTE = (
