@@ -67,6 +67,8 @@ from rallypoint.process_group.delegated.availability import is_gloo_available as
 from rallypoint.process_group.delegated.availability import is_hccl_available as is_hccl_available
 from rallypoint.process_group.delegated.availability import is_mpi_available as is_mpi_available
 from rallypoint.process_group.delegated.availability import is_nccl_available as is_nccl_available
+from rallypoint.process_group.formation.device_mesh import DeviceMesh as DeviceMesh
+from rallypoint.process_group.formation.device_mesh import init_device_mesh as init_device_mesh
 from rallypoint.process_group.formation.init import destroy_process_group as destroy_process_group
 from rallypoint.process_group.formation.init import form_process_group as form_process_group
 from rallypoint.process_group.formation.init import init_process_group as init_process_group
