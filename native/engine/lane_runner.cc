@@ -15,7 +15,8 @@ void LaneRunner::prepare() {
     lanes_[lane] = {first, first + operations.size(), first, 0};
   }
   const std::uint64_t piece = prepared_.cut.piece * prepared_.cut.item;
-  const bool tries = prepared_.may_expose && piece >= kReadBytes && (memory_.reach & (kPrivate | kAlways)) == kPrivate;
+  const bool tries = prepared_.may_expose && piece >= kReadBytes &&
+                     (memory_.reach & (kPrivate | kAlways)) == kPrivate;
   trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
   const std::size_t scratch = program.scratch_chunks * prepared_.cut.piece * prepared_.cut.item;

@@ -30,11 +30,11 @@ void LaneRunner::note_time() {
   times_ = false;
 }
 
-// Whether this rank's arrays are memory that others can read at all. What was so in the last call is
-// not looked at again: it takes a system call.
+// Whether this rank's arrays are memory that others can read at all. What was so in the last call
+// is not looked at again: it takes a system call.
 bool LaneRunner::are_buffers_readable() {
-  const bool is_known = call_->input == readable_input_ && call_->output == readable_output_ &&
-                        !prepared_.has_tables;
+  const bool is_known =
+      call_->input == readable_input_ && call_->output == readable_output_ && !prepared_.has_tables;
   if (is_known) return true;
   const auto are = [&](const std::byte* at, const Block* table, std::uint32_t blocks) {
     if (blocks == 0) return true;

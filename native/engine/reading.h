@@ -2,9 +2,9 @@
 //
 // A message through a ring is copied twice, by two ranks that overlap; one that the kernel reads is
 // copied once, by pages that it pins one by one. Which is faster depends on the processor, on the
-// size, and on how the array was allocated (huge pages are pinned at once), so it is tried: for each
-// program and size some of the first calls are made in either way. What a rank finds counts for
-// what it sends. Results do not depend on it: operands and their order are the same.
+// size, and on how the array was allocated (huge pages are pinned at once), so it is tried: for
+// each program and size some of the first calls are made in either way. What a rank finds counts
+// for what it sends. Results do not depend on it: operands and their order are the same.
 #pragma once
 
 #include <array>

@@ -112,7 +112,8 @@ class Group {
   void set_reach(const std::string& reach) {
     communicator_->memory().reach = reach == "copy" ? 0 : kArenas | kPrivate | kAlways;
     communicator_->memory().knows_itself = reach != "read";
-    if (communicator_->memory().probe() != (kArenas | kPrivate | kAlways)) give_up("no reach", rank_, 0);
+    if (communicator_->memory().probe() != (kArenas | kPrivate | kAlways))
+      give_up("no reach", rank_, 0);
   }
 
   void teach(const std::string& folder, const std::vector<std::string>& names) {
