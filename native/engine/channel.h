@@ -144,7 +144,6 @@ class Channel {
   std::vector<Ring*> rings_;            // by lane, of this rank
   std::vector<Occupant> occupants_;     // by lane and line, of this rank
   std::vector<std::uint64_t> seen_;     // progress by member and lane, as last looked up
-  std::byte* reserved_ = nullptr;       // the ring piece between reserve and publish
 };
 
 // The path of every message, in the header so that it can be inlined.
