@@ -19,6 +19,7 @@ constexpr unsigned kLeaveLookUs = 200;
 constexpr unsigned kLockLooks = 50;
 // A call of so few items that did not wait takes some microseconds.
 constexpr std::uint64_t kQuickItems = 1 << 14;
+constexpr unsigned kTurns = 4;  // of calls, before other communicators have theirs
 constexpr unsigned kLooks = 3;  // in vain, before it is noted where the program waits
 constexpr std::uint16_t kReceive = 0xFFFF;
 
@@ -379,7 +380,9 @@ bool Communicator::progress(bool has_slept) {
   const std::unique_lock lock(collective_.mutex, std::try_to_lock);
   if (!lock) return moved;  // another thread is at it
   NoHost host;
-  while (queue_.advance(has_slept, host) == Step::moved) moved = true;
+  for (unsigned turn = 0; turn < kTurns && queue_.advance(has_slept, host) == Step::moved; ++turn) {
+    moved = true;
+  }
   return moved;
 }
 

@@ -68,7 +68,7 @@ class Communicator final : public Progressable {
   // The same for a collective that nobody else can wait for: with what interrupts the wait it ends,
   // too, and the group with it.
   Trouble finish(const Work& work, Host& host);
-  // Gets on as far as that goes without waiting.
+  // Gets on without waiting, for some turns of a call.
   bool progress(bool has_slept) override;
   void arm() override;
   // Takes part no more. What is on its way to other hosts is waited for, within reason.

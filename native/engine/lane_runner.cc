@@ -6,6 +6,12 @@
 #include "engine/copy.h"
 
 namespace rallypoint {
+namespace {
+
+constexpr std::uint64_t kTurnBytes = 1 << 20;  // some 100 us, of all lanes
+
+}  // namespace
+
 void LaneRunner::prepare() {
   prepared_ = PreparedCall(*call_, memory_.reach);
   const Program& program = *prepared_.program;
@@ -18,6 +24,8 @@ void LaneRunner::prepare() {
   const bool tries = prepared_.may_expose && piece >= kReadBytes &&
                      (memory_.reach & (kPrivate | kAlways)) == kPrivate;
   trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
+  const std::uint64_t most = piece * program.max_span;
+  turn_ = kTurnBytes / (std::max<std::uint64_t>(most, 1) * prepared_.lane_count) + 1;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
   const std::size_t scratch = program.scratch_chunks * prepared_.cut.piece * prepared_.cut.item;
   if (scratch_.size() < scratch) scratch_.resize(scratch);
@@ -235,12 +243,15 @@ Step LaneRunner::advance(std::uint32_t number) {
   Lane& lane = lanes_[number];
   const Operation* const start = lane.next;
   const std::uint64_t pieces = kSimple ? 1 : prepared_.cut.pieces;
+  std::uint64_t left = turn_;
   const Operation* next = start;
   for (std::uint64_t piece = lane.piece; piece < pieces; ++piece) {
     for (; next != lane.end; ++next) {
-      const bool done = next->is_send ? send<kSimple>(number, *next, piece)
-                                      : reduce<kSimple>(number, *next, piece);
-      if (done) continue;
+      const bool has_turn = kSimple || left-- > 0;
+      if (has_turn && (next->is_send ? send<kSimple>(number, *next, piece)
+                                     : reduce<kSimple>(number, *next, piece))) {
+        continue;
+      }
       const bool moved = next != start || piece != lane.piece;
       lane.next = next;
       lane.piece = piece;

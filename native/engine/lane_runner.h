@@ -48,7 +48,8 @@ class LaneRunner {
     if (!prepared_.fits(call)) prepare();
     if (prepared_.may_expose) look_at_memory();
   }
-  // Runs every lane as far as it goes.
+  // Runs every lane as far as it goes, but of a long call no more than a turn: others take theirs
+  // in between.
   Step advance();
   void finish() {
     if (!prepared_.is_simple) rewind();
@@ -143,6 +144,7 @@ class LaneRunner {
   unsigned spins_ = 0;
   const Call* call_ = nullptr;  // valid until it is finished
   PreparedCall prepared_;       // it, or the last one
+  std::uint64_t turn_ = 1;      // operations of a lane, one piece each
   Lane lanes_[kLanes];
   std::uint64_t finished_ = 0;        // pieces of the output that are complete
   std::uint32_t blocker_ = 0;         // the rank that a blocked lane depends on

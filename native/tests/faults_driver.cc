@@ -14,10 +14,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -300,6 +302,46 @@ void begin_each_wait_anew() {
   close(fd);
 }
 
+// --- Turns.
+
+// A long call has no more than about 1 MiB done for it at a time, even if it waits for nobody.
+void take_turns() {
+  constexpr std::size_t kItems = 16 << 20;
+  const int fd = make_region(1);
+  Region region(fd, 0, 1, {});
+  PeerMemory memory(region);
+  std::deque<Ring> rings;
+  for (unsigned lane = 0; lane < kLanes; ++lane) rings.emplace_back(nullptr);
+  Executor executor(region, memory, Channel::collective(region, rings, nullptr), {0, 0});
+  Operation copy{};
+  copy.is_last = true;
+  copy.count = 1;
+  copy.operands = {{false, {Buffer::input, 0}, 0, 0, 0}};
+  copy.targets = {{Buffer::output, 0}};
+  Program program{};
+  program.ranks = program.chunks = program.max_span = program.max_operands = 1;
+  program.input_blocks = program.output_blocks = 1;
+  program.lanes = {{copy}};
+  const std::vector<std::byte> input(kItems, std::byte{1});
+  std::vector<std::byte> output(kItems);
+  const Call call{
+      &program, {0, DType::uint8, ReduceOp::sum, 0}, kItems, input.data(), output.data(), 60};
+  NoHost host;
+  executor.begin(call);
+  std::size_t before = 0;
+  for (Step step = Step::moved; step != Step::finished;) {
+    step = executor.step(false, host);
+    EXPECT(step == Step::moved || step == Step::finished);
+    const auto end =
+        std::find(output.begin() + static_cast<std::ptrdiff_t>(before), output.end(), std::byte{0});
+    const auto copied = static_cast<std::size_t>(end - output.begin());
+    EXPECT(copied - before <= 2 << 20);
+    before = copied;
+  }
+  EXPECT(before == kItems);
+  close(fd);
+}
+
 // --- A system that is short of memory for a while.
 
 int errors_left = 0;
@@ -346,5 +388,6 @@ int main(int argc, char** argv) {
   tell_each_trouble_to_another_host();
   send_beyond_32_bits();
   begin_each_wait_anew();
+  take_turns();
   outlive_a_lack_of_memory();
 }
