@@ -12,7 +12,7 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kSegmentBytes = 64 << 20;
 constexpr std::size_t kMost = std::size_t{1} << 46;
 

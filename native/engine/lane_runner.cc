@@ -25,7 +25,7 @@ void LaneRunner::prepare() {
                      (memory_.reach & (kPrivate | kAlways)) == kPrivate;
   trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
   const std::uint64_t most = piece * program.max_span;
-  turn_ = kTurnBytes / (std::max<std::uint64_t>(most, 1) * prepared_.lane_count) + 1;
+  turn_ = kTurnBytes / std::max<std::uint64_t>(most, 1) + prepared_.lane_count;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
   const std::size_t scratch = program.scratch_chunks * prepared_.cut.piece * prepared_.cut.item;
   if (scratch_.size() < scratch) scratch_.resize(scratch);
@@ -243,11 +243,11 @@ Step LaneRunner::advance(std::uint32_t number) {
   Lane& lane = lanes_[number];
   const Operation* const start = lane.next;
   const std::uint64_t pieces = kSimple ? 1 : prepared_.cut.pieces;
-  std::uint64_t left = turn_;
   const Operation* next = start;
   for (std::uint64_t piece = lane.piece; piece < pieces; ++piece) {
     for (; next != lane.end; ++next) {
-      const bool has_turn = kSimple || left-- > 0;
+      const bool has_turn = kSimple || left_ > 0;
+      if constexpr (!kSimple) left_ -= has_turn;
       if (has_turn && (next->is_send ? send<kSimple>(number, *next, piece)
                                      : reduce<kSimple>(number, *next, piece))) {
         continue;
@@ -274,6 +274,7 @@ Step LaneRunner::advance(std::uint32_t number) {
   if (prepared_.is_simple) return advance<true>(0);
   bool finished = true;
   bool moved = false;
+  left_ = turn_;  // the first lanes that can go on do, as some are to be ahead of others
   for (std::uint32_t lane = 0; lane < prepared_.lane_count; ++lane) {
     if (lanes_[lane].piece == prepared_.cut.pieces) continue;
     const Step step = advance<false>(lane);

@@ -144,7 +144,8 @@ class LaneRunner {
   unsigned spins_ = 0;
   const Call* call_ = nullptr;  // valid until it is finished
   PreparedCall prepared_;       // it, or the last one
-  std::uint64_t turn_ = 1;      // operations of a lane, one piece each
+  std::uint64_t turn_ = 1;      // operations, on one piece each, of all lanes
+  std::uint64_t left_ = 0;      // of this turn
   Lane lanes_[kLanes];
   std::uint64_t finished_ = 0;        // pieces of the output that are complete
   std::uint32_t blocker_ = 0;         // the rank that a blocked lane depends on

@@ -18,15 +18,21 @@
 namespace rallypoint {
 namespace {
 
+constexpr int kAttempts = 20;  // while the system is short of memory
+constexpr unsigned kAttemptUs = 1000;
 constexpr std::size_t kMostViews = 256;  // of arenas; beyond, they are forgotten and seen anew
 
 // 0, or an error number.
 int read_memory(pid_t pid, std::uint64_t address, std::byte* target, std::uint64_t bytes) {
-  while (bytes > 0) {
+  for (int attempts = 0; bytes > 0;) {
     const iovec local{target, bytes};
     const iovec remote{reinterpret_cast<void*>(address), bytes};
     const ssize_t count = process_vm_readv(pid, &local, 1, &remote, 1, 0);
     if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == ENOMEM && ++attempts < kAttempts) {
+      usleep(kAttemptUs);
+      continue;
+    }
     if (count <= 0) return count < 0 ? errno : EFAULT;
     target += count;
     address += static_cast<std::uint64_t>(count);
@@ -37,12 +43,15 @@ int read_memory(pid_t pid, std::uint64_t address, std::byte* target, std::uint64
 
 }  // namespace
 
-// Where Yama restricts reading to ancestors, all that descend from this rank's parent are let in,
-// as its peers do. Elsewhere this does nothing.
 PeerMemory::PeerMemory(Region& region)
     : region_(region), pid_(getpid()), word_(static_cast<std::uint64_t>(pid_)) {
-  if (const pid_t parent = getppid(); parent > 1) prctl(PR_SET_PTRACER, parent, 0, 0, 0);
   region.state(region.rank()).word_at.store(reinterpret_cast<std::uint64_t>(&word_));
+}
+
+// Where Yama restricts reading to ancestors, all that descend from this rank's parent are let in,
+// as its peers do. Elsewhere this does nothing.
+void PeerMemory::let_peers_read() {
+  if (const pid_t parent = getppid(); parent > 1) prctl(PR_SET_PTRACER, parent, 0, 0, 0);
 }
 
 // Opening a file of a process's table takes the same right as finding out where it works.

@@ -36,10 +36,12 @@ struct Place {
 
 class PeerMemory {
  public:
-  // Lets peers read this rank's memory, as far as that is for it to say.
   explicit PeerMemory(Region& region);
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
+
+  // Lets the ranks of this host read this process's memory, as far as that is for it to say.
+  static void let_peers_read();
 
   // What this rank can read of all others of this host; they must have mapped the region by now.
   PeerMemoryAccess probe() const;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "engine/arena.h"
+#include "engine/peer_memory.h"
 
 namespace nb = nanobind;
 
@@ -43,6 +44,7 @@ void bind_arena(nb::module_& module) {
   module.def("abandon", [](std::uintptr_t base, bool is_used) {
     Arena::instance().abandon(reinterpret_cast<std::byte*>(base), is_used);
   });
+  module.def("let_peers_read", [] { PeerMemory::let_peers_read(); });
 }
 
 }  // namespace rallypoint::python

@@ -184,6 +184,13 @@ std::optional<DType> dtype_of(const char* format, std::ptrdiff_t item) {
   }
 }
 
+// Loops over the items take them for what their addresses say.
+bool is_aligned(const std::byte* data, DType dtype) {
+  const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
+  const std::size_t alignment = item_bytes(dtype) / (is_complex ? 2 : 1);
+  return reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
+}
+
 bool is_contiguous(const DLTensor& tensor) {
   if (tensor.strides == nullptr) return true;
   std::int64_t stride = 1;
@@ -231,7 +238,7 @@ bool View::take_tensor(nb::handle object, bool held) {
   const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
   std::byte* const data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   // What `tensor` points to is PyTorch's, and no longer valid once that has been called.
-  if (!denies(is.is_neg, object.ptr())) return true;
+  if (!is_aligned(data, *dtype) || !denies(is.is_neg, object.ptr())) return true;
   if (is_complex && !denies(is.is_conj, object.ptr())) return true;
   PyObject* owner = object.ptr();
   if (held && is.untyped_storage != nullptr) {
@@ -258,6 +265,7 @@ void View::take_buffer(nb::handle object, bool writable) {
   dtype_ = dtype_of(buffer_.format, buffer_.itemsize);
   data_ = static_cast<std::byte*>(buffer_.buf);
   bytes_ = static_cast<std::uint64_t>(buffer_.len);
+  if (dtype_ && !is_aligned(data_, *dtype_)) dtype_.reset();
 }
 
 void View::release() {

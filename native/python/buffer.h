@@ -13,8 +13,8 @@
 
 namespace rallypoint::python {
 
-// C-contiguous memory on the CPU that holds its items as they are, kept alive while the view
-// exists. Without the GIL a view may only be moved.
+// Aligned, C-contiguous memory on the CPU that holds its items as they are, kept alive while the
+// view exists. Without the GIL a view may only be moved.
 class View {
  public:
   View() = default;

@@ -8,9 +8,11 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -342,9 +344,38 @@ void take_turns() {
   close(fd);
 }
 
+// --- Memory of peers.
+
+int permissions = 0;
+
+// With RALLYPOINT_DIRECT=0 nobody else is let in.
+void let_nobody_read_unasked() {
+  const int fd = make_region(1);
+  Region region(fd, 0, 1, {});
+  const PeerMemory memory(region);
+  EXPECT(permissions == 0);
+  PeerMemory::let_peers_read();
+  EXPECT(permissions == 1);
+  close(fd);
+}
+
 // --- A system that is short of memory for a while.
 
 int errors_left = 0;
+
+void read_memory_later() {
+  const int fd = make_region(1);
+  Region region(fd, 0, 1, {});
+  const PeerMemory memory(region);
+  const std::uint64_t value = 42;
+  std::uint64_t read = 0;
+  const auto address = reinterpret_cast<std::uint64_t>(&value);
+  errors_left = 3;
+  EXPECT(memory.read(0, address, reinterpret_cast<std::byte*>(&read), sizeof read) ==
+         Trouble::none);
+  EXPECT(errors_left == 0 && read == value);
+  close(fd);
+}
 
 void outlive_a_lack_of_memory() {
   const Pair pair;
@@ -382,6 +413,21 @@ extern "C" ssize_t recv(int fd, void* data, size_t size, int flags) {
   return recvfrom(fd, data, size, flags, nullptr, nullptr);
 }
 
+extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long locals,
+                                    const iovec* remote, unsigned long remotes,
+                                    unsigned long flags) {
+  if (errors_left > 0) {
+    --errors_left;
+    errno = ENOMEM;
+    return -1;
+  }
+  return syscall(SYS_process_vm_readv, pid, local, locals, remote, remotes, flags);
+}
+extern "C" int prctl(int option, ...) {
+  permissions += option == PR_SET_PTRACER;
+  return 0;
+}
+
 int main(int argc, char** argv) {
   const std::string without = argc > 1 ? argv[1] : "";
   if (without != "kills") kill_at_every_store();  // first: there is one thread yet
@@ -389,5 +435,7 @@ int main(int argc, char** argv) {
   send_beyond_32_bits();
   begin_each_wait_anew();
   take_turns();
+  let_nobody_read_unasked();
   outlive_a_lack_of_memory();
+  read_memory_later();
 }

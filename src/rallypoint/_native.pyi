@@ -102,6 +102,9 @@ def adopt(base: int, nbytes: int, fd: int) -> bool:
 def abandon(base: int, is_used: bool) -> None:
     """Take back `adopt`; with `is_used` False nobody needs what is in the memory any more."""
 
+def let_peers_read() -> None:
+    """Let what descends from this process's parent read its memory, where Yama restricts that."""
+
 class Communicator:
     """One rank's end of a communicator; see rallypoint.engine.communicator."""
 

@@ -237,7 +237,7 @@ def _is_simple(arrays: Sequence[Array]) -> bool:
 
 
 def _joined(arrays: Sequence[Array]) -> Array | None:
-    """The items of all arrays one after the other; a single contiguous array itself."""
+    """The items of all arrays one after the other; a single packed array itself."""
     if len(arrays) == 1:
         return packed(arrays[0])
     return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else None
@@ -268,13 +268,17 @@ def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None
 
 
 def packed(array: Array) -> Array:
-    """The same items in contiguous memory: the array itself if it is that."""
-    return array if array.flags.c_contiguous else np.array(array, order="C")
+    """The same items in memory that the engine can take: the array itself if it is in such."""
+    return array if _is_packed(array) else np.array(array, order="C")
 
 
 def room_of(array: Array) -> Array:
-    """Contiguous memory for an array's items: the array itself if it is that."""
-    return array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+    """Such memory for an array's items: the array itself if it is in such."""
+    return array if _is_packed(array) else np.empty(array.shape, array.dtype)
+
+
+def _is_packed(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
 
 
 def _can_share(

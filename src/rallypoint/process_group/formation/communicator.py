@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rallypoint._native import region_bytes
+from rallypoint._native import let_peers_read, region_bytes
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
     HostError,
@@ -274,6 +274,8 @@ def _share(
 ) -> tuple[Communicator, PeerMemoryAccess]:
     """Map the region that the members of this host share; what they read of each other's memory."""
     wished = _wished_reach()
+    if wished:
+        let_peers_read()
     here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
     key = f"{prefix}/segment/{here[0]}"
     if rank != here[0]:

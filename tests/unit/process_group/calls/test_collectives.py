@@ -23,7 +23,11 @@ def values(rank: int, shape: tuple[int, ...], seed: int = 0) -> Any:
 
 
 def laid_out(array: Any, layout: str) -> Any:
-    """The same array in other memory: contiguous, a strided view, or a transposed one."""
+    """The same array in other memory: contiguous, a strided or transposed view, or misaligned."""
+    if layout == "misaligned":
+        memory = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+        memory[...] = array
+        return memory
     if layout == "strided":
         wide = np.zeros((*array.shape, 3), array.dtype)
         wide[..., 1] = array
@@ -33,7 +37,7 @@ def laid_out(array: Any, layout: str) -> Any:
     return array.copy()
 
 
-LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed"])
+LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed", "misaligned"])
 
 
 @LAYOUTS

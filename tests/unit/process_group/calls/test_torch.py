@@ -26,10 +26,15 @@ def tensors(rank: int, layout: str) -> Any:
             return base.clone().requires_grad_()
         case "0-d":
             return base[1, 1]
+        case "misaligned":
+            moved = torch.frombuffer(bytearray(8 * 24 + 8), dtype=base.dtype, count=24, offset=3)
+            return moved.reshape(4, 6).copy_(base)
     return base
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "requires_grad", "0-d"])
+@pytest.mark.parametrize(
+    "layout", ["contiguous", "transposed", "strided", "requires_grad", "0-d", "misaligned"]
+)
 def test_every_collective(layout: str) -> None:
     ranks = 3
 
