@@ -95,7 +95,7 @@ Step Executor::go_on(bool has_slept, Host& host) {
   if (something_came && step == Step::blocked) step = Step::moved;
   if (step == Step::moved) observer_.has_moved();
   if (const auto failure = wire_ != nullptr ? wire_->failure() : std::nullopt) {
-    trouble_ = observer_.fail(failure->trouble, failure->rank);
+    trouble_ = observer_.fail(failure->trouble, failure->rank, failure->error);
   } else if (runner_.finding().trouble != Trouble::none) {
     trouble_ = observer_.tell(runner_.finding(), host);
   } else if (step == Step::blocked && has_slept) {

@@ -159,8 +159,9 @@ enum class Trouble : std::uint32_t {
   lengths,
   circle,
   unreadable,
+  unreachable,
 };
-inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::unreadable) + 1;
+inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::unreachable) + 1;
 
 inline constexpr unsigned kMostInCircle = 8;
 
@@ -194,7 +195,7 @@ struct Blame {
 struct alignas(kLineBytes) Poison {
   std::atomic<std::uint64_t> blame;  // packed; 0: none
   std::atomic<std::uint32_t> is_complete;
-  std::uint64_t sent;      // lengths: how many bytes came
+  std::uint64_t sent;      // lengths: how many bytes came; unreachable: the system's error
   std::uint64_t expected;  // and should have
   double timeout_s;        // timeout: how long was waited
   CallRecord theirs;       // what the culprit called

@@ -135,8 +135,8 @@ bool Mailbox::advance(bool has_slept) {
     if (courier_ != nullptr && !region_.poisoned()) {
       moved = courier_->poll();
       if (const auto failure = courier_->failure()) {
-        region_.spread(failure->trouble, static_cast<std::int32_t>(failure->rank), nullptr,
-                       nullptr);
+        region_.spread(failure->trouble, static_cast<std::int32_t>(failure->rank), nullptr, nullptr,
+                       failure->error);
       }
     }
     moved |= advance(sends_, has_slept, finished);

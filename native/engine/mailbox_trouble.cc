@@ -17,6 +17,9 @@ constexpr std::int32_t kReceive = -1;  // a CallRecord's collective
 Trouble Mailbox::look_for_trouble(Item& item) {
   const Transfer& transfer = *item.transfer;
   if (item.began_s == 0) item.began_s = now_s();
+  if (!transfer.sends && transfer.peer != kAnyRank && region_.is_far(transfer.peer)) {
+    courier_->expect(transfer.peer);
+  }
   const bool was_gone = std::exchange(item.was_gone, true);
   if (const int lost = region_.first_lost(); lost >= 0) {
     return was_gone ? fail(Trouble::peer_lost, static_cast<std::uint32_t>(lost), item)

@@ -38,7 +38,8 @@ enum class ConnectionState : std::uint8_t {
 // What a transport cannot mend by itself.
 struct Failure {
   std::uint32_t rank = 0;
-  Trouble trouble = Trouble::none;  // corrupt: what came makes no sense
+  Trouble trouble = Trouble::none;  // corrupt: what came makes no sense; unreachable
+  std::uint32_t error = 0;          // of the system, if it is unreachable
 };
 
 // What both kinds have in common.

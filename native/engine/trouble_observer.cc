@@ -110,9 +110,9 @@ void TroubleObserver::interrupt(bool has_mutex) {
   region_.spread(Trouble::interrupted, static_cast<std::int32_t>(region_.rank()), nullptr, own);
 }
 
-Trouble TroubleObserver::fail(Trouble trouble, std::uint32_t rank) {
+Trouble TroubleObserver::fail(Trouble trouble, std::uint32_t rank, std::uint64_t sent) {
   region_.spread(trouble, static_cast<std::int32_t>(rank), nullptr,
-                 &channel_.call(channel_.self(), channel_.calls), 0, 0, timeout_s_);
+                 &channel_.call(channel_.self(), channel_.calls), sent, 0, timeout_s_);
   return trouble;
 }
 

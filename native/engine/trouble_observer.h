@@ -29,7 +29,7 @@ class TroubleObserver {
   // Each tells all ranks, and returns the trouble: what a message has shown,
   Trouble tell(const Finding& finding, Host& host);
   // or what is wrong with a rank.
-  Trouble fail(Trouble trouble, std::uint32_t rank);
+  Trouble fail(Trouble trouble, std::uint32_t rank, std::uint64_t sent = 0);
   // This rank gives up; with the executor's mutex, peers are told in which call it is.
   void interrupt(bool has_mutex);
 

@@ -2,6 +2,7 @@
 
 #include "python/engine.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -36,14 +37,22 @@ constexpr std::uint32_t kVariant = 1 << 8;  // process_group/planning.py: above,
 
 // rank, pid, and descriptors: for control, for mail, for data
 using FarPeer = std::tuple<std::uint32_t, std::int32_t, int, int, std::vector<int>>;
+// what is made later: the listener's descriptor; the group's secret and name; streams to each rank;
+// congestion control, and that of long round trips; where each far rank listens; and descriptors of
+// control connections to neighbours, far and near
+using Mesh = std::tuple<int, nb::bytes, std::string, std::uint32_t, std::string, std::string,
+                        std::vector<std::tuple<std::uint32_t, std::string, std::uint16_t>>,
+                        std::vector<std::tuple<std::uint32_t, int>>>;
 
 class PythonCommunicator {
  public:
   PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t ranks, unsigned spins,
                      unsigned yields, nb::callable plan, double timeout_s, nb::callable is_alone,
                      bool synchronous_send, const std::vector<FarPeer>& peers,
-                     const std::string& description, nb::callable site)
-      : communicator_(make(fd, rank, ranks, WaitPolicy{spins, yields}, peers, description), let_go),
+                     const std::string& description, nb::callable site,
+                     const std::optional<Mesh>& mesh)
+      : communicator_(make(fd, rank, ranks, WaitPolicy{spins, yields}, peers, description, mesh),
+                      let_go),
         plan_(std::move(plan)),
         is_alone_(std::move(is_alone)),
         site_(std::move(site)),
@@ -179,10 +188,12 @@ class PythonCommunicator {
 
  private:
   static Communicator* make(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
-                            const std::vector<FarPeer>& peers, const std::string& description) {
+                            const std::vector<FarPeer>& peers, const std::string& description,
+                            const std::optional<Mesh>& mesh) {
     const std::vector<tcp::PeerAddress> addresses = addresses_of(peers);
     return new Communicator(fd, rank, ranks, policy, tcp::ranks_of(addresses),
-                            tcp::transports_to(addresses), description);
+                            mesh ? late_transports(*mesh) : tcp::transports_to(addresses),
+                            description);
   }
 
   // A forked child says nothing to its parent's peers, and none of its parent's threads is there.
@@ -326,6 +337,19 @@ class PythonCommunicator {
     return all;
   }
 
+  static MakeTransports late_transports(const Mesh& given) {
+    const auto& [listener, secret, name, streams, usual, of_long_ways, endpoints, neighbours] =
+        given;
+    tcp::LateMesh mesh{
+        listener, {{secret.c_str(), secret.size()}, name}, streams, usual, of_long_ways, {}};
+    for (const auto& [rank, address, port] : endpoints) {
+      mesh.endpoints.push_back({rank, address, port});
+    }
+    std::vector<tcp::PeerAddress> controlled;
+    for (const auto& [rank, control] : neighbours) controlled.push_back({rank, 0, control, -1, {}});
+    return tcp::late_transports_to(std::move(controlled), std::move(mesh));
+  }
+
   static bool needs_factor(std::uint32_t op) {
     return static_cast<ReduceOp>(op) == ReduceOp::premul_sum;
   }
@@ -418,10 +442,10 @@ void bind_engine(nb::module_& module) {
   nb::class_<PythonCommunicator>(module, "Communicator")
       .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double,
                     nb::callable, bool, const std::vector<FarPeer>&, const std::string&,
-                    nb::callable>(),
+                    nb::callable, const std::optional<Mesh>&>(),
            nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("spins"), nb::arg("yields"),
            nb::arg("plan"), nb::arg("timeout_s"), nb::arg("is_alone"), nb::arg("synchronous_send"),
-           nb::arg("peers"), nb::arg("description"), nb::arg("site"))
+           nb::arg("peers"), nb::arg("description"), nb::arg("site"), nb::arg("mesh") = nb::none())
       .def("watch_peers", &PythonCommunicator::watch_peers)
       .def_prop_ro("begun", &PythonCommunicator::begun)
       .def("probe_memory", &PythonCommunicator::probe_memory)

@@ -198,13 +198,13 @@ struct Pair {
 };
 
 // A rank that is alone on its host, and one far peer.
-struct FarRank {
-  FarRank(std::uint32_t rank, const Pair& pair)
+struct FarEnd {
+  FarEnd(std::uint32_t rank, const Pair& pair)
       : region(make_region(2), rank, 2, {1 - rank}),
-        control(region, {{1 - rank, getpid(), pair.fds[rank], -1, {}}}) {
+        control(region, {{1 - rank, getpid(), pair.fds[rank], -1, {}}}, false) {
     region.set_messenger(&control);
   }
-  ~FarRank() { region.set_messenger(nullptr); }
+  ~FarEnd() { region.set_messenger(nullptr); }
   Region region;
   tcp::Control control;
 };
@@ -219,8 +219,8 @@ void tell_each_trouble_to_another_host() {
   for (unsigned number = 1; number < kTroubles; ++number) {
     const auto trouble = static_cast<Trouble>(number);
     const Pair pair;
-    FarRank here(0, pair);
-    FarRank there(1, pair);
+    FarEnd here(0, pair);
+    FarEnd there(1, pair);
     CallRecord theirs{};
     CallRecord ours{};
     fill(theirs, 5);

@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const tcp::PeerAddress peer{1, getpid(), fds[0], fds[0], {fds[0]}};
   switch (data[0] % 3) {
     case 0: {
-      tcp::Control control(region, {peer});  // another thread reads
+      tcp::Control control(region, {peer}, data[0] / 3 % 2 == 1);  // another thread reads
       shutdown(fds[1], SHUT_WR);
       while (region.first_lost() < 0 && region.presence(1) == Presence::here) sched_yield();
       control.take_probes();

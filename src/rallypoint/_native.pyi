@@ -26,6 +26,10 @@ Trouble: TypeAlias = tuple[
 
 # rank, pid, and descriptors of connections: for control, for mail, for data
 FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
+# see rallypoint.engine.communicator.LateMesh
+LateMesh: TypeAlias = tuple[
+    int, bytes, str, int, str, str, list[tuple[int, str, int]], list[tuple[int, int]]
+]
 
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
@@ -122,6 +126,7 @@ class Communicator:
         peers: list[FarPeer],
         description: str,
         site: Callable[[], str],
+        mesh: LateMesh | None = None,
     ) -> None: ...
     def watch_peers(self) -> int:
         """Watch the peers' processes; return the first rank that is not there, or -1."""

@@ -13,7 +13,8 @@ static_assert(std::endian::native == std::endian::little, "numbers on the wire a
 
 constexpr std::uint32_t kControlMagic = 0x43504C52;  // "RLPC"
 constexpr std::size_t kMostProbes = 64;              // that nobody has looked at
-enum Kind : std::uint16_t { kLeft = 1, kPoison, kQuestion, kRecord, kProbe };
+// The last two are of another rank, whose number they have: it has left, or is lost.
+enum Kind : std::uint16_t { kLeft = 1, kPoison, kQuestion, kRecord, kProbe, kHasLeft, kIsLost };
 
 struct RecordFrame {
   std::uint64_t number;
@@ -99,13 +100,24 @@ class Control::Reader {
   bool is_good_ = true;
 };
 
-Control::Control(Region& region, const std::vector<PeerAddress>& peers) : region_(region) {
-  for (const auto& peer : peers) peers_.push_back(std::make_unique<Peer>(peer.rank, peer.control));
+Control::Control(Region& region, const std::vector<PeerAddress>& peers, bool sparse)
+    : region_(region), is_sparse_(sparse), is_gone_(region.ranks()) {
+  for (const auto& peer : peers) {
+    if (peer.control >= 0) peers_.push_back(std::make_unique<Peer>(peer.rank, peer.control));
+  }
   for (auto& peer : peers_) peer->key = Watcher::instance().add(peer->stream.fd(), *this, false);
 }
 
 Control::~Control() {
   for (auto& peer : peers_) Watcher::instance().remove(peer->stream.fd(), peer->key);
+}
+
+void Control::add(std::uint32_t rank, int fd) {
+  const std::lock_guard lock(mutex_);
+  auto& peer = *peers_.emplace_back(std::make_unique<Peer>(rank, fd));
+  peer.is_neighbour = false;
+  peer.key = Watcher::instance().add_within(fd, *this);
+  if (has_left_) peer.stream.finish_writing();
 }
 
 void Control::on_ready(int fd, std::uint64_t key) {
@@ -127,16 +139,47 @@ void Control::on_ready(int fd, std::uint64_t key) {
 void Control::lose(Peer& peer, std::uint64_t key) {
   peer.is_watched = false;
   Watcher::instance().forget(peer.stream.fd(), key);
-  if (!has_left_ && region_.presence(peer.rank) == Presence::here) region_.lose(peer.rank);
+  if (is_gone_[peer.rank]) return;
+  is_gone_[peer.rank] = true;
+  if (has_left_ || region_.presence(peer.rank) != Presence::here) return;
+  region_.lose(peer.rank);
+  pass_on(peer, kIsLost, peer.rank, nullptr, 0);
+}
+
+// What not everybody is connected to hear goes from neighbour to neighbour, once from each.
+void Control::pass_on(const Peer& from, std::uint16_t kind, std::uint64_t number, const void* data,
+                      std::size_t bytes) {
+  if (!is_sparse_ || has_left_) return;
+  for (auto& peer : peers_) {
+    if (peer.get() == &from || !peer->is_neighbour || is_gone_[peer->rank]) continue;
+    tell(*peer, kind, number, data, bytes);
+  }
+}
+
+bool Control::take_news(const Peer& peer, const ControlHeader& header) {
+  const std::uint64_t rank = header.number;
+  if (header.bytes != 0 || rank >= region_.ranks()) return false;
+  if (rank == region_.rank() || is_gone_[rank]) return true;
+  is_gone_[rank] = true;
+  const bool is_here = region_.presence(static_cast<std::uint32_t>(rank)) == Presence::here;
+  if (header.kind == kIsLost) {
+    if (is_here && !has_left_) region_.lose(static_cast<std::uint32_t>(rank));
+  } else if (region_.is_far(static_cast<std::uint32_t>(rank))) {  // others say so themselves
+    region_.state(static_cast<std::uint32_t>(rank))
+        .presence.store(static_cast<std::uint32_t>(Presence::left), std::memory_order_release);
+    region_.wake_self();
+  }
+  pass_on(peer, header.kind, rank, nullptr, 0);
+  return true;
 }
 
 bool Control::take(Peer& peer, const ControlHeader& header) {
   switch (header.kind) {
     case kLeft:
-      region_.state(peer.rank).presence.store(static_cast<std::uint32_t>(Presence::left),
-                                              std::memory_order_release);
-      region_.wake_self();
-      return true;
+      return take_news(peer, {header.magic, kHasLeft, 0, peer.rank});
+    case kHasLeft:
+    case kIsLost:
+      return is_sparse_ && take_news(peer, header);
     case kPoison:
       return header.bytes == sizeof(PoisonFrame) && take_poison(peer);
     case kQuestion:
@@ -222,6 +265,7 @@ bool Control::take_poison(const Peer& peer) {
   poison.circle_size = frame.circle_size;
   std::copy_n(frame.circle, kMostInCircle, poison.circle);
   region_.adopt(poison);
+  if (!std::exchange(has_passed_poison_on_, true)) pass_on(peer, kPoison, 0, &frame, sizeof frame);
   return true;
 }
 
@@ -249,6 +293,7 @@ void Control::spread(const Poison& poison) {
   frame.circle_size = poison.circle_size;
   std::copy_n(poison.circle, kMostInCircle, frame.circle);
   const std::lock_guard lock(mutex_);
+  has_passed_poison_on_ = true;
   for (auto& peer : peers_) tell(*peer, kPoison, 0, &frame, sizeof frame);
 }
 

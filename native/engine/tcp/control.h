@@ -4,6 +4,9 @@
 // One connection to each of them, which never carries data and is therefore never full. It is read
 // by the watcher's thread, so that a rank hears of trouble, and answers, whatever it is doing. A
 // connection that ends without leave having been taken is a lost peer.
+//
+// In a large group not each has one to each: what a rank hears of another's end, and of trouble, it
+// passes on once to its neighbours in a graph (process_group/formation/control_graph.py).
 #pragma once
 
 #include <atomic>
@@ -34,10 +37,14 @@ struct ControlHeader {
 
 class Control final : public Watched, public Messenger {
  public:
-  Control(Region& region, const std::vector<PeerAddress>& peers);
+  // If the group is `sparse`, these peers are the neighbours, some of them perhaps on this host.
+  Control(Region& region, const std::vector<PeerAddress>& peers, bool sparse);
   ~Control() override;
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
+
+  // A further connection, to a rank that is no neighbour. On the watcher's thread.
+  void add(std::uint32_t rank, int fd);
 
   // Messenger:
   void spread(const Poison& poison) override;
@@ -55,6 +62,7 @@ class Control final : public Watched, public Messenger {
     Stream stream;
     std::uint64_t key = 0;  // of the constructor and destructor
     bool is_watched = true;
+    bool is_neighbour = true;
     Inlet<ControlHeader> inlet;
     std::byte payload[kMostBytes];
     std::string unsent;
@@ -67,6 +75,9 @@ class Control final : public Watched, public Messenger {
   void on_ready(int fd, std::uint64_t key) override;
   bool take(Peer& peer, const ControlHeader& header);
   bool take_poison(const Peer& peer);
+  bool take_news(const Peer& peer, const ControlHeader& header);
+  void pass_on(const Peer& from, std::uint16_t kind, std::uint64_t number, const void* data,
+               std::size_t bytes);
   bool take_record(const Peer& peer, const ControlHeader& header);
   bool take_probe(const Peer& peer, const ControlHeader& header);
   void tell_probe(std::uint32_t via, const ProbeFrame& frame, std::uint64_t epoch);
@@ -81,6 +92,9 @@ class Control final : public Watched, public Messenger {
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<Probe> probes_;  // that have come
   std::atomic<bool> is_asked_{false};
+  const bool is_sparse_;
+  std::vector<bool> is_gone_;  // by rank: it has left, or is lost
+  bool has_passed_poison_on_ = false;
   bool has_left_ = false;
 };
 

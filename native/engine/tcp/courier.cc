@@ -63,16 +63,32 @@ class Courier::Reader {
   Peer& peer_;
 };
 
-Courier::Courier(Region& region, const std::vector<PeerAddress>& peers)
-    : region_(region), poller_(region), places_(region.ranks()) {
+Courier::Courier(Region& region, const std::vector<PeerAddress>& peers,
+                 std::shared_ptr<LateConnections> late)
+    : region_(region), poller_(region), places_(region.ranks(), kNone), late_(std::move(late)) {
   for (const PeerAddress& address : peers) {
-    places_[address.rank] = peers_.size();
-    peers_.push_back(std::make_unique<Peer>(address.rank, address.mail));
-    poller_.add(address.mail);
+    if (address.mail >= 0) add(address.rank, address.mail);
   }
 }
 
+void Courier::add(std::uint32_t rank, int fd) {
+  places_[rank] = peers_.size();
+  peers_.push_back(std::make_unique<Peer>(rank, fd));
+  poller_.add(fd);
+}
+
+bool Courier::add_late() {
+  if (late_ == nullptr) return false;
+  const std::vector<LateConnections::Made> made = late_->take_mail();
+  for (const auto& [rank, fds] : made) add(rank, fds[0]);
+  return !made.empty();
+}
+
 int Courier::send(std::uint32_t to, const Mail& mail, const std::byte* payload) {
+  if (!is_connected(to)) [[unlikely]] {
+    late_->want(to);
+    return -1;
+  }
   Peer& receiver = peer(to);
   const int slot = std::countr_one(receiver.in_use);
   if (slot >= static_cast<int>(kEnvelopes)) return -1;
@@ -170,7 +186,7 @@ bool Courier::flush(Peer& to) {
 }
 
 bool Courier::poll() {
-  bool moved = false;
+  bool moved = add_late();
   if (has_backlog()) {
     for (auto& to : peers_) moved |= flush(*to);
   }
@@ -195,10 +211,12 @@ void Courier::arm() {
 }
 
 ConnectionState Courier::state(std::uint32_t rank) const {
+  if (!is_connected(rank)) return ConnectionState::none;
   return peer(rank).stream.has_ended() ? ConnectionState::ended : ConnectionState::open;
 }
 
 void Courier::finish_writing() {
+  if (late_ != nullptr) late_->close();
   for (auto& each : peers_) each->stream.finish_writing();
 }
 

@@ -23,6 +23,7 @@
 #include "engine/layout.h"
 #include "engine/region.h"
 #include "engine/tcp/inlet.h"
+#include "engine/tcp/late_connections.h"
 #include "engine/tcp/peer_address.h"
 #include "engine/tcp/poller.h"
 #include "engine/tcp/stream.h"
@@ -52,16 +53,22 @@ struct MailHeader {
 
 class Courier final : public MailTransport {
  public:
-  Courier(Region& region, const std::vector<PeerAddress>& peers);
+  // `late` makes the connections that are not there yet; null: all are.
+  Courier(Region& region, const std::vector<PeerAddress>& peers,
+          std::shared_ptr<LateConnections> late = nullptr);
 
   int send(std::uint32_t to, const Mail& mail, const std::byte* payload) override;
   bool is_taken(std::uint32_t to, int slot) const override;
   bool is_requested(std::uint32_t to, int slot) const override;
-  std::uint64_t last_sent(std::uint32_t to) const override { return peer(to).last_sent; }
+  std::uint64_t last_sent(std::uint32_t to) const override {
+    return is_connected(to) ? peer(to).last_sent : 0;
+  }
   bool is_idle(std::uint32_t to) const override;
   void send_part(std::uint32_t to, int slot, const std::byte* data, std::uint64_t bytes) override;
 
-  void expect(std::uint32_t) override {}
+  void expect(std::uint32_t from) override {
+    if (!is_connected(from)) late_->want(from);
+  }
   void request(std::uint32_t from, int slot, std::byte* target, std::uint64_t bytes) override;
   std::uint64_t landed(std::uint32_t from, int slot) const override;
   void take(std::uint32_t from, int slot) override;
@@ -70,7 +77,9 @@ class Courier final : public MailTransport {
   void arm() override;
   bool has_backlog() const override { return backlog_.load(std::memory_order_acquire) != 0; }
 
-  std::optional<Failure> failure() const override { return failure_; }
+  std::optional<Failure> failure() const override {
+    return failure_ || late_ == nullptr ? failure_ : late_->failure();
+  }
   ConnectionState state(std::uint32_t rank) const override;
   void finish_writing() override;
   std::size_t unconfirmed() const override;
@@ -101,16 +110,21 @@ class Courier final : public MailTransport {
   };
   class Reader;
 
+  static constexpr std::size_t kNone = ~std::size_t{0};
+  bool is_connected(std::uint32_t rank) const { return places_[rank] != kNone; }
   Peer& peer(std::uint32_t rank) const { return *peers_[places_[rank]]; }
+  void add(std::uint32_t rank, int fd);
+  bool add_late();
   void put(Peer& to, MailHeader header, const std::byte* data, bool copies);
   bool flush(Peer& to);
 
   Region& region_;
   Poller poller_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<std::size_t> places_;  // by rank
+  std::vector<std::size_t> places_;  // by rank; kNone: there is no connection yet
   std::atomic<std::size_t> backlog_{0};
   std::optional<Failure> failure_;
+  std::shared_ptr<LateConnections> late_;
 };
 
 }  // namespace rallypoint::tcp

@@ -1,4 +1,4 @@
-// A rank on another host, as this one is connected with it.
+// A rank, as this one is connected with it when a group begins.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,15 @@
 
 namespace rallypoint::tcp {
 
+// What a connection is for.
+inline constexpr std::uint32_t kControl = 0;
+inline constexpr std::uint32_t kMail = 1;
+inline constexpr std::uint32_t kData = 2;  // and on: one for each stream
+
 struct PeerAddress {
   std::uint32_t rank;
   std::int32_t pid;       // on its host
-  int control;            // descriptors of connections, taken over
+  int control;            // descriptors of connections, taken over; -1: there is none yet
   int mail;               // for sends and receives
   std::vector<int> data;  // for collectives
 };

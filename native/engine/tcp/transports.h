@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "engine/tcp/late_connections.h"
 #include "engine/tcp/peer_address.h"
 #include "engine/transport.h"
 
@@ -11,5 +12,7 @@ namespace rallypoint::tcp {
 std::vector<FarRank> ranks_of(const std::vector<PeerAddress>& peers);
 // The descriptors are taken over by what is made.
 MakeTransports transports_to(std::vector<PeerAddress> peers);
+// Connections are made when they are needed, except for control connections to `neighbours`.
+MakeTransports late_transports_to(std::vector<PeerAddress> neighbours, LateMesh mesh);
 
 }  // namespace rallypoint::tcp

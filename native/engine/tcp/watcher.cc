@@ -25,6 +25,12 @@ Watcher::~Watcher() { close_owned(epoll_); }
 std::uint64_t Watcher::add(int fd, Watched& owner, bool once) {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_running_, true)) start_thread([this] { run(); });
+  return enter(fd, owner, once);
+}
+
+std::uint64_t Watcher::add_within(int fd, Watched& owner) { return enter(fd, owner, false); }
+
+std::uint64_t Watcher::enter(int fd, Watched& owner, bool once) {
   const std::uint64_t key = ++keys_;
   entries_[key] = {fd, &owner};
   epoll_event event{};

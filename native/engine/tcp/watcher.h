@@ -26,6 +26,8 @@ class Watcher {
 
   // Tells the owner whenever there is something to read; or, `once`, only after each `arm`.
   std::uint64_t add(int fd, Watched& owner, bool once);
+  // The same from within on_ready, not `once`.
+  std::uint64_t add_within(int fd, Watched& owner);
   void arm(int fd, std::uint64_t key) const;
   // Afterwards the owner is not told any more. Not from within on_ready.
   void remove(int fd, std::uint64_t key);
@@ -38,6 +40,7 @@ class Watcher {
     Watched* owner;
   };
 
+  std::uint64_t enter(int fd, Watched& owner, bool once);
   void run();
 
   int epoll_;

@@ -76,24 +76,39 @@ class Wire::Reader {
   Connection& connection_;
 };
 
-Wire::Wire(Region& region, const std::vector<PeerAddress>& peers)
+Wire::Wire(Region& region, const std::vector<PeerAddress>& peers,
+           std::shared_ptr<LateConnections> late)
     : region_(region),
       poller_(region),
       first_(region.ranks()),
       streams_(region.ranks()),
       arrivals_(region.ranks() * kLanes),
-      expected_(region.ranks() * kLanes) {
-  for (const PeerAddress& peer : peers) {
-    first_[peer.rank] = connections_.size();
-    streams_[peer.rank] = static_cast<std::uint32_t>(peer.data.size());
-    for (const int fd : peer.data) {
-      connections_.push_back(std::make_unique<Connection>(peer.rank, fd));
-      poller_.add(fd);
-    }
+      expected_(region.ranks() * kLanes),
+      late_(std::move(late)) {
+  for (const PeerAddress& peer : peers) add(peer.rank, peer.data);
+}
+
+void Wire::add(std::uint32_t rank, const std::vector<int>& fds) {
+  first_[rank] = connections_.size();
+  streams_[rank] = static_cast<std::uint32_t>(fds.size());
+  for (const int fd : fds) {
+    connections_.push_back(std::make_unique<Connection>(rank, fd));
+    poller_.add(fd);
   }
 }
 
+bool Wire::add_late() {
+  if (late_ == nullptr) return false;
+  const std::vector<LateConnections::Made> made = late_->take_data();
+  for (const auto& [rank, fds] : made) add(rank, fds);
+  return !made.empty();
+}
+
 bool Wire::send(std::uint32_t rank, const Message& message, std::span<const iovec> payload) {
+  if (streams_[rank] == 0) [[unlikely]] {
+    late_->want(rank);
+    return false;
+  }
   Connection& to = connection(rank, message.lane);
   if (!to.is_sending) {
     to.is_sending = true;
@@ -144,6 +159,8 @@ void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& messag
 
 // Who stopped reading from a peer and slept was not told of it any more.
 void Wire::look_again(std::uint32_t rank, std::uint32_t lane) {
+  if (streams_[rank] == 0) [[unlikely]]
+    return late_->want(rank);
   const std::size_t place = first_[rank] + lane % streams_[rank];
   const Connection& from = *connections_[place];
   if (from.blocks + 1 < kMostBlocks && from.lines + 1 < kMostLines) return;
@@ -190,7 +207,7 @@ bool Wire::wants(const Connection& connection) const {
 }
 
 bool Wire::poll() {
-  bool moved = false;
+  bool moved = add_late();
   for (const std::size_t place : poller_.ready()) {
     Connection& from = *connections_[place];
     if (!wants(from) || (failure_ && failure_->rank == from.rank)) continue;
@@ -213,6 +230,7 @@ void Wire::arm() {
 }
 
 ConnectionState Wire::state(std::uint32_t rank) const {
+  if (streams_[rank] == 0) return ConnectionState::none;
   for (std::uint32_t i = 0; i < streams_[rank]; ++i) {
     if (!connections_[first_[rank] + i]->stream.has_ended()) return ConnectionState::open;
   }

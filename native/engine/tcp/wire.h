@@ -20,6 +20,7 @@
 #include "engine/layout.h"
 #include "engine/region.h"
 #include "engine/tcp/inlet.h"
+#include "engine/tcp/late_connections.h"
 #include "engine/tcp/peer_address.h"
 #include "engine/tcp/poller.h"
 #include "engine/tcp/stream.h"
@@ -39,7 +40,9 @@ struct WireHeader {
 
 class Wire final : public MessageTransport {
  public:
-  Wire(Region& region, const std::vector<PeerAddress>& peers);
+  // `late` makes the connections that are not there yet; null: all are.
+  Wire(Region& region, const std::vector<PeerAddress>& peers,
+       std::shared_ptr<LateConnections> late = nullptr);
 
   bool send(std::uint32_t rank, const Message& message, std::span<const iovec> payload) override;
   const Line* peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) const override;
@@ -48,7 +51,9 @@ class Wire final : public MessageTransport {
 
   bool poll() override;
   void arm() override;
-  std::optional<Failure> failure() const override { return failure_; }
+  std::optional<Failure> failure() const override {
+    return failure_ || late_ == nullptr ? failure_ : late_->failure();
+  }
   ConnectionState state(std::uint32_t rank) const override;
   void finish_writing() override;
   std::size_t unconfirmed() const override;
@@ -82,16 +87,19 @@ class Wire final : public MessageTransport {
   bool wants(const Connection& connection) const;
   void look_again(std::uint32_t rank, std::uint32_t lane);
   std::unique_ptr<std::byte[]> take_block();
+  void add(std::uint32_t rank, const std::vector<int>& fds);
+  bool add_late();
 
   Region& region_;
   Poller poller_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<std::size_t> first_;             // by rank: the first of its connections,
-  std::vector<std::uint32_t> streams_;         // and how many
+  std::vector<std::uint32_t> streams_;         // and how many; 0: there are none yet
   std::vector<std::deque<Arrival>> arrivals_;  // by rank and lane
   std::vector<Expected> expected_;             // by rank and lane; sequence 0: none
   std::vector<std::unique_ptr<std::byte[]>> free_;
   std::optional<Failure> failure_;
+  std::shared_ptr<LateConnections> late_;
 };
 
 }  // namespace rallypoint::tcp

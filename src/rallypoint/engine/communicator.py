@@ -6,12 +6,14 @@ argument. Buffers are C-contiguous arrays; anything else is the business of the 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from rallypoint._native import Communicator as _NativeCommunicator
+from rallypoint.base.address import endpoint_of
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
@@ -75,6 +77,7 @@ class Trouble(IntEnum):
     LENGTHS = 8
     CIRCLE = 9
     UNREADABLE = 10
+    UNREACHABLE = 11
 
 
 # Troubles that words alone do not describe.
@@ -115,6 +118,29 @@ class FarPeer(NamedTuple):
     data: list[int]
 
 
+class LateMesh(NamedTuple):
+    """How ranks on other hosts are reached that this one is not connected with from the start.
+
+    Attributes:
+        listener: the descriptor at which they call this rank; it is taken over.
+        secret, name: what connections of the group are recognised by.
+        streams: connections for data with each.
+        congestion, long_congestion: what connections begin with, and what those of long round trips
+            go back to; empty for what is usual.
+        endpoints: of each rank: its number, address and port.
+        neighbours: ranks with which there is a control connection, and its descriptor.
+    """
+
+    listener: int
+    secret: bytes
+    name: str
+    streams: int
+    congestion: str
+    long_congestion: str
+    endpoints: list[tuple[int, str, int]]
+    neighbours: list[tuple[int, int]]
+
+
 def _is_only_thread() -> bool:
     return threading.active_count() == 1
 
@@ -136,9 +162,11 @@ class Communicator:
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
             for each other can never go on.
         synchronous_send: sends wait until they are received, to show what relies on luck.
-        peers: the ranks on other hosts; their descriptors are taken over.
+        peers: the ranks on other hosts; their descriptors are taken over. With a `mesh` they have
+            none yet: -1 and no data.
         description: of the group, for the flight record: what `flight_record.describe` returns.
         site: tells the line of the program that waits, for the flight record.
+        mesh: how connections with `peers` are made when they are needed; None: they are there.
     """
 
     def __init__(
@@ -157,6 +185,7 @@ class Communicator:
         peers: Sequence[FarPeer] = (),
         description: str = "{}",
         site: Callable[[], str] = str,
+        mesh: LateMesh | None = None,
     ) -> None:
         names = [each.operation for each in Collective]
         keep_flight_record(names, DTYPES, [op.name for op in ReduceOp])
@@ -178,7 +207,11 @@ class Communicator:
             list(peers),
             description,
             site,
+            mesh,
         )
+        endpoints = [] if mesh is None else mesh.endpoints
+        self._endpoints = {place: (host, port) for place, host, port in endpoints}
+
         self.run = self._native.run
         self.run_apart = self._native.run_apart
         self.send = self._native.send
@@ -249,8 +282,8 @@ class Communicator:
             )
         kind: type[PeerError] = PeerLostError
         match trouble:
-            case Trouble.PEER_LOST:
-                text = f"{who} died during {interrupted}"
+            case Trouble.PEER_LOST | Trouble.UNREACHABLE:
+                text = self._lost(at_fault, who, reporter, sent, interrupted)
             case Trouble.PEER_LEFT:
                 text = f"{who} had left the group, or ended, when {interrupted} needed it"
             case Trouble.MISMATCH:
@@ -300,6 +333,17 @@ class Communicator:
                 text = f"{who} aborted the group"
         text += _UNUSABLE
         return kind(text, rank=culprit, operation=operation)
+
+    def _lost(self, place: int, who: str, reporter: int, code: int, call: str) -> str:
+        """A rank that died, or that could not be connected with: then there is an error's code."""
+        if not code:
+            return f"{who} died during {call}"
+        host, port = self._endpoints.get(place, ("", 0))
+        where = f" at {endpoint_of(host, port)}" if host else ""
+        return (
+            f"rank {reporter} cannot connect to {who}{where} ({os.strerror(code)}) for {call}; see "
+            "whether that rank still runs, and whether a firewall stands between their hosts"
+        )
 
     def _call(self, record: tuple[int, int, int, int, int, int] | None) -> str:
         if record is None:

@@ -1,7 +1,7 @@
 """Ranks as threads of one process, each with its own end of a communicator.
 
 They may be on one make-believe host, on a host each, or on some hosts: ranks of one host share
-memory, those of different hosts are connected by TCP.
+memory, those of different hosts are connected by TCP, from the start or ("late") when they need it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rallypoint._native import region_bytes
-from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
+from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.work import Work
+from rallypoint.process_group.formation.control_graph import neighbours
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, Planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program
@@ -27,6 +28,7 @@ TRANSPORTS: dict[str, Callable[[int, int], int]] = {
     "tcp": lambda rank, _ranks: rank,
     "two hosts": lambda rank, ranks: int(rank >= (ranks + 1) // 2),
     "interleaved hosts": lambda rank, _ranks: rank % 2,
+    "late": lambda rank, _ranks: rank // 2,
 }
 # What is read where it lies: as ranks of one process do, as those of several do, and from arenas.
 REACHES = {"shared": (7, True), "read": (7, False), "tried": (3, False), "arenas": (1, False)}
@@ -55,6 +57,34 @@ def connect(hosts: Sequence[int], streams: int) -> list[list[FarPeer]]:
             peers[one].append(FarPeer(other, os.getpid(), a, c, [end for end, _ in data]))
             peers[other].append(FarPeer(one, os.getpid(), b, d, [end for _, end in data]))
     return peers
+
+
+def connect_late(hosts: Sequence[int], streams: int) -> list[tuple[list[FarPeer], LateMesh]]:
+    """The same, where there are only control connections with neighbours at first."""
+    ranks = range(len(hosts))
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in ranks]
+    endpoints = [(rank, *listeners[rank].getsockname()) for rank in ranks]
+    controls: dict[tuple[int, int], int] = {}
+    for one in ranks:
+        for other in neighbours(one, len(hosts)):
+            if other < one:
+                controls[one, other], controls[other, one] = connected()
+    found = []
+    for rank in ranks:
+        far = [peer for peer in ranks if hosts[peer] != hosts[rank]]
+        listeners[rank].setblocking(False)
+        mesh = LateMesh(
+            listener=listeners[rank].detach(),
+            secret=b"s" * 64,
+            name="run/0/0",
+            streams=streams,
+            congestion="",
+            long_congestion="",
+            endpoints=endpoints,
+            neighbours=[(peer, controls[rank, peer]) for peer in neighbours(rank, len(hosts))],
+        )
+        found.append(([FarPeer(peer, os.getpid(), -1, -1, []) for peer in far], mesh))
+    return found
 
 
 def planner(
@@ -118,7 +148,11 @@ def communicators_of(
     regions: dict[int, int] = defaultdict(lambda: os.memfd_create("test"))
     for host in hosts:
         os.ftruncate(regions[host], region_bytes(ranks))
-    peers = connect(hosts, streams)
+    meshes: list[LateMesh | None] = [None] * ranks
+    if (transport or chosen_transport) == "late":
+        peers, meshes = map(list, zip(*connect_late(hosts, streams), strict=True))
+    else:
+        peers = connect(hosts, streams)
     communicators = [
         Communicator(
             regions[hosts[rank]],
@@ -131,6 +165,7 @@ def communicators_of(
             is_alone=is_alone if callable(is_alone) else lambda: bool(is_alone),
             synchronous_send=synchronous_send,
             peers=peers[rank],
+            mesh=meshes[rank],
         )
         for rank in range(ranks)
     ]

@@ -29,12 +29,18 @@ from rallypoint.base.errors import (
 )
 from rallypoint.cluster.interface import host_identity
 from rallypoint.cluster.network_choice import NetworkChoice
-from rallypoint.engine.communicator import Communicator, FarPeer, PeerMemoryAccess
+from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.flight_record import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.finding import NetworkLook
-from rallypoint.process_group.formation.mesh import Pass, Place, connect_all, listen
+from rallypoint.process_group.formation.mesh import (
+    Pass,
+    Place,
+    connect_all,
+    connect_neighbours,
+    listen,
+)
 from rallypoint.process_group.formation.network import network_of
 from rallypoint.process_group.formation.waiting import (
     SPINS_WITH_CORES,
@@ -56,6 +62,7 @@ from rallypoint.store.store import Store
 
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
+EAGER_HOSTS = 64  # docs/decisions/089-far-peers.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,14 @@ class _Table:
         have_cores: by rank, whether there is a core for each rank of its host.
         secret: what only members know.
         streams: connections for data between two ranks on different hosts.
+        is_sparse: connections between hosts are made when they are first needed.
     """
 
     hosts: list[int]
     have_cores: list[bool]
     secret: str
     streams: int
+    is_sparse: bool
     override: str
     model_text: str
 
@@ -126,12 +135,12 @@ def form_communicator(
     look = NetworkLook()
     admission = _admission(prefix, table.secret, is_across_jobs=is_across_jobs)
     try:
-        peers = _connect(
+        peers, mesh = _connect(
             store, prefix, rank, members, table, deadline, network, presence, look, admission
         )
         algorithms = Algorithms(table.options)
         description = describe(name, prefix, members)
-        attach = _attacher(rank, members, timeout, table, peers, algorithms, description)
+        attach = _attacher(rank, members, timeout, table, peers, mesh, algorithms, description)
         communicator, reach = _share(
             store, prefix, rank, members, table.hosts, deadline, attach, presence
         )
@@ -165,6 +174,7 @@ def _tabulate(
         "have_cores": have_cores(hosts, cores),
         "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
+        "is_sparse": len(numbers) > _eager_hosts(),
         "override": options.override,
         "model_text": options.model_text,
     }
@@ -176,6 +186,14 @@ def _wished_streams() -> int:
         raise InvalidArgumentError(
             f"RALLYPOINT_STREAMS={text!r} must be a number of connections, 1 to {_MOST_STREAMS}"
         )
+    return int(text)
+
+
+def _eager_hosts() -> int:
+    """Up to so many hosts, each rank is connected with each on another host from the start."""
+    text = os.environ.get("RALLYPOINT_EAGER_HOSTS", str(EAGER_HOSTS))
+    if not text.isdecimal():
+        raise InvalidArgumentError(f"RALLYPOINT_EAGER_HOSTS={text!r} must be a number of hosts")
     return int(text)
 
 
@@ -223,23 +241,39 @@ def _connect(
     presence: Presence,
     look: NetworkLook,
     admission: Pass,
-) -> list[FarPeer]:
+) -> tuple[list[FarPeer], LateMesh | None]:
     """Connect with the members on other hosts, if there are any; they reach us as chosen."""
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
     if not far or network is None:
-        return []
+        return [], None
     congestion = Congestion()
     everywhere = "::" if ":" in network.address else "0.0.0.0"  # others know us by one of NAT's
     listener = listen(network.address if network.is_own else everywhere, congestion)
     place = [network.address, listener.getsockname()[1], os.getpid(), _told(network)]
     store.set(f"{prefix}/place/{rank}", json.dumps(place))
-    places = [f"{prefix}/place/{peer}" for peer in far]
-    presence.wait(places, deadline)
-    told = store.multi_get(places)
-    return connect_all(
+    wanted = range(len(members)) if table.is_sparse else far
+    keys = [f"{prefix}/place/{peer}" for peer in wanted]
+    presence.wait(keys, deadline)
+    told = store.multi_get(keys)
+    places = {peer: Place(*json.loads(each)) for peer, each in zip(wanted, told, strict=True)}
+    if table.is_sparse:
+        return connect_neighbours(
+            listener,
+            rank=rank,
+            places=places,
+            far=far,
+            members=members,
+            admission=admission,
+            streams=table.streams,
+            congestion=congestion,
+            deadline=deadline,
+            check=presence.check_all,
+            look=look,
+        )
+    peers = connect_all(
         listener,
         rank=rank,
-        places={peer: Place(*json.loads(each)) for peer, each in zip(far, told, strict=True)},
+        places=places,
         members=members,
         admission=admission,
         streams=table.streams,
@@ -248,6 +282,7 @@ def _connect(
         check=presence.check_all,
         look=look,
     )
+    return peers, None
 
 
 def _admission(prefix: str, secret: str, *, is_across_jobs: bool) -> Pass:
@@ -326,6 +361,7 @@ def _attacher(
     timeout: timedelta,
     table: _Table,
     peers: Sequence[FarPeer],
+    mesh: LateMesh | None,
     algorithms: Algorithms,
     description: str,
 ) -> Callable[[int], Communicator]:
@@ -344,4 +380,5 @@ def _attacher(
         peers=peers,
         description=description,
         site=lambda: str(Site.of_caller()),
+        mesh=mesh,
     )

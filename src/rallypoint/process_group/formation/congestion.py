@@ -59,6 +59,11 @@ class Congestion:
             _set(sock, "reno")
             self._left = usual
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """What a prepared connection begins with, and goes back to if its round trip is long."""
+        return self._wished or ("reno" if self._left else ""), self._left
+
     def settle(self, sock: socket.socket) -> None:
         """Once it is connected."""
         if self._left and _round_trip_us(sock) >= self._short_us:

@@ -1,5 +1,8 @@
 """Connects a rank with those on other hosts: a few connections to each, made while a group forms.
 
+In a group of many hosts there are only control connections at first, with the neighbours in a graph
+(control_graph.py); the others are made when needed (native/engine/tcp/late_connections.h).
+
     caller (the higher rank)                   listener (the lower rank)
     GREETING, its rank, what for, 32 random bytes   ->
                                                <-   32 random bytes
@@ -18,21 +21,21 @@ import errno
 import hashlib
 import hmac
 import os
-import resource
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.base.port_range import bind_free
-from rallypoint.engine.communicator import FarPeer
+from rallypoint.engine.communicator import FarPeer, LateMesh
 from rallypoint.process_group.formation.congestion import Congestion
+from rallypoint.process_group.formation.control_graph import neighbours
+from rallypoint.process_group.formation.descriptor_limit import make_room
 from rallypoint.process_group.formation.finding import NetworkLook
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
@@ -44,7 +47,6 @@ _LOOK_S = 3.0  # before the deadline; a look takes up to two seconds
 _STRANGER_S = 5.0  # how long somebody may take to prove himself
 _MOST_STRANGERS = 256
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
-_SPARE_DESCRIPTORS = 200
 
 # What to send, and how many bytes then to wait for; 0 once it is over.
 Step: TypeAlias = tuple[bytes, int]
@@ -71,7 +73,12 @@ class Pass:
     def key(self, caller: int, listener: int, purpose: int) -> bytes:
         """The key of one connection."""
         text = f"{self.name}/{caller}/{listener}/{purpose}".encode()
-        return hmac.digest(self.secret + hashlib.sha256(self.token).digest(), text, "sha256")
+        return hmac.digest(self.group_secret, text, "sha256")
+
+    @property
+    def group_secret(self) -> bytes:
+        """What only members that have the job's token know."""
+        return self.secret + hashlib.sha256(self.token).digest()
 
 
 class _RefusedError(Exception):
@@ -125,7 +132,8 @@ def connect_all(
         PeerLostError: a rank ended meanwhile.
         CollectiveTimeoutError: not all connections were made by the deadline.
     """
-    _make_room(len(places) * (_DATA + streams))
+    connections = len(places) * (_DATA + streams)
+    make_room(connections, connections, ranks=len(places))
     mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion, look)
     try:
         mesh.run(deadline, check)
@@ -143,13 +151,50 @@ def connect_all(
         mesh.close()
 
 
-def _make_room(connections: int) -> None:
-    """As many descriptors as will be needed, if the system grants them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = len(list(Path("/proc/self/fd").iterdir())) + connections + _SPARE_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+def connect_neighbours(
+    listener: socket.socket,
+    *,
+    rank: int,
+    places: Mapping[int, Place],
+    far: Collection[int],
+    members: Sequence[int],
+    admission: Pass,
+    streams: int,
+    congestion: Congestion,
+    deadline: float,
+    check: Callable[[], None],
+    look: NetworkLook,
+) -> tuple[list[FarPeer], LateMesh]:
+    """Make the control connections with this rank's neighbours; the rest is made when it is needed.
+
+    Args:
+        places: of all ranks, this one among them.
+        far: those on other hosts.
+        members, streams, deadline, check, look: as in `connect_all`.
+
+    Raises:
+        HostError, PeerLostError, CollectiveTimeoutError: as in `connect_all`.
+    """
+    near = neighbours(rank, len(places))
+    make_room(len(near) + 1, len(far) * (_DATA + streams) + len(near) + 1, ranks=len(near))
+    known = {peer: places[peer] for peer in near}
+    mesh = _Mesh(listener, rank, known, members, admission, 1, congestion, look)
+    try:
+        mesh.run(deadline, check)
+        listens_at = mesh.keep_listener()
+        made = [(peer, mesh.made[peer, _CONTROL].detach()) for peer in near]
+    finally:
+        mesh.close()
+    late = LateMesh(
+        listens_at,
+        admission.group_secret,
+        admission.name,
+        streams,
+        *congestion.names,
+        [(peer, place.address, place.port) for peer, place in sorted(places.items())],
+        made,
+    )
+    return [FarPeer(peer, places[peer].pid, -1, -1, []) for peer in sorted(far)], late
 
 
 class _Talk:
@@ -246,6 +291,11 @@ class _Mesh:
                 happened()
             for talk in [each for each in self._strangers if each.until < now]:
                 self._drop(talk)
+
+    def keep_listener(self) -> int:
+        """The listener's descriptor, which is not closed then."""
+        self._selector.unregister(self._listener)
+        return self._listener.detach()
 
     def close(self) -> None:
         """Close what was not handed on."""

@@ -1,0 +1,36 @@
+"""How many descriptors this process may have, and whether that is enough for a group."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from rallypoint.base.errors import HostError
+
+_SPARE = 200  # for whatever else the program opens
+
+
+def make_room(needed: int, wished: int, *, ranks: int) -> None:
+    """Raise the limit of descriptors for so many connections, as far as the system lets us.
+
+    Args:
+        needed: connections without which the group cannot form, with so many `ranks`.
+        wished: connections that may be made later, these among them.
+
+    Raises:
+        HostError: the limit is lower than what is needed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    is_open = len(list(Path("/proc/self/fd").iterdir()))
+    wanted = is_open + wished + _SPARE
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if is_open + needed > max(most, soft):
+        raise HostError(
+            f"this rank needs {is_open + needed} file descriptors, {needed} of them for connections"
+            f" with {ranks} ranks, but may have {hard}; raise the hard limit (RLIMIT_NOFILE,"
+            " ulimit -Hn)"
+        )
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, soft), hard))
