@@ -123,9 +123,8 @@ def report(processes: list[subprocess.Popen[str]], began: float) -> None:
     killed = time.time()
     lost = lines([each for each in processes if each is not processes[victim]], "lost")
     assert {int(rank) for _, rank in lost} == {victim}
-    print(
-        f"a death was told to {len(lost)} ranks: {spread(float(at) - killed for at, _ in lost)} s"
-    )
+    took = spread(float(at) - killed for at, _ in lost)
+    print(f"a death was told to {len(lost)} ranks: {took} s")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 //
 //   engine_driver SEED OPERATIONS RANKS RANKS_PER_HOST REACH FOLDER COLLECTIVE.ALGORITHM ...
 //
-// Ranks of one make-believe host share memory; others are connected by sockets. Messages are copied
-// (REACH copy), or read where they lie, as threads do (share) or as processes do (read). Every
-// result is checked. FOLDER has the encoded programs, COLLECTIVE.ALGORITHM.RANKS.RANK
-// (scripts/sanitize writes them).
+// Ranks of one make-believe host share memory; others are connected by sockets, or (REACH adverse)
+// by a transport that does whatever its contract permits. Messages are copied (REACH copy), or read
+// where they lie, as threads do (share) or as processes do (read). Every result is checked. FOLDER
+// has the encoded programs, COLLECTIVE.ALGORITHM.RANKS.RANK (scripts/sanitize writes them).
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -30,6 +30,7 @@
 
 #include "engine/communicator.h"
 #include "engine/tcp/transports.h"
+#include "tests/adverse_transport.h"
 
 namespace {
 
@@ -103,10 +104,11 @@ std::optional<Kind> kind_of(const std::string& name) {
 // A rank's part in a group.
 class Group {
  public:
-  Group(int fd, std::uint32_t rank, std::uint32_t ranks, const std::vector<tcp::PeerAddress>& peers)
+  Group(int fd, std::uint32_t rank, std::uint32_t ranks, const std::vector<FarRank>& far,
+        const MakeTransports& connect)
       : rank_(rank), ranks_(ranks) {
-    communicator_ = std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50},
-                                                   tcp::ranks_of(peers), tcp::transports_to(peers));
+    communicator_ =
+        std::make_unique<Communicator>(fd, rank, ranks, WaitPolicy{0, 50}, far, connect);
   }
 
   void set_reach(const std::string& reach) {
@@ -301,17 +303,20 @@ int make_region(std::uint32_t ranks) {
   return fd;
 }
 
-void form(const std::vector<std::uint32_t>& members, std::uint32_t per_host,
-          const std::string& reach, const std::string& folder,
+void form(const std::vector<std::uint32_t>& members, std::uint32_t per_host, bool adverse,
+          unsigned seed, const std::string& reach, const std::string& folder,
           const std::vector<std::string>& programs, std::vector<Rank>& ranks) {
   const auto size = static_cast<std::uint32_t>(members.size());
   const auto peers = connect_hosts(members, per_host);
+  const auto network = std::make_shared<tests::AdverseNetwork>(size, seed);
   std::map<std::uint32_t, int> regions;  // by host
   for (Rank& rank : ranks) rank.groups.emplace_back();
   for (std::uint32_t i = 0; i < size; ++i) {
     const std::uint32_t host = members[i] / per_host;
     if (!regions.contains(host)) regions[host] = make_region(size);
-    ranks[members[i]].groups.back() = std::make_unique<Group>(regions[host], i, size, peers[i]);
+    ranks[members[i]].groups.back() = std::make_unique<Group>(
+        regions[host], i, size, tcp::ranks_of(peers[i]),
+        adverse ? tests::adverse_transports(network) : tcp::transports_to(peers[i]));
   }
   for (const std::uint32_t member : members) {
     ranks[member].groups.back()->set_reach(reach);
@@ -327,7 +332,8 @@ int main(int argc, char** argv) {
   const int operations = std::atoi(argv[2]);
   const auto size = static_cast<std::uint32_t>(std::atoi(argv[3]));
   const auto per_host = static_cast<std::uint32_t>(std::atoi(argv[4]));
-  const std::string reach = argv[5];
+  const bool adverse = std::string(argv[5]) == "adverse";
+  const std::string reach = adverse ? "copy" : argv[5];
   const std::vector<std::string> programs(argv + 7, argv + argc);
   for (const std::string& name : programs) {
     if (!kind_of(name)) return 2;
@@ -346,7 +352,7 @@ int main(int argc, char** argv) {
     if (i % 2 == 1) odd.push_back(i);
   }
   for (const auto& members : {everyone, odd, everyone}) {
-    form(members, per_host, reach, argv[6], programs, ranks);
+    form(members, per_host, adverse, seed, reach, argv[6], programs, ranks);
   }
   std::vector<std::thread> threads;
   for (Rank& rank : ranks) {
@@ -354,5 +360,5 @@ int main(int argc, char** argv) {
   }
   for (std::thread& thread : threads) thread.join();
   std::printf("%d operations of %u ranks, %u on a host, %s, seed %u\n", operations, size, per_host,
-              reach.c_str(), seed);
+              argv[5], seed);
 }

@@ -32,7 +32,7 @@ constexpr double kStrangerS = 5;  // how long somebody may take to prove itself
 constexpr double kSilenceS = 5;   // after which a host that says nothing counts as lost
 constexpr double kAgainS = 0.05;  // between calls that fail
 constexpr double kDoubtS = 0.5;   // for others to say that the rank has gone
-constexpr std::uint32_t kLongRoundTripUs = 1000;  // process_group/congestion.py
+constexpr std::uint32_t kLongRoundTripUs = 1000;  // process_group/formation/congestion.py
 
 }  // namespace
 
@@ -203,7 +203,7 @@ void LateConnections::accept_all() {
 void LateConnections::pause(bool is_paused) {
   if (std::exchange(is_paused_, is_paused) == is_paused) return;
   epoll_event event{};
-  event.events = is_paused ? 0 : EPOLLIN;
+  if (!is_paused) event.events = EPOLLIN;
   event.data.u64 = kListener;
   epoll_ctl(epoll_, EPOLL_CTL_MOD, mesh_.listener, &event);
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +25,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
 def test_it_is_raised_as_far_as_is_wished(limits: list[tuple[int, int]]) -> None:
     make_room(100, 1000, ranks=10)
     soft, hard = limits[-1]
-    assert 1200 < soft <= 1200 + len(os.listdir("/proc/self/fd")) + 1
+    assert 1200 < soft <= 1200 + len(list(Path("/proc/self/fd").iterdir())) + 1
     assert hard == 4096
 
 
