@@ -22,7 +22,7 @@ from table import human_bytes, print_table, save
 from workers import answer, is_worker, measured_by
 
 import rallypoint as dist
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 
 SIZES = [32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 ROUNDS = 7

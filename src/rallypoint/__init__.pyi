@@ -87,24 +87,24 @@ from rallypoint.process_group.groups.debug_level import set_debug_level as set_d
 from rallypoint.process_group.groups.debug_level import (
     set_debug_level_from_env as set_debug_level_from_env,
 )
-from rallypoint.process_group.groups.groups import GroupMember as GroupMember
-from rallypoint.process_group.groups.groups import ProcessGroup as ProcessGroup
-from rallypoint.process_group.groups.groups import get_backend as get_backend
-from rallypoint.process_group.groups.groups import get_backend_config as get_backend_config
-from rallypoint.process_group.groups.groups import get_global_rank as get_global_rank
-from rallypoint.process_group.groups.groups import get_group_rank as get_group_rank
-from rallypoint.process_group.groups.groups import get_node_local_rank as get_node_local_rank
-from rallypoint.process_group.groups.groups import get_pg_count as get_pg_count
-from rallypoint.process_group.groups.groups import (
+from rallypoint.process_group.groups.default import GroupMember as GroupMember
+from rallypoint.process_group.groups.default import get_backend as get_backend
+from rallypoint.process_group.groups.default import get_backend_config as get_backend_config
+from rallypoint.process_group.groups.default import get_global_rank as get_global_rank
+from rallypoint.process_group.groups.default import get_group_rank as get_group_rank
+from rallypoint.process_group.groups.default import get_node_local_rank as get_node_local_rank
+from rallypoint.process_group.groups.default import get_pg_count as get_pg_count
+from rallypoint.process_group.groups.default import (
     get_process_group_ranks as get_process_group_ranks,
 )
-from rallypoint.process_group.groups.groups import get_rank as get_rank
-from rallypoint.process_group.groups.groups import get_world_size as get_world_size
-from rallypoint.process_group.groups.groups import group as group
-from rallypoint.process_group.groups.groups import is_initialized as is_initialized
-from rallypoint.process_group.groups.groups import (
+from rallypoint.process_group.groups.default import get_rank as get_rank
+from rallypoint.process_group.groups.default import get_world_size as get_world_size
+from rallypoint.process_group.groups.default import group as group
+from rallypoint.process_group.groups.default import is_initialized as is_initialized
+from rallypoint.process_group.groups.default import (
     is_torchelastic_launched as is_torchelastic_launched,
 )
+from rallypoint.process_group.groups.group import ProcessGroup as ProcessGroup
 from rallypoint.process_group.groups.sampler import DistributedSampler as DistributedSampler
 from rallypoint.process_group.groups.timeouts import default_pg_timeout as default_pg_timeout
 from rallypoint.process_group.memory.arena import empty as empty

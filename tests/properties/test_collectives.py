@@ -20,7 +20,7 @@ from tests.unit.process_group.ranks import run_ranks
 
 import rallypoint as dist
 from rallypoint.process_group.formation.subgroups import form_group
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import ranks_per_host
 from rallypoint.schedule.catalogue import ALGORITHMS, Team
 from rallypoint.schedule.program import Collective, ProgramError

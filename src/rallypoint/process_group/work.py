@@ -16,7 +16,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.engine.work import Work as EngineWork
 from rallypoint.engine.work import report
 from rallypoint.process_group.groups.accounts import Site, failure
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import describe
 from rallypoint.store.store import seconds_of
 

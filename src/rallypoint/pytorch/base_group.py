@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.calls.collectives import monitored_barrier
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.formation import form

@@ -13,7 +13,7 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.process_group.calls.collectives import monitored_barrier
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.events import recorded
 from rallypoint.pytorch.operations import Operations

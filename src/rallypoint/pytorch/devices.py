@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rallypoint.cluster.interface import host_identity
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 
 # Has a backend take the calls for a kind of device; returns the group to which they go then.
 Adopt = Callable[[str, Any, Any], Any]

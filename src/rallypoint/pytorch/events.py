@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 
 _is_profiled = torch._C._autograd._profiler_enabled
 _Event = torch._C._profiler._RecordFunctionFast

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rallypoint.process_group.formation.communicator import form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
-from rallypoint.process_group.groups.groups import DEFAULT_GROUP, ProcessGroup, World
+from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.pytorch.store import TorchStore
 from rallypoint.store.fresh_round import fresh_round

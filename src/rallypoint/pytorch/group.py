@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.c10d_backend import RallypointBackend
 from rallypoint.pytorch.routes import handed, kind_given

@@ -14,7 +14,7 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch.memory import Memory
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.errors import HostError
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 
 NEWEST_TESTED = (2, 15)
 

@@ -19,7 +19,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from rallypoint.engine.work import Work as EngineWork
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import Called, ManyWorks, OneWork
 from rallypoint.pytorch.untraced import untraced
 

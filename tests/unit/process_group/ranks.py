@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.process_group.formation.opening import form_world
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import OpenStore

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.schedule.catalogue import ALGORITHMS
 from rallypoint.schedule.program import Collective
 from tests.unit.process_group.ranks import run_ranks

@@ -15,7 +15,7 @@ from numpy import ndarray
 from rallypoint.base.collective import Collective
 from rallypoint.process_group.calls.call import done_at_once, run
 from rallypoint.process_group.calls.parts import check_divides, check_items, part_sizes
-from rallypoint.process_group.groups.groups import Group, joined
+from rallypoint.process_group.groups.default import Group, joined
 from rallypoint.process_group.memory.arrays import Array, as_array, as_arrays, check_alike
 from rallypoint.process_group.work import Work
 

@@ -21,7 +21,7 @@ from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import calls as delegated
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, address, describe, dtype_name
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import Called, OneWork

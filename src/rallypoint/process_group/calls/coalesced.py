@@ -14,7 +14,7 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.calls.exchanges import all_gather
-from rallypoint.process_group.groups.groups import Group, joined, resolve
+from rallypoint.process_group.groups.default import Group, joined, resolve
 from rallypoint.process_group.memory.arrays import Array
 from rallypoint.process_group.operators import Operator
 from rallypoint.process_group.work import ManyWorks, Work, together

@@ -17,7 +17,8 @@ from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import done_at_once, run
 from rallypoint.process_group.groups.accounts import failure
-from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.groups.default import Group, joined, peer
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.groups.timeouts import check_timeout
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, is_plain
 from rallypoint.process_group.operators import Operator, check_operator

@@ -14,7 +14,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import done_at_once, run
 from rallypoint.process_group.calls.parts import check_items
-from rallypoint.process_group.groups.groups import Group, joined, peer
+from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.memory.arrays import (
     Array,
     as_array,

@@ -18,7 +18,8 @@ from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.collectives import broadcast
 from rallypoint.process_group.calls.exchanges import all_gather, all_gather_into_tensor, scatter
 from rallypoint.process_group.calls.point_to_point import recv, send
-from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.groups.default import Group, joined, peer
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array
 
 

@@ -19,7 +19,8 @@ from rallypoint.process_group.calls.call import packed, room_of
 from rallypoint.process_group.delegated import calls as delegated
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
-from rallypoint.process_group.groups.groups import Group, ProcessGroup, joined, peer
+from rallypoint.process_group.groups.default import Group, joined, peer
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name, is_plain
 from rallypoint.process_group.work import Called, OneWork, Work
 from rallypoint.store.store import seconds_of

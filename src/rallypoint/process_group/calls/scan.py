@@ -8,7 +8,7 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.groups.groups import Group, joined
+from rallypoint.process_group.groups.default import Group, joined
 from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work

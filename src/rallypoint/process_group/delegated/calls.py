@@ -26,7 +26,7 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.process_group.delegated.delegate import Block, Pending, Request
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.work import DelegatedWork
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator

@@ -25,7 +25,7 @@ from rallypoint.base.errors import (
     StoreError,
 )
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
-from rallypoint.process_group.groups.groups import DEFAULT_GROUP
+from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.init_method import Presence
 from rallypoint.store.store import Store

@@ -12,7 +12,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, PeerError
 from rallypoint.engine.work import report
 from rallypoint.process_group.delegated.delegate import Pending
 from rallypoint.process_group.delegated.end import End
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import Future
 from rallypoint.store.store import seconds_of
 

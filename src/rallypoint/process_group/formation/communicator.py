@@ -50,7 +50,7 @@ from rallypoint.process_group.formation.waiting import (
 )
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.first_lost import formed_key, found_while_forming
-from rallypoint.process_group.groups.groups import DEFAULT_GROUP
+from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.groups.roster import tell_roster
 from rallypoint.process_group.planning import (
     AlgorithmOptions,

@@ -18,7 +18,8 @@ import numpy as np
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.process_group.formation.init import init_process_group
 from rallypoint.process_group.formation.subgroups import form_group
-from rallypoint.process_group.groups.groups import ProcessGroup, is_initialized, resolve
+from rallypoint.process_group.groups.default import is_initialized, resolve
+from rallypoint.process_group.groups.group import ProcessGroup
 
 Ranks = np.ndarray[Any, Any]
 

@@ -10,14 +10,8 @@ from datetime import timedelta
 
 from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
 from rallypoint.process_group.formation.opening import WorldRequest, open_world
-from rallypoint.process_group.groups.groups import (
-    NON_GROUP_MEMBER,
-    Group,
-    GroupMember,
-    ProcessGroup,
-    resolve,
-    set_default,
-)
+from rallypoint.process_group.groups.default import Group, GroupMember, resolve, set_default
+from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
 from rallypoint.store.store import Store
 
 

@@ -14,7 +14,7 @@ from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.registry import ENGINES, parse_backend, why_absent
 from rallypoint.process_group.formation.communicator import form_communicator, say_formed
 from rallypoint.process_group.formation.ends import form_ends
-from rallypoint.process_group.groups.groups import DEFAULT_GROUP
+from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.init_method import await_ranks
 from rallypoint.store.store import Store

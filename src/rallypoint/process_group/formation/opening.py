@@ -19,7 +19,7 @@ from rallypoint.process_group.formation.finding import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.formation.worlds import closing, find_world, formed_key, meet
-from rallypoint.process_group.groups.groups import DEFAULT_GROUP, ProcessGroup, World
+from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.schedule.choose import check_override

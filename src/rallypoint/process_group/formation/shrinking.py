@@ -11,12 +11,8 @@ from typing import Final
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
-from rallypoint.process_group.groups.groups import (
-    GroupMember,
-    ProcessGroup,
-    resolve,
-    set_default,
-)
+from rallypoint.process_group.groups.default import GroupMember, resolve, set_default
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.init_method import OpenStore
 
 SHRINK_DEFAULT: Final = 0x00

@@ -14,13 +14,8 @@ from datetime import timedelta
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.formation.joining import check_backend, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
-from rallypoint.process_group.groups.groups import (
-    NON_GROUP_MEMBER,
-    ProcessGroup,
-    World,
-    get_process_group_ranks,
-    resolve,
-)
+from rallypoint.process_group.groups.default import get_process_group_ranks, resolve
+from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup, World
 from rallypoint.process_group.groups.timeouts import check_timeout
 
 

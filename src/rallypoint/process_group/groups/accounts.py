@@ -24,7 +24,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
 from rallypoint.process_group.groups.first_lost import found_when_formed
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 
 _PATIENCE = timedelta(seconds=0.5)  # every rank shall have its error within a second
 _ASKED = 64  # beyond, only the rank at fault is asked

@@ -12,7 +12,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rallypoint.base.errors import HostError, PeerLostError
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.init_method import Presence, shows_deaths
 
 _FORMING_S = 1.0  # how long the store may take to show a death

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.groups.groups import get_rank, get_world_size
+from rallypoint.process_group.groups.default import get_rank, get_world_size
 
 
 class DistributedSampler:

@@ -14,7 +14,7 @@ from rallypoint.base.errors import (
     MismatchError,
     NotInitializedError,
 )
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
 SIZES = (0, 1, 5, 3000, 70_000)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
 SHAPES = ((), (1,), (0,), (3, 5), (0, 4), (2, 3, 4), (9_001,), (70_001,))

@@ -12,7 +12,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
 RANKS = 3

@@ -9,7 +9,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.process_group.formation.subgroups import form_group
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
 SIZES = (0, 1, 3_000, 200_000)

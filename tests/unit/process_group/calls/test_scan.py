@@ -7,7 +7,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.base.collective import Collective
-from rallypoint.process_group.groups.groups import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.schedule.catalogue import ALGORITHMS
 from tests.unit.process_group.ranks import run_ranks
 

@@ -20,7 +20,7 @@ from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.formation.joining import check_backend
-from rallypoint.process_group.groups.groups import DEFAULT_GROUP
+from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch import libraries
 from rallypoint.store.hash import HashStore

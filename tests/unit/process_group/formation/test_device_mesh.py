@@ -11,7 +11,8 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.process_group.formation import device_mesh
-from rallypoint.process_group.groups.groups import ProcessGroup, resolve
+from rallypoint.process_group.groups.default import resolve
+from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
 

@@ -14,7 +14,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.process_group.calls import collectives
 from rallypoint.process_group.formation.subgroups import form_group
-from rallypoint.process_group.groups.groups import NON_GROUP_MEMBER, ProcessGroup
+from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
 from tests.unit.process_group import ranks
 from tests.unit.process_group.ranks import run_ranks
 

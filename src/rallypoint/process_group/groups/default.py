@@ -1,0 +1,195 @@
+"""The default group, and which group and ranks the arguments of a call mean.
+
+Ranks in arguments and in errors are global ones (of the default group) unless a name begins with
+`group_`, as in torch.distributed. A rank that is not in a group holds NON_GROUP_MEMBER in its
+place; calls on it warn and do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Final
+
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotInitializedError,
+)
+from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
+
+_default: ProcessGroup | None = None
+_LAUNCHED_NOTE = (
+    ": the launcher starts the processes of a job, and leaves it to them to form groups"
+)
+
+
+class _GroupNames(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 - torch.distributed's name
+        """The default group, or None before init_process_group."""
+        return _default
+
+
+class group(metaclass=_GroupNames):  # noqa: N801 - torch.distributed's name
+    """``group.WORLD`` is the default group."""
+
+
+class GroupMember(metaclass=_GroupNames):
+    """``WORLD``, and what a rank holds of a group that it is not in."""
+
+    NON_GROUP_MEMBER: Final = NON_GROUP_MEMBER
+
+
+# What may be passed as `group`: None is the default group, -100 a group of others.
+Group = ProcessGroup | int | None
+
+
+def set_default(chosen: ProcessGroup | None) -> None:
+    """Make a group the default one (init_process_group and destroy_process_group do)."""
+    global _default  # noqa: PLW0603 - the default group is process-wide state by definition
+    _default = chosen
+
+
+def is_initialized() -> bool:
+    """Whether there is a default process group."""
+    return _default is not None
+
+
+def resolve(group: Group) -> ProcessGroup:
+    """The group meant by an argument `group`; this rank must be in it.
+
+    Raises:
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: this rank is not in the group.
+        InvalidTypeError: it is no group.
+    """
+    chosen = _default if group is None else group
+    if type(chosen) is ProcessGroup:
+        return chosen
+    if group is None:
+        raise NotInitializedError(
+            "Default process group has not been initialized, please make sure to call "
+            f"init_process_group{_LAUNCHED_NOTE * ('TORCHELASTIC_RUN_ID' in os.environ)}."
+        )
+    if group == NON_GROUP_MEMBER:
+        raise InvalidArgumentError(
+            "this rank is not in the group, which is GroupMember.NON_GROUP_MEMBER here"
+        )
+    raise InvalidTypeError(
+        f"group must be what new_group returned, or None for the default group, not {group!r}"
+    )
+
+
+def joined(group: Group, operation: str) -> ProcessGroup | None:
+    """The group meant by an argument `group`, or None, with a warning, if this rank is not in it.
+
+    Raises as `resolve`.
+    """
+    chosen = _default if group is None else group
+    if type(chosen) is ProcessGroup:
+        return chosen
+    if group != NON_GROUP_MEMBER or isinstance(group, ProcessGroup):
+        return resolve(group)
+    warnings.warn(
+        f"{operation} on a group that rank {get_rank() if _default else '?'} is not in: "
+        "nothing is done",
+        stacklevel=3,
+    )
+    return None
+
+
+def peer(
+    chosen: ProcessGroup, rank: int | None, group_rank: int | None, name: str, default: int | None
+) -> int:
+    """The rank in the group that is meant by `name` (global) or ``group_`` + `name`.
+
+    Raises:
+        InvalidArgumentError: both are given, none is, or it is no rank of the group.
+    """
+    if group_rank is None:
+        rank = default if rank is None else rank
+        if rank is None:
+            raise InvalidArgumentError(f"one of {name} and group_{name} must be given")
+        return chosen.group_rank(rank, name)
+    if rank is not None:
+        raise InvalidArgumentError(f"{name} and group_{name} cannot both be given")
+    if type(group_rank) is not int or not 0 <= group_rank < len(chosen.ranks):
+        raise InvalidArgumentError(
+            f"group_{name}={group_rank!r} is not a rank of this group; it has {chosen.size()} ranks"
+        )
+    return group_rank
+
+
+def get_rank(group: Group = None) -> int:
+    """This process's rank in the group; -1 if it is not in it."""
+    return -1 if group == NON_GROUP_MEMBER else resolve(group).own_rank
+
+
+def get_world_size(group: Group = None) -> int:
+    """How many ranks are in the group; -1 if this process is not in it."""
+    return -1 if group == NON_GROUP_MEMBER else len(resolve(group).ranks)
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The rank in the group of a global rank.
+
+    Raises:
+        InvalidArgumentError: it is not in the group.
+    """
+    return resolve(group).group_rank(global_rank, "global_rank")
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The global rank of a rank in the group.
+
+    Raises:
+        InvalidArgumentError: the group has no such rank.
+    """
+    chosen = resolve(group)
+    return chosen.ranks[peer(chosen, None, group_rank, "rank", None)]
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The global ranks of a group, in the order of their ranks in it."""
+    return list(resolve(group).ranks)
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """The name of a group's backend, in lower case."""
+    return resolve(group).backend
+
+
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """What serves each kind of device in a group, as in ``"cpu:gloo,cuda:nccl"``."""
+    chosen = resolve(group)
+    return (
+        chosen.backend
+        if ":" in chosen.backend
+        else ",".join(f"{kind}:{chosen.backend}" for kind in chosen.ends or ("cpu",))
+    )
+
+
+def get_pg_count() -> int:
+    """How many groups this process is in: the default one, and those made of it."""
+    return 0 if _default is None else 1 + len(_default.world.subgroups)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This process's rank among those of its machine, as LOCAL_RANK says, or `fallback_rank`.
+
+    Raises:
+        InvalidArgumentError: LOCAL_RANK is no number, or is not there and nothing is given instead.
+    """
+    text = os.environ.get("LOCAL_RANK", "" if fallback_rank is None else str(fallback_rank))
+    if not text.isdecimal():
+        raise InvalidArgumentError(
+            f"LOCAL_RANK={text!r} is no rank; start the program with a launcher, or pass "
+            "fallback_rank"
+        )
+    return int(text)
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether a launcher that keeps torchelastic's contract (ours does) started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
