@@ -34,6 +34,7 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
     Collective.ALL_REDUCE: {
         "direct_one_shot": lambda team: direct.all_reduce_one_shot(team.ranks),
         "direct_two_shot": lambda team: direct.all_reduce_two_shot(team.ranks),
+        "direct_two_phase": lambda team: direct.all_reduce_two_phase(team.ranks),
         "ring": lambda team: ring.all_reduce(team.ranks),
         "binomial_tree": lambda team: binomial.all_reduce(team.ranks, team.per_node),
         "binary_tree": lambda team: binary_tree.all_reduce(team.ranks, team.per_node),

@@ -127,6 +127,8 @@ def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str,
         one_shot_bytes = FEW_ONE_SHOT_BYTES if ranks > 2 else PAIR_ONE_SHOT_BYTES
     if nbytes <= one_shot_bytes:
         return "direct_one_shot", f"up to {one_shot_bytes} bytes, waiting costs the most"
+    if ranks == 2:
+        return "direct_two_phase", "each byte is reduced once, and fetched when most are"
     return "direct_two_shot", "each byte is reduced once, by one rank"
 
 

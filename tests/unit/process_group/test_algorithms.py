@@ -87,6 +87,9 @@ def call(collective: Collective, group: ProcessGroup, algorithm: str) -> None:
         case Collective.ALL_TO_ALL:
             dist.all_to_all_single(many, blocks, group=group, algorithm=algorithm)
             assert (many == [every[rank] for every in each]).all()
+        case Collective.SCAN:
+            dist.scan(own, group=group, algorithm=algorithm)
+            assert (own == sum(each[0] for each in ones[: rank + 1])).all()
         case Collective.BARRIER:
             dist.barrier(group, algorithm=algorithm)
         case _:

@@ -64,30 +64,23 @@ def all_reduce_two_shot(ranks: int) -> Program:
     """Rank c reduces chunk c for all, then hands the result to all.
 
     One lane sends the chunks, in the order of ranks, so that rank 0 can reduce first; the other
-    reduces and exchanges results. So it needs no more than one slot in each. For three and four
-    ranks, a single lane does both, which is a little faster and needs the three slots that there
-    always are. For two, one more lane takes the results: what is read where it lies is then read
-    when most of it has been reduced, and not just when its writer has it in its cache, from where
-    it comes more slowly.
+    reduces and exchanges results. So it needs no more than one slot in each. Up to four ranks, a
+    single lane does both, which is a little faster and needs the three slots that there always are.
     """
     if ranks == 1:
         return all_reduce_one_shot(1)
-    single = 2 < ranks <= SLOTS + 1
+    single = ranks <= SLOTS + 1
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        peers = others(rank, ranks)
-        result = Chunks(Buffer.OUTPUT, rank)
-        own = Chunks(Buffer.INPUT, rank)
-        reduce = (Reduce(_in_rank_order(rank, ranks, own), (result,)), Send(result, peers))
-        takes = tuple(
-            receive(peer, Chunks(Buffer.OUTPUT, peer), lane=0 if single else 1) for peer in peers
+        operations = (
+            *_reduced_for_all(rank, ranks),
+            *_results(rank, ranks, lane=0 if single else 1),
         )
-        if ranks == 2:
-            return (_hand_out(rank, ranks), reduce, takes)
         if single:
+            peers = others(rank, ranks)
             sends = (Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in peers)
-            return ((*sends, *reduce, *takes),)
-        return (_hand_out(rank, ranks), (*reduce, *takes))
+            return ((*sends, *operations),)
+        return (_hand_out(rank, ranks), operations)
 
     return Program(
         "direct_two_shot",
@@ -97,6 +90,43 @@ def all_reduce_two_shot(ranks: int) -> Program:
         sends=ranks if single else ranks - 1,
         lanes=lanes,
         reduces_at_once=True,
+    )
+
+
+def all_reduce_two_phase(ranks: int) -> Program:
+    """The same with a lane for each step: chunks are handed out, reduced, and fetched.
+
+    Each step gets ahead of the next one. What is read where it lies has then left its writer's
+    cache, from which it comes more slowly than from the one that cores share.
+    """
+    if ranks == 1:
+        return all_reduce_one_shot(1)
+    return Program(
+        "direct_two_phase",
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=ranks,
+        sends=ranks - 1,
+        lanes=lambda rank: (
+            _hand_out(rank, ranks),
+            _reduced_for_all(rank, ranks),
+            _results(rank, ranks, lane=1),
+        ),
+        reduces_at_once=True,
+    )
+
+
+def _reduced_for_all(rank: int, ranks: int) -> Lane:
+    """Its chunk of all ranks, and the result to the others."""
+    result = Chunks(Buffer.OUTPUT, rank)
+    operands = _in_rank_order(rank, ranks, Chunks(Buffer.INPUT, rank))
+    return (Reduce(operands, (result,)), Send(result, others(rank, ranks)))
+
+
+def _results(rank: int, ranks: int, lane: int) -> Lane:
+    """The other ranks' results."""
+    return tuple(
+        receive(peer, Chunks(Buffer.OUTPUT, peer), lane=lane) for peer in others(rank, ranks)
     )
 
 

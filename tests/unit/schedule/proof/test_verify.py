@@ -237,7 +237,8 @@ def test_properties_of_algorithms() -> None:
 
     in_order = {name for name in ALGORITHMS[Collective.ALL_REDUCE] if report(name).in_rank_order}
     trees = {"binomial_tree", "binary_tree", "double_tree"}  # the last for even n
-    assert in_order == {"direct_one_shot", "direct_two_shot", "recursive_doubling", *trees}
+    direct = {"direct_one_shot", "direct_two_shot", "direct_two_phase"}
+    assert in_order == {*direct, "recursive_doubling", *trees}
     assert report("binomial_tree").restartable
     assert report("binary_tree").restartable
     assert not report("ring").restartable
@@ -425,6 +426,7 @@ def test_false_claim_to_reduce_all_inputs_at_once() -> None:
     } == {
         (Collective.ALL_REDUCE, "direct_one_shot"),
         (Collective.ALL_REDUCE, "direct_two_shot"),
+        (Collective.ALL_REDUCE, "direct_two_phase"),
         (Collective.REDUCE, "direct"),
         (Collective.REDUCE_SCATTER, "direct"),
     }
