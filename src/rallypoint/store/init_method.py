@@ -184,9 +184,12 @@ class Presence:
             have_come: they are known to have come, also one that ended as it was about to say so.
         """
         for rank in ranks:
-            if self._store.check([self.key(rank)]):
+            key = [self.key(rank)]
+            is_there = self._store.check(key)
+            has_come = is_there or have_come or self._store.check([f"{self.key(rank)}/came"])
+            if is_there or (has_come and self._store.check(key)):  # it may just have come
                 self.there.add(rank)
-            elif have_come or self._store.check([f"{self.key(rank)}/came"]):
+            elif has_come:
                 self.there.discard(rank)
                 self.gone.add(rank)
         return min(self.gone, default=None)
