@@ -1,0 +1,195 @@
+"""Connections that are made when they are needed: who gets in, and which call stands if both call.
+
+The peer is the test itself, which proves itself as process_group/mesh.py does.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from rallypoint._native import region_bytes
+from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh
+from rallypoint.process_group.mesh import GREETING, Pass
+from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
+from tests.unit.engine.ranks import NAMES, planner
+
+PASS = Pass("run/0/0", b"s" * 32, b"token")
+MAIL, DATA = 1, 2
+HEAD = struct.Struct("<II")
+
+
+class Late:
+    """A rank of two, and all that the other one holds: a listener and a control connection."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.peer = rank, 1 - rank
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(20)
+        theirs = socket.create_server(("127.0.0.1", 0))
+        theirs.setblocking(False)
+        self.address = theirs.getsockname()
+        self.control, control = socket.socketpair()
+        fd = os.memfd_create("test")
+        os.ftruncate(fd, region_bytes(2))
+        self.communicator = Communicator(
+            fd,
+            rank=rank,
+            ranks=2,
+            plan=planner(rank, 2, "", None),
+            timeout_s=20,
+            spins=0,
+            yields=10,
+            names=NAMES,
+            peers=[FarPeer(self.peer, 4711, -1, -1, [])],
+            mesh=LateMesh(
+                theirs.detach(),
+                PASS.group_secret,
+                PASS.name,
+                1,
+                "",
+                "",
+                [(self.peer, *self.listener.getsockname())],
+                [(self.peer, control.detach())],
+            ),
+        )
+        os.close(fd)
+        self.send = threading.Thread(target=self.communicator.send, args=(self.peer, 5, np.ones(1)))
+
+    def called(self) -> tuple[socket.socket, int, bytes]:
+        """Somebody who calls us: what for, and the random bytes that are to be signed."""
+        sock, _ = self.listener.accept()
+        sock.settimeout(20)
+        greeting = receive(sock, len(GREETING) + HEAD.size + NONCE)
+        assert greeting.startswith(GREETING)
+        caller, purpose = HEAD.unpack_from(greeting, len(GREETING))
+        assert caller == self.rank
+        return sock, purpose, greeting[len(GREETING) + HEAD.size :]
+
+    def greet(self, purpose: int, admission: Pass = PASS) -> tuple[socket.socket, bytes, bytes]:
+        """A call of ours, what remains to be sent, and what must come then."""
+        sock = socket.create_connection(self.address)
+        sock.settimeout(20)
+        ours = os.urandom(NONCE)
+        sock.sendall(GREETING + HEAD.pack(self.peer, purpose) + ours)
+        theirs = receive(sock, NONCE)
+        key = admission.key(self.peer, self.rank, purpose)
+        return sock, client_proof(key, ours, theirs), server_proof(key, ours, theirs)
+
+    def close(self) -> None:
+        self.communicator.abort()
+        if self.send.is_alive():
+            self.send.join(20)
+        self.communicator.leave()
+        self.control.close()
+        self.listener.close()
+
+
+def receive(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := sock.recv(count - len(data))):
+        data += more
+    return data
+
+
+@pytest.fixture(params=[0, 1])
+def late(request: pytest.FixtureRequest) -> Iterator[Late]:
+    made = Late(request.param)
+    yield made
+    made.close()
+
+
+def test_it_calls_when_it_has_something_to_send(late: Late) -> None:
+    """For mail and data, as there is a control connection; and again, if it is refused."""
+    late.send.start()
+    refused, purpose, _ = late.called()
+    refused.close()
+    purposes: set[int] = set()
+    socks = []
+    while purposes != {MAIL, DATA}:
+        sock, purpose, theirs = late.called()
+        ours, key = os.urandom(NONCE), PASS.key(late.rank, late.peer, purpose)
+        sock.sendall(ours)
+        proof = receive(sock, PROOF)
+        assert hmac.compare_digest(proof, client_proof(key, theirs, ours))
+        sock.sendall(server_proof(key, theirs, ours))
+        purposes.add(purpose)
+        socks.append((purpose, sock))
+    late.send.join(20)
+    mail = next(sock for purpose, sock in socks if purpose == MAIL)
+    assert receive(mail, 4) == b"RLPM"
+    for _, sock in socks:
+        sock.close()
+
+
+def test_only_those_who_know_the_secret_get_in(late: Late, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        with socket.create_connection(late.address) as stranger, suppress(ConnectionError):
+            stranger.sendall(GREETING * rng.randrange(2) + rng.randbytes(rng.randrange(200)))
+    for other in (
+        Pass("run/1/0", PASS.secret, PASS.token),
+        Pass(PASS.name, b"t" * 32, PASS.token),
+        Pass(PASS.name, PASS.secret, b""),
+    ):
+        sock, proof, _ = late.greet(MAIL, other)
+        sock.sendall(proof)
+        with sock, suppress(ConnectionResetError):
+            assert receive(sock, PROOF) == b""
+    for purpose in (MAIL, DATA):
+        sock, proof, expected = late.greet(purpose)
+        sock.sendall(proof)
+        assert receive(sock, PROOF) == expected
+        if purpose == MAIL:
+            mail = sock
+    late.send.start()
+    late.send.join(20)
+    assert receive(mail, 4) == b"RLPM"
+    mail.close()
+    sock.close()
+
+
+def test_who_has_not_proved_itself_gives_way(late: Late) -> None:
+    late.send.start()
+    calls = [late.called() for _ in range(2)]
+    socks = []
+    for purpose in (MAIL, DATA):
+        sock, proof, expected = late.greet(purpose)
+        sock.sendall(proof)
+        assert receive(sock, PROOF) == expected
+        socks.append(sock)
+    late.send.join(20)
+    for sock in [*socks, *(sock for sock, *_ in calls)]:
+        sock.close()
+
+
+def test_of_two_that_have_the_higher_ranks_call_stands(late: Late) -> None:
+    late.send.start()
+    socks = []
+    for _ in range(2):
+        theirs, purpose, nonce = late.called()
+        ours, key = os.urandom(NONCE), PASS.key(late.rank, late.peer, purpose)
+        theirs.sendall(ours)
+        receive(theirs, PROOF)
+        sock, proof, expected = late.greet(purpose)
+        sock.sendall(proof)
+        with suppress(ConnectionResetError):
+            answer = b""
+            answer = receive(sock, PROOF)
+        assert answer == (b"" if late.rank > late.peer else expected)
+        if not answer:
+            theirs.sendall(server_proof(key, nonce, ours))
+        socks += [theirs, sock]
+    late.send.join(20)
+    assert not late.send.is_alive()
+    for sock in socks:
+        sock.close()
