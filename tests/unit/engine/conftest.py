@@ -11,7 +11,7 @@ from tests.unit.engine import ranks
 
 TRANSPORTS = {
     "test_collectives": ["shm", "two hosts"],
-    "test_communicator": ["shm", "tcp", "two hosts", "read", "late"],
+    "test_communicator": ["shm", "tcp", "two hosts", "read"],
     "test_mailbox": list(ranks.TRANSPORTS),
     "test_memory_of_peers": list(ranks.REACHES),
     "test_work": ["shm", "tcp", "interleaved hosts", "read"],
