@@ -1,5 +1,5 @@
 // Connections to far ranks that are made when they are first needed, in groups of so many hosts
-// that each with each at the start would be too many (docs/decisions/089-far-peers.md).
+// that each with each at the start would be too many (docs/decisions/092-far-peers.md).
 //
 // Whoever needs a rank says so by `want`, and goes on with something else; a rank calls the other,
 // or is called, on the watcher's thread, whatever the program is doing. Both may call at once: who

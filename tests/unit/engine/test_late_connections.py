@@ -19,7 +19,7 @@ import pytest
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh
-from rallypoint.process_group.mesh import GREETING, Pass
+from rallypoint.process_group.formation.mesh import GREETING, Pass
 from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
 from tests.unit.engine.ranks import NAMES, planner
 

@@ -62,7 +62,7 @@ from rallypoint.store.store import Store
 
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
-EAGER_HOSTS = 64  # docs/decisions/089-far-peers.md
+EAGER_HOSTS = 64  # docs/decisions/092-far-peers.md
 
 
 @dataclass(frozen=True, slots=True)
