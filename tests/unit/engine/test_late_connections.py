@@ -21,7 +21,7 @@ from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh
 from rallypoint.process_group.formation.mesh import GREETING, Pass
 from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
-from tests.unit.engine.ranks import NAMES, planner
+from tests.unit.engine.ranks import planner
 
 PASS = Pass("run/0/0", b"s" * 32, b"token")
 MAIL, DATA = 1, 2
@@ -49,7 +49,6 @@ class Late:
             timeout_s=20,
             spins=0,
             yields=10,
-            names=NAMES,
             peers=[FarPeer(self.peer, 4711, -1, -1, [])],
             mesh=LateMesh(
                 theirs.detach(),
