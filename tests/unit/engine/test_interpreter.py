@@ -89,8 +89,8 @@ def test_an_interrupted_receive_is_told_as_what_it_is(transport: str, in_questio
     assert "interrupted in recv #0 (2 x float32 from rank 1, tag 7) on rank 0" in error
 
 
-def test_a_poll_that_carries_out_a_collective_lets_other_threads_run() -> None:
-    """It does so while the progress thread is busy with another one."""
+def test_polls_carry_out_a_collective_by_parts_and_let_other_threads_run() -> None:
+    """They do so while the progress thread is busy with another one."""
     large, copy = np.ones(8 << 20), np.zeros(8 << 20)
     turns: list[float] = []
     over = threading.Event()
@@ -101,24 +101,27 @@ def test_a_poll_that_carries_out_a_collective_lets_other_threads_run() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    polls: list[tuple[float, int]] = []  # how long, and turns in the midst of it
+    parts = midst = 0  # polls that carried out a part, and turns in the midst of one
     try:
         with communicators_of(1) as (busy,), communicators_of(1) as (own,):
-            for _ in range(20):
+            for _ in range(50):
                 works = [
                     begin(each, Collective.ALL_GATHER, 0, 0, large, copy) for each in (busy, own)
                 ]
-                turns.clear()
-                began = time.monotonic()
-                works[1].is_completed()
-                took = time.monotonic() - began
-                midst = [at for at in turns if 0.1 < (at - began) / took < 0.7]
-                polls.append((took, len(midst)))
+                is_over = False
+                while not is_over:
+                    turns.clear()
+                    began = time.monotonic()
+                    is_over = works[1].is_completed()
+                    took = time.monotonic() - began
+                    parts += not is_over and took > 1e-4
+                    midst += sum(0.1 < (at - began) / took < 0.7 for at in turns)
                 for work in works:
                     work.wait()
+                if parts > 10 and midst > 0:
+                    break
     finally:
         over.set()
         thread.join()
-    polls.sort()
-    assert polls[-1][0] > 0.01, f"no poll carried anything out: {polls}"
-    assert sum(count for _, count in polls[-3:]) > 0, polls
+    assert parts > 10
+    assert midst > 0
