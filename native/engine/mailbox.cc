@@ -13,49 +13,25 @@ namespace rallypoint {
 namespace {
 
 constexpr unsigned kFinishLookUs = 200;
-constexpr unsigned kLookClosely = 8;            // every so many looks
-constexpr std::uint64_t kPartBytes = 16 << 10;  // the smallest
-constexpr std::uint64_t kLongPartBytes = 64 << 10;
-constexpr std::uint64_t kHugePartBytes = kWideBytes / 4;
-constexpr std::uint64_t kWindowBytes = 128 << 10;  // of parts under way, if they are so small
-constexpr std::uint64_t kFewestParts = 4;
+constexpr unsigned kLookClosely = 8;  // every so many looks
 
 }  // namespace
 
 Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailTransport> courier,
                  unsigned spins)
     : region_(region),
+      boxes_(region),
       memory_(memory),
       spins_(spins),
       views_(memory),
       courier_(std::move(courier)),
+      circles_(region, boxes_, courier_.get()),
+      stash_(region, boxes_),
       ordinals_(region.ranks(), kFirstOrdinal),
       taken_(region.ranks()),
       expected_(region.ranks()),
       limits_(region.ranks()),
       is_blocked_(region.ranks()) {}
-
-Envelope& Mailbox::envelope(std::uint32_t rank, int slot) const {
-  return region_.at<Envelope>(rank, region_.layout().envelopes(rank))[slot];
-}
-
-std::byte* Mailbox::block(std::uint32_t rank, int slot) const {
-  return region_.at<std::byte>(rank, region_.layout().blocks(rank)) +
-         static_cast<std::size_t>(slot) * kMailBytes;
-}
-
-// Small parts, so that both copy at the same time; of longer messages longer ones, which cost less.
-Mailbox::Room Mailbox::room_of(std::uint32_t rank, int slot, std::uint64_t bytes,
-                               bool is_wide) const {
-  auto* const progress = region_.at<Parts>(rank, region_.layout().parts(rank));
-  if (!is_wide) return {block(rank, slot), kPartBytes, kMailBytes / kPartBytes, progress[slot]};
-  const std::uint64_t part =
-      bytes >= kHugeBytes ? kHugePartBytes
-                          : std::clamp(std::bit_floor(bytes / 8), kPartBytes, kLongPartBytes);
-  const std::uint64_t parts = std::max(kWindowBytes / part, kFewestParts);
-  return {region_.at<std::byte>(rank, region_.layout().wide(rank)), part,
-          static_cast<std::uint32_t>(parts), progress[kEnvelopes]};
-}
 
 Mailbox::Step Mailbox::step(Item& item) {
   const std::uint32_t peer = item.transfer->peer;
@@ -70,10 +46,10 @@ Mailbox::Step Mailbox::step(Item& item) {
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
-    if (is_new && (pending_.load(std::memory_order_relaxed) != 0 || !stash_.empty())) {
+    if (is_new && (pending_.load(std::memory_order_relaxed) != 0 || !stash_.is_empty())) {
       return Step::others;
     }
-    if (item.number == kUnnumbered) item.number = numbers_++;
+    if (item.number == Item::kUnnumbered) item.number = numbers_++;
     is_blocked_[peer] = false;
     limits_[peer] = kNoLimit;
     if (region_.poisoned()) {
@@ -94,7 +70,7 @@ void Mailbox::post(Item item) {
   {
     const std::lock_guard lock(mutex_);
     pending_.fetch_add(1, std::memory_order_release);
-    if (item.number == kUnnumbered) item.number = numbers_++;
+    if (item.number == Item::kUnnumbered) item.number = numbers_++;
     const bool has_begun = item.slot >= 0;
     const bool sends = item.transfer->sends;
     const bool is_first = has_begun || !queued_.contains(queue_of(*item.transfer));
@@ -103,7 +79,7 @@ void Mailbox::post(Item item) {
     if (is_first) advance(posted, false, finished);
     Items& items = sends ? sends_ : receives_;
     items.splice(items.end(), posted);
-    if (sends) say_unsent();
+    if (sends) circles_.say_unsent(unsent_);
   }
   finish(finished);
 }
@@ -164,16 +140,16 @@ bool Mailbox::advance(Items& items, bool has_slept, Items& finished) {
     } else if (has_slept) {
       item->trouble = look_for_trouble(*item);
     }
-    const bool has_begun = item->slot >= 0 || item->stashed != nullptr;
-    if (item->is_queued && (has_begun || done || item->trouble != Trouble::none)) dequeue(*item);
+    if (item->is_queued && (item->has_begun() || done || item->trouble != Trouble::none))
+      dequeue(*item);
     if (done || item->trouble != Trouble::none) {
       moved = true;
-      end_waiting(*item->transfer);
+      circles_.end(*item->transfer);
       finished.splice(finished.end(), items, item);
     }
     item = next;
   }
-  if (&items == &sends_) say_unsent();
+  if (&items == &sends_) circles_.say_unsent(unsent_);
   return moved;
 }
 

@@ -26,17 +26,19 @@
 #include <vector>
 
 #include "engine/layout.h"
+#include "engine/outboxes.h"
 #include "engine/peer_memory.h"
 #include "engine/reading.h"
-#include "engine/reduce.h"
 #include "engine/region.h"
+#include "engine/stash.h"
+#include "engine/transfer.h"
 #include "engine/transport.h"
+#include "engine/wait_circles.h"
 #include "engine/waiting.h"
 #include "engine/work.h"
 
 namespace rallypoint {
 
-inline constexpr std::uint32_t kAnyRank = ~std::uint32_t{0};
 inline constexpr std::uint64_t kTurnBytes = 4 << 20;  // of a message at a time: others get on too
 
 // Of parts, whose numbers may have passed the largest one: only neighbours are compared.
@@ -44,48 +46,9 @@ inline bool is_before(std::uint32_t one, std::uint32_t other) {
   return static_cast<std::int32_t>(one - other) < 0;
 }
 
-// Whether its sender must stay until it is received, or nearly.
-inline bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
-
-// One send or receive.
-struct Transfer {
-  bool sends = false;
-  bool is_synchronous = false;  // a send that waits until it is received
-  std::uint32_t peer = 0;       // kAnyRank: whoever sends; afterwards, who did
-  std::uint32_t asked = 0;      // what `peer` was when it was posted
-  std::int32_t tag = 0;
-  DType dtype = DType::uint8;
-  std::byte* data = nullptr;
-  std::uint64_t bytes = 0;
-  double timeout_s = 0;
-};
-
 class Mailbox final : public Alarm {
-  struct Stashed;
-  static constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};
-
  public:
-  // A transfer on its way.
-  struct Item {
-    Transfer* transfer = nullptr;
-    std::shared_ptr<Work> work = nullptr;
-    std::uint64_t number = kUnnumbered;  // of this rank's transfers
-    int slot = -1;                       // its envelope, once there is one
-    std::uint64_t sequence = 0;          // of its message, if it sends
-    std::uint64_t moved = 0;             // bytes of a message that goes in parts
-    ReadingTrial* trial = nullptr;       // in which this message is timed,
-    double posted_s = 0;                 // from then on
-    std::uint32_t before = 0;            // parts of messages before it
-    bool takes_parts = false;
-    bool is_queued = false;  // not begun when it was posted
-    std::uint64_t seen = 0;  // if it receives: messages before this one are not for it
-    unsigned looks = 0;      // in vain, of `step`
-    double began_s = 0;      // when it was first looked at in vain
-    double cut_off_s = 0;    // when its peer was first seen without a connection
-    bool was_gone = false;   // its peer, at the last look
-    Trouble trouble = Trouble::none;
-    Stashed* stashed = nullptr;  // the message that it takes, if that was taken in
-  };
+  using Item = PendingTransfer;
   enum class Step { done, moved, blocked, others };
 
   // `courier` is null if all ranks are on this host. `spins`: how often to look for a part that is
@@ -121,45 +84,12 @@ class Mailbox final : public Alarm {
  private:
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
   using Items = std::list<Item>;
-  // A message that was taken in before anyone wanted it.
-  struct Stashed {
-    std::unique_ptr<std::byte[]> data;
-    std::uint64_t sequence = 0;
-    Transfer transfer;
-    Item item;
-    bool is_whole = false;
-    bool is_wanted = false;  // by a receive
-  };
   // Where the next message of a sender is expected. Read also by who only looks for news.
   struct Expected {
     Relaxed<std::uint32_t> slot;
     Relaxed<std::uint64_t> seen;  // the last sequence for which all envelopes were looked at
     std::uint64_t ordinal = kFirstOrdinal;  // all before it have been taken
   };
-
-  // Where the parts of a message go, one after the other and then again from the start.
-  struct Room {
-    std::byte* at;
-    std::uint64_t part;  // bytes
-    std::uint32_t parts;
-    Parts& progress;
-
-    bool holds(std::uint64_t bytes) const { return bytes <= part * parts; }
-  };
-
-  Envelope& envelope(std::uint32_t rank, int slot) const;
-  std::byte* block(std::uint32_t rank, int slot) const;
-  Room room_of(std::uint32_t rank, int slot, std::uint64_t bytes, bool is_wide) const;
-  Room room_of(std::uint32_t rank, int slot) const {
-    return room_of(rank, slot, envelope(rank, slot).bytes, envelope(rank, slot).is_wide);
-  }
-  Outbox& outbox(std::uint32_t rank) const {
-    return *region_.at<Outbox>(rank, region_.layout().outbox(rank));
-  }
-  std::atomic<std::uint64_t>& taken(std::uint32_t by, std::uint32_t from) const {
-    return region_.at<std::atomic<std::uint64_t>>(by, region_.layout().taken(by))[from];
-  }
-  std::uint64_t sequence_for(std::uint32_t to, std::uint32_t from, int slot) const;
 
   bool advance(Items& items, bool has_slept, Items& finished);
   void finish(Items& finished);
@@ -177,8 +107,6 @@ class Mailbox final : public Alarm {
   bool send_far(Item& item, bool& done);
   bool go_on_sending_far(Item& item, bool& done);
   bool take_far(Item& item, const Envelope& from, bool& done);
-  unsigned room_for_one(std::uint32_t peer) const;
-  unsigned waiting_for(std::uint32_t from, std::uint32_t to) const;
   int room_for(std::uint32_t peer);
   bool is_full_for(std::uint32_t peer) const;
   void look_at(int slot);
@@ -186,18 +114,12 @@ class Mailbox final : public Alarm {
   bool has_news(std::uint32_t source, bool looks_closely) const;
   bool match(Item& item);
   int find_expected(std::uint32_t source, std::int32_t tag) const;
-  // A tag of null is any tag.
-  int find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
-           std::uint64_t limit) const;
   bool take(Item& item, Envelope& from, bool& done);
   bool take_exposed(Item& item, Envelope& from, bool& done);
   bool take_parts(Item& item, const Envelope& from, bool& done);
   void release(Item& item, Envelope& from);
 
   bool advance_stash(bool has_slept);
-  bool is_crowded(std::uint32_t source) const;
-  bool take_in(std::uint32_t source, bool costly);
-  Stashed* find_stashed(std::uint32_t source, std::int32_t tag);
   bool take_stashed(Item& item, bool& done);
 
   Trouble look_for_trouble(Item& item);
@@ -207,31 +129,22 @@ class Mailbox final : public Alarm {
   Trouble fail(Trouble trouble, std::uint32_t culprit, const Item& item);
   Trouble fail_against(const Item& item, std::uint64_t number, std::uint64_t bytes, DType dtype);
   void describe(CallRecord& record, const Item& item) const;
-  void end_waiting(const Transfer& transfer);
-  void say_slot(const Item& item);
-  void say_unsent();
-  bool is_stuck(std::uint32_t rank, std::uint64_t epoch) const;
-  Trouble look_for_circle();
-  Trouble look_for_far_circle(const Item& item);
-  bool is_stuck(const Item& item) const;
-  bool keeps_waiting(const Probe& probe) const;
-  void probe(const Item& item, Probe probe);
-  bool waits_afar(std::uint32_t rank) const;
-  bool add_member(Probe& probe, std::uint32_t rank) const;
 
   Region& region_;
+  const Outboxes boxes_;
   const PeerMemory& memory_;
   ReadingTrials trials_;
   unsigned spins_;
   mutable std::mutex mutex_;  // of all below
   PeerViews views_;
   std::unique_ptr<MailTransport> courier_;
+  WaitCircles circles_;
   Items sends_;
   Items receives_;
   // How many have not begun, of those that may be after the same: room at a receiver, or a message.
   std::unordered_map<std::uint64_t, std::size_t> queued_;
   std::uint32_t unsent_ = 0;  // how many of these are sends
-  std::list<Stashed> stash_;
+  Stash stash_;
   std::atomic<std::size_t> pending_{0};
   std::uint64_t numbers_ = 0;
   std::uint64_t sequence_ = 0;           // of the last message sent
@@ -246,9 +159,6 @@ class Mailbox final : public Alarm {
   std::vector<std::uint64_t> limits_;    // by sender: the last message seen in this pass, plus one
   std::vector<bool> is_blocked_;         // by receiver, during a pass over the sends
   std::uint32_t last_source_ = 0;        // of a message from any rank
-  const Transfer* waiting_ = nullptr;    // see set_waiting
-  std::vector<std::uint64_t> circle_;    // seen at the last look
-  double probed_s_ = 0;                  // when other hosts were last asked
 };
 
 }  // namespace rallypoint

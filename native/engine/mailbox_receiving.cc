@@ -14,7 +14,7 @@ bool Mailbox::receive(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (item.stashed == nullptr && item.slot < 0 && !match(item)) return false;
   if (item.stashed != nullptr) return take_stashed(item, done);
-  Envelope& from = envelope(transfer.peer, item.slot);
+  Envelope& from = boxes_.envelope(transfer.peer, item.slot);
   if (from.bytes != transfer.bytes || from.type() != transfer.dtype) {
     item.trouble = fail_against(item, from.number, from.bytes, from.type());
     return true;
@@ -34,8 +34,8 @@ bool Mailbox::has_news(std::uint32_t source, bool looks_closely) const {
   const Expected& next = expected_[source];
   const std::uint64_t seen = next.seen;
   const int slot = static_cast<int>(next.slot);
-  return envelope(source, slot).sequence.load(std::memory_order_relaxed) > seen ||
-         (looks_closely && outbox(source).published.load(std::memory_order_relaxed) > seen);
+  return boxes_.envelope(source, slot).sequence.load(std::memory_order_relaxed) > seen ||
+         (looks_closely && boxes_.published(source).load(std::memory_order_relaxed) > seen);
 }
 
 bool Mailbox::match(Item& item) {
@@ -48,17 +48,17 @@ bool Mailbox::match(Item& item) {
     if (limits_[source] == kNoLimit) {
       slot = find_expected(source, transfer.tag);
       limits_[source] = 0;
-      if (slot >= 0) expected_[source].seen = envelope(source, slot).sequence.load();
+      if (slot >= 0) expected_[source].seen = boxes_.envelope(source, slot).sequence.load();
     }
-    Stashed* stashed = nullptr;
+    StashedMessage* stashed = nullptr;
     if (slot < 0) {
       if (limits_[source] == 0) {
-        limits_[source] = outbox(source).published.load(std::memory_order_acquire) + 1;
+        limits_[source] = boxes_.published(source).load(std::memory_order_acquire) + 1;
       }
       if (!any && item.seen == limits_[source]) continue;  // nothing has come since it looked
-      stashed = find_stashed(source, transfer.tag);
+      stashed = stash_.find(source, transfer.tag);
       const std::uint64_t limit = stashed != nullptr ? stashed->sequence : limits_[source];
-      slot = find(source, region_.rank(), &transfer.tag, limit);
+      slot = boxes_.find(source, region_.rank(), &transfer.tag, limit);
       expected_[source].seen = limits_[source] - 1;
       if (slot < 0 && stashed == nullptr) {
         item.seen = limits_[source];
@@ -66,7 +66,7 @@ bool Mailbox::match(Item& item) {
       }
     }
     if (any) last_source_ = source;
-    end_waiting(transfer);  // before others can see that what it waited for is gone
+    circles_.end(transfer);  // before others can see that what it waited for is gone
     transfer.peer = source;
     if (slot < 0) {
       stashed->is_wanted = true;
@@ -85,12 +85,10 @@ std::optional<std::int32_t> Mailbox::unwanted_tag(const Transfer& receive) const
   const bool any = receive.peer == kAnyRank;
   for (std::uint32_t i = 0; i < (any ? region_.ranks() : 1); ++i) {
     const std::uint32_t source = any ? i : receive.peer;
-    const std::uint64_t all = outbox(source).published.load(std::memory_order_acquire) + 1;
-    const int slot = find(source, region_.rank(), nullptr, all);
-    if (slot >= 0) return envelope(source, slot).tag.load(std::memory_order_relaxed);
-    for (const Stashed& each : stash_) {
-      if (!each.is_wanted && each.transfer.peer == source) return each.transfer.tag;
-    }
+    const std::uint64_t all = boxes_.published(source).load(std::memory_order_acquire) + 1;
+    const int slot = boxes_.find(source, region_.rank(), nullptr, all);
+    if (slot >= 0) return boxes_.envelope(source, slot).tag.load(std::memory_order_relaxed);
+    if (const auto tag = stash_.unwanted_tag(source)) return tag;
   }
   return std::nullopt;
 }
@@ -99,53 +97,12 @@ std::optional<std::int32_t> Mailbox::unwanted_tag(const Transfer& receive) const
 int Mailbox::find_expected(std::uint32_t source, std::int32_t tag) const {
   const Expected& next = expected_[source];
   const int slot = static_cast<int>(next.slot);
-  if (sequence_for(region_.rank(), source, slot) == 0) return -1;
-  const Envelope& candidate = envelope(source, slot);
+  if (boxes_.sequence_for(region_.rank(), source, slot) == 0) return -1;
+  const Envelope& candidate = boxes_.envelope(source, slot);
   return candidate.ordinal.load(std::memory_order_relaxed) == next.ordinal &&
                  candidate.tag.load(std::memory_order_relaxed) == tag
              ? slot
              : -1;
-}
-
-// The sequence of the message that is there for a rank, or 0. Who is not that rank sees it perhaps
-// while it goes, and another one comes.
-std::uint64_t Mailbox::sequence_for(std::uint32_t to, std::uint32_t from, int slot) const {
-  const Envelope& candidate = envelope(from, slot);
-  const std::uint64_t sequence = candidate.sequence.load(std::memory_order_acquire);
-  if (sequence == 0 || candidate.to.load(std::memory_order_relaxed) != to) return 0;
-  const std::uint64_t ordinal = candidate.ordinal.load(std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (candidate.sequence.load(std::memory_order_relaxed) != sequence) return 0;
-  const bool is_gone =
-      !region_.is_far(from) && ordinal < taken(to, from).load(std::memory_order_acquire);
-  return is_gone ? 0 : sequence;
-}
-
-unsigned Mailbox::waiting_for(std::uint32_t from, std::uint32_t to) const {
-  unsigned count = 0;
-  for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
-    count += sequence_for(to, from, slot) != 0;
-  }
-  return count;
-}
-
-// The oldest that nobody has taken, with a sequence below the limit; -1 if there is none.
-int Mailbox::find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
-                  std::uint64_t limit) const {
-  int found = -1;
-  std::uint64_t oldest = limit;
-  for (int slot = 0; slot < static_cast<int>(kEnvelopes); ++slot) {
-    const std::uint64_t sequence = sequence_for(to, source, slot);
-    if (sequence == 0 || sequence >= oldest) continue;
-    const Envelope& candidate = envelope(source, slot);
-    if ((tag != nullptr && candidate.tag.load(std::memory_order_relaxed) != *tag) ||
-        candidate.request.load(std::memory_order_relaxed) != Request::none) {
-      continue;
-    }
-    found = slot;
-    oldest = sequence;
-  }
-  return found;
 }
 
 bool Mailbox::take(Item& item, Envelope& from, bool& done) {
@@ -171,12 +128,12 @@ void Mailbox::release(Item& item, Envelope& from) {
   const bool is_far = region_.is_far(source);
   if (is_far) courier_->take(source, item.slot);
   const std::uint64_t ordinal = from.ordinal.load(std::memory_order_relaxed);
-  const bool in_turn =
-      !is_far && (ordinal == expected_[source].ordinal || waiting_for(source, region_.rank()) == 1);
+  const bool in_turn = !is_far && (ordinal == expected_[source].ordinal ||
+                                   boxes_.waiting_for(source, region_.rank()) == 1);
   if (!in_turn || may_be_awaited) from.sequence.store(0, std::memory_order_release);
   if (in_turn) {
     expected_[source].ordinal = ordinal + 1;
-    taken(region_.rank(), source).store(ordinal + 1, std::memory_order_release);
+    boxes_.taken(region_.rank(), source).store(ordinal + 1, std::memory_order_release);
   }
   if (may_be_awaited) Region::fence();
   region_.wake(source);
@@ -216,7 +173,7 @@ bool Mailbox::take_exposed(Item& item, Envelope& from, bool& done) {
 
 bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
   const Transfer& transfer = *item.transfer;
-  const Room room = room_of(transfer.peer, item.slot);
+  const Room room = boxes_.room_of(transfer.peer, item.slot);
   const bool holds_all = room.holds(transfer.bytes);
   const std::uint64_t begin = item.moved;
   const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
@@ -247,7 +204,7 @@ bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
 bool Mailbox::take_far(Item& item, const Envelope& from, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (!is_large(from.bytes)) {
-    std::memcpy(transfer.data, block(transfer.peer, item.slot), from.bytes);
+    std::memcpy(transfer.data, boxes_.block(transfer.peer, item.slot), from.bytes);
     done = true;
     return true;
   }
@@ -259,6 +216,38 @@ bool Mailbox::take_far(Item& item, const Envelope& from, bool& done) {
   const std::uint64_t landed = courier_->landed(transfer.peer, item.slot);
   done = landed == transfer.bytes;
   return std::exchange(item.moved, landed) != landed;
+}
+
+bool Mailbox::take_stashed(Item& item, bool& done) {
+  const StashedMessage& from = *item.stashed;
+  const Transfer& transfer = *item.transfer;
+  if (from.transfer.bytes != transfer.bytes || from.transfer.dtype != transfer.dtype) {
+    item.trouble = fail_against(item, from.item.number, from.transfer.bytes, from.transfer.dtype);
+    return true;
+  }
+  if (!from.is_whole) return false;
+  if (transfer.bytes > 0) std::memcpy(transfer.data, from.data.get(), transfer.bytes);
+  stash_.drop(from);
+  item.stashed = nullptr;
+  done = true;
+  return true;
+}
+
+// Who has slept has waited in vain: perhaps what it waits for finds no room.
+bool Mailbox::advance_stash(bool has_slept) {
+  if (region_.poisoned()) {
+    pending_.fetch_sub(stash_.clear());
+    return false;
+  }
+  const std::size_t begun = has_slept ? stash_.take_in() : 0;
+  pending_.fetch_add(begun, std::memory_order_release);
+  bool moved = begun > 0;
+  for (StashedMessage& each : stash_.messages()) {
+    if (each.is_whole) continue;
+    moved |= receive(each.item, each.is_whole);
+    if (each.is_whole) pending_.fetch_sub(1, std::memory_order_release);
+  }
+  return moved;
 }
 
 }  // namespace rallypoint

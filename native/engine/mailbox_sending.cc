@@ -31,7 +31,7 @@ bool Mailbox::send(Item& item, bool& done) {
     return false;
   }
   put(item, slot);
-  say_slot(item);
+  circles_.say_slot(item);
   Region::fence();
   region_.wake(transfer.peer);
   if (item.moved < transfer.bytes) {
@@ -54,7 +54,7 @@ void Mailbox::put(Item& item, int slot) {
   item.sequence = ++sequence_;
   const bool is_wide = !exposes && is_large(transfer.bytes) && take_wide(item);
   if (!is_tiny) {
-    const Room room = room_of(self, slot, transfer.bytes, is_wide);
+    const Room room = boxes_.room_of(self, slot, transfer.bytes, is_wide);
     item.before = room.progress.written.load(std::memory_order_relaxed);
     if (!room.holds(transfer.bytes) &&  // what fitted was not counted
         room.progress.taken.load(std::memory_order_relaxed) != item.before) {
@@ -63,7 +63,7 @@ void Mailbox::put(Item& item, int slot) {
     if (!exposes) item.moved = std::min(room.part, transfer.bytes);
     std::memcpy(room.at + item.before % room.parts * room.part, transfer.data, item.moved);
   }
-  Envelope& to = envelope(self, slot);
+  Envelope& to = boxes_.envelope(self, slot);
   to.sequence.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   to.to.store(transfer.peer, std::memory_order_relaxed);
@@ -84,14 +84,14 @@ void Mailbox::put(Item& item, int slot) {
     if (exposes) std::memcpy(to.payload, &place, sizeof place);
   }
   to.sequence.store(sequence_, std::memory_order_release);
-  outbox(self).published.store(sequence_, std::memory_order_release);
+  boxes_.published(self).store(sequence_, std::memory_order_release);
   used_ |= bit(slot);
   receivers_[slot] = transfer.peer;
   next_ = (slot + 1) % static_cast<int>(kEnvelopes);
 }
 
 bool Mailbox::take_wide(const Item& item) {
-  const Envelope& user = envelope(region_.rank(), wide_slot_);
+  const Envelope& user = boxes_.envelope(region_.rank(), wide_slot_);
   if (wide_sequence_ != 0 && user.sequence.load(std::memory_order_acquire) == wide_sequence_) {
     return false;
   }
@@ -122,12 +122,6 @@ bool Mailbox::is_to_be_read(Item& item) {
   return trial.reads();
 }
 
-// How many of a rank's envelopes may be there for one receiver: the others need room too, however
-// much that one leaves lying. Between hosts each pair has room of its own.
-unsigned Mailbox::room_for_one(std::uint32_t peer) const {
-  return region_.ranks() > 2 && !region_.is_far(peer) ? kEnvelopes / 2 : kEnvelopes;
-}
-
 // An envelope for a message to the peer, or -1. Whether others are free again is not looked up
 // before that is needed, as their lines lie in the receivers' caches.
 int Mailbox::room_for(std::uint32_t peer) {
@@ -142,7 +136,7 @@ int Mailbox::room_for(std::uint32_t peer) {
 }
 
 bool Mailbox::is_full_for(std::uint32_t peer) const {
-  const unsigned most = room_for_one(peer);
+  const unsigned most = boxes_.room_for_one(peer);
   if (static_cast<unsigned>(std::popcount(used_)) < most) return false;
   unsigned count = 0;
   for (std::uint64_t left = used_; left != 0; left &= left - 1) {
@@ -154,11 +148,11 @@ bool Mailbox::is_full_for(std::uint32_t peer) const {
 // What a receiver says lies in its cache: look it up only when the last look does not suffice.
 void Mailbox::look_at(int slot) {
   if ((used_ & bit(slot)) == 0) return;
-  const Envelope& last = envelope(region_.rank(), slot);
+  const Envelope& last = boxes_.envelope(region_.rank(), slot);
   const std::uint32_t peer = receivers_[slot];
   const std::uint64_t ordinal = last.ordinal.load(std::memory_order_relaxed);
   if (ordinal >= taken_[peer]) {
-    taken_[peer] = taken(peer, region_.rank()).load(std::memory_order_acquire);
+    taken_[peer] = boxes_.taken(peer, region_.rank()).load(std::memory_order_acquire);
   }
   if (ordinal < taken_[peer] || last.sequence.load(std::memory_order_acquire) == 0) {
     used_ &= ~bit(slot);
@@ -167,7 +161,7 @@ void Mailbox::look_at(int slot) {
 
 bool Mailbox::go_on_sending(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
-  const Envelope& to = envelope(region_.rank(), item.slot);
+  const Envelope& to = boxes_.envelope(region_.rank(), item.slot);
   if (to.sequence.load(std::memory_order_acquire) != item.sequence) {  // it has been received
     done = true;
     return true;
@@ -183,7 +177,7 @@ bool Mailbox::go_on_sending(Item& item, bool& done) {
 
 bool Mailbox::write_parts(Item& item) {
   const Transfer& transfer = *item.transfer;
-  const Room room = room_of(region_.rank(), item.slot);
+  const Room room = boxes_.room_of(region_.rank(), item.slot);
   const bool holds_all = room.holds(transfer.bytes);
   const std::uint64_t begin = item.moved;
   const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);

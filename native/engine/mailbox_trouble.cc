@@ -1,5 +1,6 @@
 // What keeps a send or a receive from going on, and how all ranks are told.
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/collective.h"
@@ -33,12 +34,7 @@ Trouble Mailbox::look_for_trouble(Item& item) {
   if (now_s() - item.began_s > transfer.timeout_s) {
     return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
   }
-  if (item.transfer != waiting_ || transfer.peer == kAnyRank) return Trouble::none;
-  if (region_.has_far()) {
-    const Trouble trouble = look_for_far_circle(item);
-    if (trouble != Trouble::none || region_.is_far(transfer.peer)) return trouble;
-  }
-  return look_for_circle();
+  return circles_.look(item, sends_);
 }
 
 // The peer, if it left; for any rank, the last of the others, if all left.
@@ -66,6 +62,16 @@ bool Mailbox::is_cut_off(Item& item) const {
   if (courier_->state(peer) != ConnectionState::ended) return false;
   if (item.cut_off_s == 0) item.cut_off_s = now_s();
   return now_s() - item.cut_off_s > kCutOffS;
+}
+
+void Mailbox::set_waiting(const Transfer* transfer) {
+  const std::lock_guard lock(mutex_);
+  circles_.end();
+  if (transfer == nullptr) return;
+  const Items& items = transfer->sends ? sends_ : receives_;
+  const auto item = std::find_if(items.begin(), items.end(),
+                                 [&](const Item& each) { return each.transfer == transfer; });
+  if (item != items.end() && (transfer->sends || !item->has_begun())) circles_.begin(*item);
 }
 
 void Mailbox::describe(CallRecord& record, const Item& item) const {

@@ -1,5 +1,5 @@
-"""The mailbox (mailbox*.cc): envelopes that are used again and again, taken in turn or out of turn,
-taken in when there is no room, and messages that go in parts.
+"""The mailbox (mailbox*.cc, outboxes.cc, stash.cc): envelopes that are used again and again, taken
+in turn or out of turn, taken in when there is no room, and messages that go in parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PUT_TAG = Site(*_PUT, "to.tag.store(")
 PUT_ORDINAL = Site(*_PUT, "to.ordinal.store(")
 PUT_REQUEST = Site(*_PUT, "to.request.store(")
 PUT_SEQUENCE = Site(*_PUT, "to.sequence.store(sequence_")
-PUT_PUBLISHED = Site(*_PUT, "published.store(")
+PUT_PUBLISHED = Site(*_PUT, "published(self).store(")
 PUT_WRITTEN = Site(*_PUT, "progress.written.load(")
 PUT_TAKEN = Site(*_PUT, "progress.taken.load(")
 PUT_RESET = Site(*_PUT, "progress.taken.store(")
@@ -49,18 +49,18 @@ WRITE_WRITTEN = Site(*_WRITE, "progress.written.store(")
 
 _NEWS = ("mailbox_receiving.cc", "Mailbox::has_news")
 NEWS_SEQUENCE = Site(*_NEWS, "sequence.load(")
-NEWS_PUBLISHED = Site(*_NEWS, "published.load(")
-MATCH_PUBLISHED = Site("mailbox_receiving.cc", "Mailbox::match", "published.load(")
+NEWS_PUBLISHED = Site(*_NEWS, "published(source).load(")
+MATCH_PUBLISHED = Site("mailbox_receiving.cc", "Mailbox::match", "published(source).load(")
 _EXPECTED = ("mailbox_receiving.cc", "Mailbox::find_expected")
 EXPECTED_ORDINAL = Site(*_EXPECTED, "ordinal.load(")
 EXPECTED_TAG = Site(*_EXPECTED, "tag.load(")
-_THERE = ("mailbox_receiving.cc", "Mailbox::sequence_for")
+_THERE = ("outboxes.cc", "Outboxes::sequence_for")
 THERE_SEQUENCE = Site(*_THERE, "candidate.sequence.load(")
 THERE_TO = Site(*_THERE, "candidate.to.load(")
 THERE_ORDINAL = Site(*_THERE, "candidate.ordinal.load(")
 THERE_FENCE = Site(*_THERE, "std::atomic_thread_fence(")
 THERE_AGAIN = Site(*_THERE, "candidate.sequence.load(", "std::atomic_thread_fence(")
-_FIND = ("mailbox_receiving.cc", "Mailbox::find")
+_FIND = ("outboxes.cc", "Outboxes::find")
 FIND_TAG = Site(*_FIND, "candidate.tag.load(")
 FIND_REQUEST = Site(*_FIND, "candidate.request.load(")
 _RELEASE = ("mailbox_receiving.cc", "Mailbox::release")
@@ -68,8 +68,8 @@ RELEASE_ORDINAL = Site(*_RELEASE, "from.ordinal.load(")
 RELEASE_SEQUENCE = Site(*_RELEASE, "from.sequence.store(")
 RELEASE_TAKEN = Site(*_RELEASE, ".store(ordinal + 1")
 RELEASE_FENCE = Site(*_RELEASE, "Region::fence()")
-TAKE_IN_REQUEST = Site("mailbox_stash.cc", "Mailbox::take_in", "from.request.load(")
-TAKE_IN_MATCHED = Site("mailbox_stash.cc", "Mailbox::take_in", "from.request.store(")
+TAKE_IN_REQUEST = Site("stash.cc", "Stash::take_in_from", "from.request.load(")
+TAKE_IN_MATCHED = Site("stash.cc", "Stash::take_in_from", "from.request.store(")
 _TAKE = ("mailbox_receiving.cc", "Mailbox::take_parts")
 TAKE_WRITTEN = Site(*_TAKE, "progress.written.load(")
 TAKE_TAKEN = Site(*_TAKE, "progress.taken.store(")
@@ -115,7 +115,7 @@ def sender(messages: tuple[tuple[int, int], ...], envelopes: int) -> Program:
 
 
 def sequence_for(to: int, slot: int, taken: int) -> Generator[Step, int, int]:
-    """Mailbox::sequence_for, by that rank itself; `taken` is what it has said last."""
+    """Outboxes::sequence_for, by that rank itself; `taken` is what it has said last."""
     sequence = yield Load(f"sequence{slot}", THERE_SEQUENCE)
     if sequence == 0 or (yield Load(f"to{slot}", THERE_TO)) != to:
         return 0

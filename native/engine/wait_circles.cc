@@ -1,11 +1,7 @@
-// How a mailbox finds out that ranks wait for each other's sends and receives in a circle: on one
-// host by looking at what each says it waits for, between hosts by asking.
+#include "engine/wait_circles.h"
 
 #include <algorithm>
 #include <utility>
-#include <vector>
-
-#include "engine/mailbox.h"
 
 namespace rallypoint {
 namespace {
@@ -14,51 +10,44 @@ constexpr double kProbeS = 0.1;  // between questions
 
 }  // namespace
 
-// Circles: each rank says what it waits for, if it will do nothing else. What has been matched, or
-// has ended, is not waited for, even before the thread that waits knows it.
-void Mailbox::set_waiting(const Transfer* transfer) {
-  const std::lock_guard lock(mutex_);
-  if (waiting_ != nullptr) end_waiting(*waiting_);
-  if (transfer == nullptr) return;
-  const Items& items = transfer->sends ? sends_ : receives_;
-  const auto item = std::find_if(items.begin(), items.end(),
-                                 [&](const Item& each) { return each.transfer == transfer; });
-  if (item == items.end() || (!transfer->sends && (item->slot >= 0 || item->stashed != nullptr))) {
-    return;
-  }
-  waiting_ = transfer;
+void WaitCircles::begin(const PendingTransfer& item) {
+  const Transfer& transfer = *item.transfer;
+  waiting_ = &transfer;
   Waiting& ours = region_.state(region_.rank()).waiting;
-  ours.peer.store(transfer->peer, std::memory_order_relaxed);
-  ours.tag.store(transfer->tag, std::memory_order_relaxed);
-  ours.sends.store(transfer->sends, std::memory_order_relaxed);
-  ours.slot.store(transfer->sends ? item->slot : -1, std::memory_order_relaxed);
+  ours.peer.store(transfer.peer, std::memory_order_relaxed);
+  ours.tag.store(transfer.tag, std::memory_order_relaxed);
+  ours.sends.store(transfer.sends, std::memory_order_relaxed);
+  ours.slot.store(transfer.sends ? item.slot : -1, std::memory_order_relaxed);
   ours.epoch.fetch_add(1, std::memory_order_acq_rel);
 }
 
-void Mailbox::end_waiting(const Transfer& transfer) {
+void WaitCircles::end() {
+  if (waiting_ != nullptr) end(*waiting_);
+}
+
+void WaitCircles::end(const Transfer& transfer) {
   if (waiting_ != &transfer) return;
   waiting_ = nullptr;
   circle_.clear();
   region_.state(region_.rank()).waiting.epoch.fetch_add(1, std::memory_order_acq_rel);
 }
 
-// The send that is waited for has found room.
-void Mailbox::say_slot(const Item& item) {
+void WaitCircles::say_slot(const PendingTransfer& item) {
   if (waiting_ != item.transfer) return;
   Waiting& ours = region_.state(region_.rank()).waiting;
   ours.slot.store(item.slot, std::memory_order_relaxed);
   ours.epoch.fetch_add(2, std::memory_order_acq_rel);
 }
 
-void Mailbox::say_unsent() {
+void WaitCircles::say_unsent(std::uint32_t count) {
   auto& unsent = region_.state(region_.rank()).waiting.unsent;
-  if (unsent.load(std::memory_order_relaxed) == unsent_) return;  // the line is read by others
-  unsent.store(unsent_, std::memory_order_release);
+  if (unsent.load(std::memory_order_relaxed) == count) return;  // the line is read by others
+  unsent.store(count, std::memory_order_release);
 }
 
 // Whether the rank waits for a message that is not there, nor on its way there, or for one to be
 // taken that is not.
-bool Mailbox::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
+bool WaitCircles::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
   const Waiting& theirs = region_.state(rank).waiting;
   const std::uint32_t peer = theirs.peer.load(std::memory_order_relaxed);
   if (peer >= region_.ranks()) return false;
@@ -67,16 +56,26 @@ bool Mailbox::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
     const std::int32_t tag = theirs.tag.load(std::memory_order_relaxed);
     const Waiting& sender = region_.state(peer).waiting;
     stuck = sender.unsent.load(std::memory_order_acquire) == 0 &&
-            find(peer, rank, &tag, ~std::uint64_t{0}) < 0;
+            boxes_.find(peer, rank, &tag, ~std::uint64_t{0}) < 0;
   } else if (const int slot = theirs.slot.load(std::memory_order_relaxed); slot >= 0) {
-    stuck = envelope(rank, slot).sequence.load(std::memory_order_acquire) != 0 &&
-            envelope(rank, slot).request.load(std::memory_order_acquire) == Request::none;
+    stuck = boxes_.envelope(rank, slot).sequence.load(std::memory_order_acquire) != 0 &&
+            boxes_.envelope(rank, slot).request.load(std::memory_order_acquire) == Request::none;
   }
   return stuck && theirs.epoch.load(std::memory_order_acquire) == epoch;
 }
 
+Trouble WaitCircles::look(const PendingTransfer& item, const Sends& sends) {
+  const std::uint32_t peer = item.transfer->peer;
+  if (item.transfer != waiting_ || peer == kAnyRank) return Trouble::none;
+  if (region_.has_far()) {
+    const Trouble trouble = look_afar(item, sends);
+    if (trouble != Trouble::none || region_.is_far(peer)) return trouble;
+  }
+  return look_here();
+}
+
 // Follows who waits for whom from this rank. A circle that is the same at two looks is real.
-Trouble Mailbox::look_for_circle() {
+Trouble WaitCircles::look_here() {
   std::vector<std::uint64_t> circle;
   std::vector<CircleMember> members;
   std::uint32_t rank = region_.rank();
@@ -110,12 +109,12 @@ Trouble Mailbox::look_for_circle() {
 //            |       v              a rank elsewhere, and has A bring E the probe
 //            G <---- E              E sees that all up to it still wait, and asks G
 //
-Trouble Mailbox::look_for_far_circle(const Item& item) {
+Trouble WaitCircles::look_afar(const PendingTransfer& item, const Sends& sends) {
   if (!is_stuck(item)) return Trouble::none;
   const std::uint32_t self = region_.rank();
   const std::uint64_t epoch = region_.state(self).waiting.epoch.load(std::memory_order_relaxed);
   for (Probe& each : region_.messenger()->take_probes()) {
-    if (!keeps_waiting(each)) continue;
+    if (!keeps_waiting(each, sends)) continue;
     if (each.members.front().rank == self) {
       if (each.epoch != epoch) continue;
       region_.spread_circle(each.members);
@@ -131,7 +130,7 @@ Trouble Mailbox::look_for_far_circle(const Item& item) {
 }
 
 // Whether only its peer can get the transfer on.
-bool Mailbox::is_stuck(const Item& item) const {
+bool WaitCircles::is_stuck(const PendingTransfer& item) const {
   const std::uint32_t self = region_.rank();
   if (!region_.is_far(item.transfer->peer)) {
     return is_stuck(self, region_.state(self).waiting.epoch.load(std::memory_order_relaxed));
@@ -143,7 +142,7 @@ bool Mailbox::is_stuck(const Item& item) const {
 
 // Whether nothing releases the last member that this rank has done, or has begun; nor, if that is
 // on this host, those before it that are.
-bool Mailbox::keeps_waiting(const Probe& probe) const {
+bool WaitCircles::keeps_waiting(const Probe& probe, const Sends& sends) const {
   const CircleMember& last = probe.members.back();
   if (!region_.is_far(last.rank)) {
     for (auto each = probe.members.rbegin(); each != probe.members.rend(); ++each) {
@@ -153,24 +152,24 @@ bool Mailbox::keeps_waiting(const Probe& probe) const {
     return false;  // it must have come from elsewhere
   }
   if (last.sends == 0) {
-    const auto is_for_them = [&](const Item& item) {
+    const auto is_for_them = [&](const PendingTransfer& item) {
       return item.transfer->peer == last.rank && item.slot < 0;
     };
     return courier_->last_sent(last.rank) == probe.sequence &&
-           std::none_of(sends_.begin(), sends_.end(), is_for_them);
+           std::none_of(sends.begin(), sends.end(), is_for_them);
   }
   if (probe.slot < 0 || probe.slot >= static_cast<int>(kEnvelopes)) return false;
-  const Envelope& theirs = envelope(last.rank, probe.slot);
+  const Envelope& theirs = boxes_.envelope(last.rank, probe.slot);
   return theirs.sequence == probe.sequence && theirs.request == Request::none;
 }
 
 // Passes it on, to whom this rank waits for; or, on this host, to the first who may go on with it.
-void Mailbox::probe(const Item& item, Probe probe) {
+void WaitCircles::probe(const PendingTransfer& item, Probe probe) {
   const Transfer& transfer = *item.transfer;
   if (region_.is_far(transfer.peer)) {
     if (!add_member(probe, region_.rank())) return;
     probe.slot = transfer.sends ? item.slot : -1;
-    probe.sequence = transfer.sends ? item.sequence : outbox(transfer.peer).published.load();
+    probe.sequence = transfer.sends ? item.sequence : boxes_.published(transfer.peer).load();
     region_.messenger()->send_probe(transfer.peer, transfer.peer, probe);
     return;
   }
@@ -187,13 +186,13 @@ void Mailbox::probe(const Item& item, Probe probe) {
   region_.messenger()->send_probe(via, rank, probe);
 }
 
-bool Mailbox::waits_afar(std::uint32_t rank) const {
+bool WaitCircles::waits_afar(std::uint32_t rank) const {
   const std::uint32_t peer = region_.state(rank).waiting.peer.load(std::memory_order_relaxed);
   return peer < region_.ranks() && region_.is_far(peer);
 }
 
 // By what it says of itself; not twice.
-bool Mailbox::add_member(Probe& probe, std::uint32_t rank) const {
+bool WaitCircles::add_member(Probe& probe, std::uint32_t rank) const {
   const Waiting& waiting = region_.state(rank).waiting;
   const std::uint64_t epoch = waiting.epoch.load(std::memory_order_acquire);
   const std::uint32_t peer = waiting.peer.load(std::memory_order_relaxed);
