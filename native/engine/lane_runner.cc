@@ -24,6 +24,7 @@ void LaneRunner::prepare() {
   const bool tries = prepared_.may_expose && piece >= kReadBytes &&
                      (memory_.reach & (kPrivate | kAlways)) == kPrivate;
   trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
+  times_ = false;
   const std::uint64_t most = piece * program.max_span;
   turn_ = kTurnBytes / std::max<std::uint64_t>(most, 1) + prepared_.lane_count;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
