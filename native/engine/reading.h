@@ -24,9 +24,11 @@ class ReadingTrial {
   // How long that call took.
   void note(double seconds) {
     // The first call of a round pays for what the way before has left in the caches.
-    if (calls_ >= kWarmUp && (calls_ - kWarmUp) % kRound != 0) {
+    const unsigned place = calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) % kRound;
+    round_s_ = place == 0 ? 0 : round_s_ + seconds;
+    if (place == kRound - 1) {
       double& best = best_s_[round() % 2];
-      best = seconds < best ? seconds : best;
+      best = round_s_ < best ? round_s_ : best;
     }
     if (++calls_ == kCalls) reads_ = best_s_[1] < kWorthIt * best_s_[0];
   }
@@ -41,6 +43,7 @@ class ReadingTrial {
   unsigned round() const { return calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) / kRound; }
 
   unsigned calls_ = 0;
+  double round_s_ = 0;
   std::array<double, 2> best_s_{std::numeric_limits<double>::infinity(),
                                 std::numeric_limits<double>::infinity()};
   bool reads_ = false;
