@@ -128,6 +128,11 @@ def host_identity() -> str:
     return "/".join([boot, *map(str, kinds)])
 
 
+def machine_of(identity: str) -> str:
+    """What is the same in the host identities of processes that run on one kernel."""
+    return identity.partition("/")[0]
+
+
 def any_address() -> str:
     """Of the interface that others most likely reach; else the loopback."""
     return choose(read_interfaces(), default=default_interface()).address

@@ -10,7 +10,12 @@ import pytest
 
 from rallypoint.base.errors import HostError
 from rallypoint.cluster import interface
-from rallypoint.cluster.interface import choose_network, host_identity, listening_address
+from rallypoint.cluster.interface import (
+    choose_network,
+    host_identity,
+    listening_address,
+    machine_of,
+)
 from rallypoint.cluster.interface_facts import Interface, Kind
 from rallypoint.cluster.netlink import read_interfaces
 
@@ -67,3 +72,18 @@ def test_processes_of_one_host_have_one_identity() -> None:
     code = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == host_identity() + "\n"
+
+
+def test_hosts_of_one_kernel_are_on_one_machine() -> None:
+    ask = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
+    there = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", ask],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if there.returncode:
+        pytest.skip(f"needs user namespaces: {there.stderr.strip()}")
+    identity = there.stdout.strip()
+    assert identity != host_identity()
+    assert machine_of(identity) == machine_of(host_identity())

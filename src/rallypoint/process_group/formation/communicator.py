@@ -27,7 +27,7 @@ from rallypoint.base.errors import (
     PeerLostError,
     StoreError,
 )
-from rallypoint.cluster.interface import host_identity
+from rallypoint.cluster.interface import host_identity, machine_of
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.flight_record import describe
@@ -71,7 +71,7 @@ class _Table:
 
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
-        have_cores: by rank, whether there is a core for each rank of its host.
+        have_cores: by rank, whether there is a core for each rank of its machine.
         secret: what only members know.
         streams: connections for data between two ranks on different hosts.
         is_sparse: connections between hosts are made when they are first needed.
@@ -171,7 +171,7 @@ def _tabulate(
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {
         "hosts": hosts,
-        "have_cores": have_cores(hosts, cores),
+        "have_cores": have_cores([machine_of(each) for each in identities], cores),
         "secret": os.urandom(32).hex(),
         "streams": _wished_streams(),
         "is_sparse": len(numbers) > _eager_hosts(),

@@ -19,8 +19,9 @@ other collectives on levels in two_level.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from rallypoint.schedule.algorithms import direct, ring
 from rallypoint.schedule.program import (
@@ -58,6 +59,9 @@ def others_here(rank: int, per_node: int) -> tuple[int, ...]:
 def two_level(ranks: int, per_node: int = 1) -> Program:
     """Parts inside the nodes, a ring for each part across, parts inside the nodes.
 
+    Three lanes: what a rank gives to its node; its part of the ring; what it takes from its node.
+    A rank adds its node's data to a chunk in the one operation that takes it from the ring.
+
     Raises:
         ProgramError: a node is not full.
     """
@@ -65,55 +69,62 @@ def two_level(ranks: int, per_node: int = 1) -> Program:
     if ranks == 1:
         return direct.all_reduce_one_shot(1)
 
-    def part(buffer: Buffer, local: int) -> Chunks:
-        return Chunks(buffer, local * nodes, nodes)
-
     def lanes(rank: int) -> tuple[Lane, ...]:
-        node, local = divmod(rank, per_node)
-        start = node * per_node
         peers = others_here(rank, per_node)
-        own = part(Buffer.INPUT, local)
-        given = tuple(Send(part(Buffer.INPUT, peer - start), (peer,)) for peer in sorted(peers))
-        operands = tuple(
-            own if peer == rank else Incoming(peer) for peer in range(start, start + per_node)
-        )
-        result = part(Buffer.OUTPUT, local)
-        operations: list[Operation] = [
-            Reduce(operands, (result,)),
-            *_across(rank, ranks, per_node),
-        ]
-        if peers:
-            operations.append(Send(result, peers))
-        operations += [receive(peer, part(Buffer.OUTPUT, peer - start), lane=1) for peer in peers]
-        return (given, tuple(operations))
+        node, place = divmod(rank, per_node)
 
-    sends = max(2 * (nodes - 1) + 1, per_node - 1)
+        def chunk(buffer: Buffer, owner: int, distance: int) -> Chunks:
+            """Of an owner's part, what begins its way so many nodes to the left."""
+            return Chunks(buffer, owner % per_node * nodes + (node - distance) % nodes)
+
+        given: Lane = tuple(
+            Send(chunk(Buffer.INPUT, peer, distance), (peer,))
+            for distance in range(nodes)
+            for peer in sorted(peers)
+        )
+        taken: Lane = tuple(
+            receive(peer, chunk(Buffer.OUTPUT, peer, distance), lane=1)
+            for distance in (nodes - 1, *range(nodes - 1))  # as they become complete
+            for peer in peers
+        )
+        across = tuple(_across(rank, ranks, per_node, partial(chunk, owner=place)))
+        return (given, across, taken) if peers else (across,)
+
     return Program(
         "two_level",
         Collective.ALL_REDUCE,
         ranks,
         chunks=ranks,
-        sends=sends,
+        sends=max(2 * nodes - 1, nodes * (per_node - 1)),
         lanes=lanes,
-        span=nodes,
     )
 
 
-def _across(rank: int, ranks: int, per_node: int) -> Iterator[Operation]:
-    """A ring (as in ring.py) over the ranks of one place in all nodes, in the output."""
+def _across(
+    rank: int, ranks: int, per_node: int, chunk: Callable[..., Chunks]
+) -> Iterator[Operation]:
+    """A ring (as in ring.py) over the ranks of one place; complete chunks also go to the node."""
     nodes = ranks // per_node
-    node, local = divmod(rank, per_node)
+    start = rank // per_node * per_node
     left, right = (rank - per_node) % ranks, (rank + per_node) % ranks
-
-    def chunk(distance: int) -> Chunks:
-        return Chunks(Buffer.OUTPUT, local * nodes + (node - distance) % nodes)
-
-    for step in range(nodes - 1):
-        yield Send(chunk(step), (right,))
-        yield Reduce((Incoming(left, 1), chunk(step + 1)), (chunk(step + 1),))
-    for step in range(nodes - 1):
-        yield Send(chunk(step - 1), (right,))
-        yield receive(left, chunk(step), lane=1)
+    peers = others_here(rank, per_node)
+    lane = 1 if peers else 0
+    for distance in range(nodes):
+        own, result = (chunk(each, distance=distance) for each in (Buffer.INPUT, Buffer.OUTPUT))
+        members = range(start, start + per_node)
+        sums = [own if member == rank else Incoming(member) for member in members]
+        if distance > 0:
+            sums.insert(0, Incoming(left, lane))
+        if len(sums) > 1:
+            yield Reduce(tuple(sums), (result,))
+        is_complete = distance == nodes - 1
+        to = (right,) * (nodes > 1) + peers * is_complete
+        yield Send(result if len(sums) > 1 else own, to)
+    for distance in range(nodes - 1):
+        result = chunk(Buffer.OUTPUT, distance=distance)
+        yield receive(left, result, lane=lane)
+        if to := (right,) * (distance < nodes - 2) + peers:
+            yield Send(result, to)
 
 
 def node_ring(ranks: int, per_node: int = 1) -> Program:

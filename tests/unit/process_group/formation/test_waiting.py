@@ -8,13 +8,13 @@ import threading
 from rallypoint.process_group.formation.waiting import have_cores, own_cores
 
 
-def test_by_hosts_and_cores() -> None:
-    assert have_cores([0, 0], ["3", "3"]) == [True] * 2
-    assert have_cores([0, 0, 0], ["3"] * 3) == [False] * 3
-    assert have_cores([0, 0], ["1", "2"]) == [True] * 2  # tied to one each
-    assert have_cores([0, 0], ["1", "1"]) == [False] * 2  # tied to the same, whatever else is there
-    assert have_cores([0, 1, 0, 1], ["1", "1", "2", "1"]) == [True, False, True, False]
-    assert have_cores([7] * 300, [f"{1 << core:x}" for core in range(300)]) == [True] * 300
+def test_by_machines_and_cores() -> None:
+    assert have_cores(["0", "0"], ["3", "3"]) == [True] * 2
+    assert have_cores(["0", "0", "0"], ["3"] * 3) == [False] * 3
+    assert have_cores(["0", "0"], ["1", "2"]) == [True] * 2  # tied to one each
+    assert have_cores(["0", "0"], ["1", "1"]) == [False] * 2  # tied to the same
+    assert have_cores(["0", "1", "0", "1"], ["1", "1", "2", "1"]) == [True, False, True, False]
+    assert have_cores(["7"] * 300, [f"{1 << core:x}" for core in range(300)]) == [True] * 300
 
 
 def test_own_cores_are_those_of_the_thread() -> None:
