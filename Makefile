@@ -1,7 +1,7 @@
 # `make` lists the actions. Each is one short script in scripts/ or one line here.
 
 VENV := .venv
-PYTHON ?= python3
+PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
 .PHONY: help demo quick test test-torch test-gpu check sanitize fuzz check-long bench clean
@@ -25,9 +25,12 @@ help:
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
-# The environment holds the package as users get it: a normal install, renewed when a source changes.
-$(VENV)/.created: pyproject.toml scripts/create_venv
-	@scripts/create_venv $(PYTHON) $(VENV)
+# The environment holds the package as users get it: a normal install, renewed when a source changes,
+# and made anew when another PYTHON is named.
+OTHER_PYTHON := $(if $(PYTHON),$(shell scripts/create_venv --differs "$(PYTHON)" $(VENV)))
+.PHONY: other-python
+$(VENV)/.created: pyproject.toml scripts/create_venv $(if $(OTHER_PYTHON),other-python)
+	@scripts/create_venv "$(PYTHON)" $(VENV)
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES) scripts/install
 	@scripts/install $(VENV)

@@ -56,11 +56,12 @@ def asked_for() -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "own.py")
         file.write_text(OWN_FILE)
-        contenders = {
+        op, name = dist.ReduceOp.SUM, str(file)
+        contenders: dict[str, Callable[[], Any]] = {
             "chosen": lambda: dist.all_reduce(array),
-            "with op=": lambda op=dist.ReduceOp.SUM: dist.all_reduce(array, op=op),
+            "with op=": lambda: dist.all_reduce(array, op=op),
             "by name": lambda: dist.all_reduce(array, algorithm="direct_one_shot"),
-            "own file": lambda name=str(file): dist.all_reduce(array, algorithm=name),
+            "own file": lambda: dist.all_reduce(array, algorithm=name),
         }
         for call in contenders.values():
             call()

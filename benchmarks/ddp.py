@@ -18,6 +18,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from table import need, print_table, save
@@ -128,7 +129,7 @@ def worker(models: list[str], steps: int, repeats: int) -> None:
         measure(
             what,
             {
-                backend: lambda group=group, tensor=tensor: dist.all_reduce(tensor, group=group)
+                backend: partial(dist.all_reduce, tensor, group=group)
                 for backend, group in groups.items()
             },
             calls,
@@ -140,10 +141,10 @@ def worker(models: list[str], steps: int, repeats: int) -> None:
         measure(
             f"{name} ({parameters / 1e6:.1f} M)",
             {
-                "rallypoint": lambda step=ours: step(True),
-                "hook": lambda step=hooked: step(True),
-                "gloo": lambda step=gloos: step(True),
-                "compute": lambda step=ours: step(False),
+                "rallypoint": partial(ours, True),
+                "hook": partial(hooked, True),
+                "gloo": partial(gloos, True),
+                "compute": partial(ours, False),
             },
             steps,
         )

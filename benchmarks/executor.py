@@ -32,8 +32,9 @@ def build_program() -> Path:
     cmake = shutil.which("cmake", path=sysconfig.get_path("scripts")) or shutil.which("cmake")
     if cmake is None:
         sys.exit("executor.py needs cmake: pip install cmake")
-    configure = [cmake, "-S", ROOT, "-B", directory, "-DRALLYPOINT_BENCHMARKS=ON"]
-    for command in (configure, [cmake, "--build", directory, "--target", "executor_benchmark"]):
+    configure: list[str | Path] = [cmake, "-S", ROOT, "-B", directory, "-DRALLYPOINT_BENCHMARKS=ON"]
+    compile_it: list[str | Path] = [cmake, "--build", directory, "--target", "executor_benchmark"]
+    for command in (configure, compile_it):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return directory / "executor_benchmark"
 
@@ -45,7 +46,7 @@ def measure(program: Path, nbytes: int, repeats: int) -> dict[str, float]:
         paths = [Path(directory, str(rank)) for rank in range(2)]
         for rank, path in enumerate(paths):
             path.write_bytes(encode(build(Collective.ALL_REDUCE, algorithm, ranks=2), rank))
-        command = [program, str(nbytes), str(repeats), *paths]
+        command: list[str | Path] = [program, str(nbytes), str(repeats), *paths]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     rounds = [[float(word) for word in line.split()] for line in output.splitlines()]
     by_program, by_hand, bare = (statistics.median(column) for column in zip(*rounds, strict=True))

@@ -19,7 +19,8 @@ import argparse
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from workers import answer, is_worker, measured_by
 import rallypoint as dist
 from rallypoint.base import worker_hook
 from rallypoint.base.call_trace import CallTrace
-from rallypoint.engine import communicator as engine
+from rallypoint.engine import communicator, flight_record
 
 CALLS = 2_000  # short: a round that is not disturbed shall be likely
 KINDS = ("without", "again", "with", "traced")
@@ -51,13 +52,14 @@ def groups() -> dict[str, dict[str, Any]]:
 
     The record is opened with the first communicator that asks for it; groups made before have none.
     """
-    keep, engine.keep_flight_record = engine.keep_flight_record, lambda *_: None
+    keep = flight_record.keep_flight_record
+    vars(communicator)["keep_flight_record"] = lambda *_: None
     dist.init_process_group()
     ranks = dist.get_world_size()
     made: dict[str, dict[str, Any]] = {}
     for kind in KINDS[:3]:
         if kind == "with":
-            engine.keep_flight_record = keep
+            vars(communicator)["keep_flight_record"] = keep
         alone = [dist.new_group([rank]) for rank in range(ranks)][dist.get_rank()]
         made[kind] = {"all": dist.new_group(), "alone": alone}
     made["traced"] = made["with"]
@@ -76,7 +78,9 @@ def tracing() -> CallTrace | None:
 
 
 def alternate(
-    calls: dict[str, Callable[[], Any]], repeats: int, batch: Callable[[Callable[[], Any]], float]
+    calls: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    batch: Callable[[Callable[[], Any]], float],
 ) -> dict[str, list[float]]:
     """Times of each kind, in rounds of one batch of each, whose order changes."""
     for call in calls.values():
@@ -132,7 +136,7 @@ def gloo_times(repeats: int) -> dict[str, dict[str, list[float]]]:
         ("gloo all_reduce", lambda: torch_dist.all_reduce(array)),
         ("gloo send and recv", exchange),
     ):
-        kinds = {kind: (lambda k=kind, c=call: batch_of(k, c)) for kind in KINDS}
+        kinds = {kind: partial(batch_of, kind, call) for kind in KINDS}
         times[name] = alternate(kinds, repeats, lambda timed: timed())
     share = scribe_ns() / (time.perf_counter() - begin)
     times["scribe, ns per second"] = {
@@ -155,9 +159,7 @@ def worker(options: argparse.Namespace) -> None:
     array = np.zeros(2, np.float32)
     times: dict[str, dict[str, list[float]]] = {}
     for scope in ("alone", "all"):
-        calls = {
-            kind: lambda g=made[kind][scope]: dist.all_reduce(array, group=g) for kind in KINDS
-        }
+        calls = {kind: partial(dist.all_reduce, array, group=made[kind][scope]) for kind in KINDS}
         times[scope] = alternate(calls, options.repeats, batch_ns)
     if importlib.util.find_spec("torch") and dist.get_world_size() == 2:
         times |= gloo_times(options.repeats)

@@ -129,9 +129,9 @@ def show(results: dict[str, dict[str, float]]) -> None:
     print(f"{'':<22}{'wall ms':>10}{'min':>9}{'max':>9}{'launcher MiB':>15}")
     names = {"rallypoint": "rallypoint run", "torchrun": "torchrun", "bare": "2 bare interpreters"}
     for name, row in results.items():
-        memory = f"{row['launcher_mib']:15.1f}" if "launcher_mib" in row else f"{'-':>15}"
+        mib = f"{row['launcher_mib']:15.1f}" if "launcher_mib" in row else f"{'-':>15}"
         times = f"{row['wall_ms']:10.1f}{row['wall_ms_min']:9.1f}{row['wall_ms_max']:9.1f}"
-        print(f"{names[name]:<22}{times}{memory}")
+        print(f"{names[name]:<22}{times}{mib}")
     ours = results["rallypoint"]
     print()
     if "torchrun" in results:

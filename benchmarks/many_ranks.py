@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from table import print_table, save
@@ -66,6 +67,10 @@ def worker(directory: Path, kind: str) -> None:
     wait_until((directory / "end").exists)
 
 
+def all_have_written(directory: Path, name: str, ranks: int) -> bool:
+    return len([p for p in directory.glob(name) if p.suffix != ".part"]) == ranks
+
+
 def measure(kind: str, ranks: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as path:
         directory = Path(path)
@@ -74,11 +79,7 @@ def measure(kind: str, ranks: int) -> dict[str, float]:
         begin_s = time.monotonic()
         with subprocess.Popen(command) as launcher:
             for name, then in (("done.*", "measure"), ("told.*", "end")):
-                wait_until(
-                    lambda name=name: (
-                        len([p for p in directory.glob(name) if p.suffix != ".part"]) == ranks
-                    )
-                )
+                wait_until(partial(all_have_written, directory, name, ranks))
                 (directory / then).touch()
             told = [json.loads(path.read_text()) for path in directory.glob("told.*")]
         if launcher.returncode != 0:

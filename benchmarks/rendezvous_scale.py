@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from math import nan
+from typing import Any
 
 from table import print_table, save
 
@@ -146,9 +147,9 @@ class Clients(ConnectionListener):
             link.send(encode(accepted))
             return
         match decode(payload):
-            case Led(ballot=ballot, stamp=stamp, number=number):
+            case Led(ballot=ballot, stamp=agreed_at, number=number):
                 node.ballot, node.agreed = ballot, number
-                node.stamp = nan if stamp is None else stamp
+                node.stamp = nan if agreed_at is None else agreed_at
                 self._beat(link, node)
             case Go(start=Start(seat=seat)):
                 node.round = seat.number
@@ -250,9 +251,9 @@ def measure(nodes: int, processes: int) -> dict[str, float]:
     }
 
 
-def check(seats: list[list[object]], nodes: int) -> None:
+def check(seats: list[list[Any]], nodes: int) -> None:
     """Each has a rank of its own, and all know as many nodes and an address."""
-    if sorted(rank for rank, _, _ in seats) != list(range(1, nodes)):  # type: ignore[type-var]
+    if sorted(rank for rank, _, _ in seats) != list(range(1, nodes)):
         raise SystemExit("the ranks are not 1, 2, ...")
     if {(host, count) for _, host, count in seats} != {("127.0.0.1", nodes)}:
         raise SystemExit("not all nodes know the same store, or number of nodes")
@@ -260,7 +261,7 @@ def check(seats: list[list[object]], nodes: int) -> None:
 
 def answers(
     host: ElasticRounds, selector: selectors.BaseSelector, clients: list[subprocess.Popen[str]]
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """One line of each client; the coordinator works meanwhile, as in an agent's loop."""
     lines: dict[int, str] = {}
 
@@ -271,6 +272,7 @@ def answers(
         selector.unregister(stdout)
 
     for i, client in enumerate(clients):
+        assert client.stdout is not None
         selector.register(client.stdout, selectors.EVENT_READ, lambda i=i: read(i))
     deadline = time.monotonic() + PATIENCE_S
     while len(lines) < len(clients):

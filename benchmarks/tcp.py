@@ -80,7 +80,7 @@ class Iperf:
         pairs = list(self._pairs)[: None if all_links else 1]
         clients = [self._client(*pair, self._pairs[pair]) for pair in pairs]
         ends = [json.loads(client.communicate()[0])["end"] for client in clients]
-        bits = sum(
+        bits: float = sum(
             end[way]["bits_per_second"]
             for end in ends
             for way in ("sum_received", "sum_received_bidir_reverse")

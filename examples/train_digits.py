@@ -60,7 +60,8 @@ class Network:
     def predict(self, images: Array) -> NDArray[np.int64]:
         """The most likely class of each image, shape (n,)."""
         hidden = np.maximum(images @ self.w1 + self.b1, 0)
-        return np.argmax(hidden @ self.w2 + self.b2, axis=1)
+        classes: NDArray[np.int64] = np.argmax(hidden @ self.w2 + self.b2, axis=1)
+        return classes
 
     def backward(self, images: Array, labels: NDArray[Any]) -> float:
         """Fill `gradient` with that of the mean cross-entropy, and return the latter."""

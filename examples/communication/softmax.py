@@ -25,14 +25,16 @@ def softmax(part: Array) -> Array:
     exponentials: Array = np.exp(part - largest)
     total = np.array(exponentials.sum())
     dist.all_reduce(total)
-    return exponentials / total
+    exponentials /= total
+    return exponentials
 
 
 def normalised(part: Array) -> Array:
     """This rank's part of the vector divided by its L2 norm."""
     squares = np.array(np.square(part).sum())
     dist.all_reduce(squares)
-    return part / np.sqrt(squares)
+    quotients: Array = part / np.sqrt(squares)
+    return quotients
 
 
 def main() -> None:

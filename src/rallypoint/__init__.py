@@ -1,7 +1,8 @@
 """Rallypoint: start, gather, connect and keep alive the processes of a distributed training job.
 
 The public face: torch.distributed's names, which __init__.pyi lists, each once. They are loaded on
-first use, so that the launcher, which imports this package too, pays for none of them.
+first use, so that the launcher, which imports this package too, pays for none of them; __version__,
+which pyproject.toml defines, is read from the installed package's metadata in the same way.
 
     import rallypoint as dist
     dist.init_process_group()
@@ -33,9 +34,15 @@ def __getattr__(name: str) -> object:
     """Load a public name from its module on first use."""
     if name == "__all__":
         return sorted(_public())
-    if name not in _public():
+    value: object
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("rallypoint")
+    elif name in _public():
+        value = getattr(importlib.import_module(_homes[name]), name)
+    else:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_homes[name]), name)
     globals()[name] = value
     return value
 

@@ -121,3 +121,4 @@ from rallypoint.store.prefix import PrefixStore as PrefixStore
 from rallypoint.store.store import Store as Store
 
 __all__: list[str]
+__version__: str

@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+import rallypoint
+
 _COMMANDS = {
     "bench": "measure operations beside those of others, or this machine for predictions",
     "doctor": "find out what keeps a job from beginning, and what to do about it",
@@ -82,9 +84,7 @@ def _dispatch(words: Sequence[str]) -> int:
         print(_HELP.format(commands=commands), end="")
         return 0 if words else 2
     if name in ("--version", "-V"):
-        from importlib.metadata import version
-
-        print("rallypoint", version("rallypoint"))
+        print("rallypoint", rallypoint.__version__)
         return 0
     from rallypoint.cli.options import suggestion
 

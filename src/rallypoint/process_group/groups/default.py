@@ -150,7 +150,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     return chosen.ranks[peer(chosen, None, group_rank, "rank", None)]
 
 
-def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+def get_process_group_ranks(group: Group = None) -> list[int]:
     """The global ranks of a group, in the order of their ranks in it."""
     return list(resolve(group).ranks)
 
