@@ -1,0 +1,69 @@
+"""Where Rallypoint does not run, its build ends with a sentence, before anything is compiled."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCRIPTS = Path(sys.executable).parent
+
+
+def configure(folder: Path, *options: str) -> str:
+    """What CMake says, its lines joined."""
+    cmake = shutil.which("cmake", path=SCRIPTS) or shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("there is no cmake: .venv/bin/pip install --group build")
+    command = [cmake, "-S", str(ROOT), "-B", str(folder), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("system", ["Darwin", "Windows"])
+def test_another_system(system: str, tmp_path: Path) -> None:
+    said = configure(tmp_path, f"-DCMAKE_SYSTEM_NAME={system}")
+    assert f"Rallypoint runs on Linux, x86-64 and aarch64; this is {system}." in said
+
+
+def test_a_compiler_for_32_bits(tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    probe = ["-m32", "-x", "c++", "-c", "/dev/null", "-o", str(tmp_path / "probe")]
+    if compiler is None or subprocess.run([compiler, *probe], check=False).returncode != 0:
+        pytest.skip("this machine's compiler knows 64 bits only")
+    wanted = ["-DCMAKE_CXX_FLAGS=-m32", "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY"]
+    said = configure(tmp_path / "build", *wanted)
+    assert "Rallypoint runs on Linux, x86-64 and aarch64; this compiler makes programs for" in said
+    assert "32 bits, LITTLE_ENDIAN." in said
+
+
+def test_a_compiler_that_is_too_old(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ (Debian: apt-get install g++)")
+    old = tmp_path / "old-g++"
+    old.write_text('#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=9 "$@"\n')
+    old.chmod(0o755)
+    said = configure(tmp_path / "build", f"-DCMAKE_CXX_COMPILER={old}")
+    assert "Rallypoint needs g++ 11, clang 14, or newer" in said
+    assert "is GNU 9." in said
+
+
+def test_the_environment_is_renewed_for_another_python(tmp_path: Path) -> None:
+    """`make PYTHON=...` asks the script whether .venv is of that Python."""
+
+    def differs(python: str, environment: Path) -> str:
+        command = [str(ROOT / "scripts" / "create_venv"), "--differs", python, str(environment)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    other = tmp_path / "python3.99"
+    other.write_text("#!/bin/sh\necho 3.99 /usr\n")
+    other.chmod(0o755)
+    assert differs(sys.executable, tmp_path) == ""
+    assert differs(str(other), tmp_path) == "yes\n"
+    assert differs(str(other), tmp_path / "absent") == ""  # it is made, not renewed
