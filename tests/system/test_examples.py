@@ -1,7 +1,15 @@
-"""The communication examples, each run as its first lines say, with the results that they print."""
+"""The examples that need no PyTorch, each run as its first lines say, with the results they print.
+
+Those that do are in test_examples_torch.py, those of Slurm and Kubernetes in the tests of these.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,36 +17,107 @@ from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.system
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "communication"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TOLD = {
-    "process_information": ["rank 0: host", "rank 3: host", "local rank 3"],
-    "two_groups": ["ranks [0, 2] is 2", "ranks [1, 3] is 4"],
-    "chain": ["at the end of the chain: [ 1. 11. 21.]"],
-    "overlap": ["rank 3: every item is 6, the sum of all ranks"],
-    "deadlock": [
+    "communication/process_information": ["rank 0: host", "rank 3: host", "local rank 3"],
+    "communication/two_groups": ["ranks [0, 2] is 2", "ranks [1, 3] is 4"],
+    "communication/chain": ["at the end of the chain: [ 1. 11. 21.]"],
+    "communication/overlap": ["rank 3: every item is 6, the sum of all ranks"],
+    "communication/deadlock": [
         "DeadlockError: ranks wait for each other",
         "rank 1: received [0 0 0] from rank 0",
     ],
-    "side_by_side": ["all_reduce: [60. 64. 68.]", " [30. 31. 32.]]"],
-    "softmax": ["rank 0: its 251 of 1003 items are right", "rank 3: its 250"],
-    "two_sources": ["rank 1: settings [0.1 0.9] from rank 0, weights [0. 1. 2. 3.] from rank 2"],
-    "scatter": ["[[  0   1   4]", " [441 484 529]]"],
+    "communication/side_by_side": ["all_reduce: [60. 64. 68.]", " [30. 31. 32.]]"],
+    "communication/softmax": ["rank 0: its 251 of 1003 items are right", "rank 3: its 250"],
+    "communication/two_sources": [
+        "rank 1: settings [0.1 0.9] from rank 0, weights [0. 1. 2. 3.] from rank 2"
+    ],
+    "communication/scatter": ["[[  0   1   4]", " [441 484 529]]"],
+    "algorithms/star": [
+        "proved for 1 to 16 ranks",
+        "rank 1: output 0 is never written",
+        "rank 3 gets (((a + b) + c) + d)",
+        "simulated: ring takes ",
+        "run by 4 ranks: the right result",
+    ],
 }
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """What an example's first lines say to type, with the example's whole path."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    relative = f"examples/{path.relative_to(EXAMPLES)}"
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line.replace(relative, str(path))) for line in lines if relative in line]
+
+
+def words_of(path: Path, number: int = 0) -> list[str]:
+    """The arguments of its command that starts with `rallypoint run`."""
+    command = commands_of(path)[number]
+    assert command[:2] == ["rallypoint", "run"]
+    return command[2:]
 
 
 @pytest.mark.parametrize("name", TOLD)
 def test_example(launch: Launch, name: str) -> None:
-    path = EXAMPLES / f"{name}.py"
-    command = next(line for line in path.read_text().splitlines() if "rallypoint run" in line)
-    words = command.split()[2:]
-    assert words.pop() == f"examples/communication/{name}.py"
-    assert launch.run(*words, str(path)) == 0, launch.err
+    assert launch.run(*words_of(EXAMPLES / f"{name}.py")) == 0, launch.err
     for text in TOLD[name]:
         assert text in launch.out
 
 
+def accuracies(text: str) -> list[float]:
+    """On images that were not trained with; a guess is right once in ten times."""
+    return [float(number) for number in re.findall(r"test accuracy ([0-9.]+)", text)]
+
+
+def test_an_algorithm_of_ones_own_trains(launch: Launch) -> None:
+    """What a reader does with star.py beyond running it; the result is that of the built-in one."""
+    star = f"{EXAMPLES}/algorithms/star.py:star"
+    words = ["--nproc-per-node", "2", str(EXAMPLES / "train_digits.py"), "--epochs", "2"]
+    told = []
+    for environ in ({}, {"RALLYPOINT_ALGORITHM": star}):
+        assert launch.run(*words, environ=environ) == 0, launch.err
+        told.append(re.findall(r"loss [0-9.]+|test accuracy [0-9.]+", launch.out))
+    assert len(told[0]) == 3
+    assert told[0] == told[1]
+
+
+def test_parameter_server(launch: Launch) -> None:
+    pytest.importorskip("sklearn")
+    assert launch.run(*words_of(EXAMPLES / "parameter_server.py")) == 0, launch.err
+    assert "took 200 from rank 1, 200 from rank 2, 200 from rank 3" in launch.out
+    assert accuracies(launch.out)[-1] > 0.9
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["program", "notebook"])
+def test_notebook(tmp_path: Path, is_file: bool) -> None:
+    """As a program, and from a main module without a file, which is what a notebook has."""
+    pytest.importorskip("sklearn")
+    path = EXAMPLES / "notebook.py"
+    assert commands_of(path) == [["python", str(path)]]
+    done = subprocess.run(
+        [sys.executable, *([str(path)] if is_file else ["-"])],
+        input=path.read_text(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+    assert accuracies(done.stdout)[-1] > 0.85
+
+
 def test_every_example_is_tested_and_listed() -> None:
-    names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == set(TOLD)
-    listed = (EXAMPLES.parent / "README.md").read_text()
-    assert all(f"communication/{name}.py" in listed for name in names)
+    listed = (EXAMPLES / "README.md").read_text()
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    tested = {*re.findall(r'"([\w/.-]+\.(?:py|yaml|sbatch))"', tests)}
+    tested |= {f"examples/{name}.py" for name in TOLD}
+    names = {path.name for path in map(Path, tested)}
+    for path in EXAMPLES.rglob("*.*"):
+        if path.suffix in (".py", ".yaml", ".sbatch"):
+            assert f"({path.relative_to(EXAMPLES)})" in listed, path
+            assert path.name in names, path

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from tests.conftest import REQUIRE_ALL
-from tests.system.conftest import Launch
 
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch, pytest.mark.timeout(600)]
 
@@ -80,21 +79,6 @@ def test_losses_by_the_switch_alone_are_those_with_gloo(tmp_path: Path) -> None:
     results, told = train(tmp_path, "switch", libraries, "--as-gloo")
     check(results)
     assert told.count("RALLYPOINT_AS_GLOO=1: process groups of gloo run on Rallypoint's") == 1
-
-
-def test_the_gpt_example_by_the_switch_alone(launch: Launch) -> None:
-    script = str(Path(__file__).parents[2] / "examples" / "train_gpt.py")
-    told = []
-    for flags in ([], ["--as-gloo"]):
-        words = [*flags, "--nproc-per-node", "2", script, "--steps", "40"]
-        job = launch.start(*words, environ={"OMP_NUM_THREADS": "1"})
-        assert job.wait(300) == 0, launch.err
-        told.append(launch.out.splitlines())
-    with_gloo, with_ours = told
-    assert with_gloo[-1].endswith("groups of gloo")
-    assert with_ours[-1].endswith("groups of rallypoint")
-    assert with_ours[:-1] == with_gloo[:-1]
-    assert len(with_gloo) == 3
 
 
 def test_torchft_replicas_heal(tmp_path: Path) -> None:

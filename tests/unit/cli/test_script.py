@@ -131,7 +131,7 @@ def test_wrong_use(words: str, expected: str, capsys: pytest.CaptureFixture[str]
 
 # JobSet. That it is taken is seen in tests/system/test_kubernetes.py, for the example.
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "kubernetes" / "jobset.yaml"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def container(text: str) -> dict[str, Any]:
@@ -143,10 +143,10 @@ def container(text: str) -> dict[str, Any]:
     return found
 
 
-def test_the_example_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = EXAMPLE.read_text()
-    first = text.partition("\n")[0].removeprefix("# Made by: rallypoint script ")
-    kind, *words = first.split()
+@pytest.mark.parametrize("example", ["kubernetes/jobset.yaml", "slurm/train_digits.sbatch"])
+def test_the_examples_are_what_is_printed(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (EXAMPLES / example).read_text()
+    kind, *words = text.partition("Made by: rallypoint script ")[2].splitlines()[0].split()
     assert text == printed(capsys, *words, kind=kind)
 
 
