@@ -38,7 +38,9 @@ bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
 
 Reducer reducer(DType dtype, ReduceOp op) {
 #if defined(__x86_64__)
-  if (has_avx512()) return avx512::reducer(dtype, op);
+  if (has_avx512()) {
+    if (const Reducer widest = avx512::reducer(dtype, op)) return widest;
+  }
   if (has_avx2()) return avx2::reducer(dtype, op);
 #endif
   return baseline::reducer(dtype, op);

@@ -263,7 +263,9 @@ void by_parts(std::byte* target, const std::byte* const* operands, std::size_t n
   kReduceParts(target, operands, n, 2 * items, divisor);
 }
 
-// Complex numbers have no order.
+// Complex numbers have no order. GCC 12 multiplies them with fused instructions where there are
+// any, whatever -ffp-contract says: results would have other bits than on CPUs without AVX-512.
+// Narrower loops do it instead (reduce.cc).
 template <typename T>
 Reducer for_complex(ReduceOp op) {
   switch (op) {
@@ -272,8 +274,10 @@ Reducer for_complex(ReduceOp op) {
       return by_parts<reduce<T, Sum>>;
     case ReduceOp::avg:
       return by_parts<average<T>>;
+#if !defined(__AVX512F__)
     case ReduceOp::product:
       return reduce<Complex<T>, Product>;
+#endif
     default:
       return nullptr;
   }
