@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-torch test-gpu check sanitize fuzz check-long bench clean
+.PHONY: help demo quick test test-torch test-gpu check docs docs-serve pages sanitize fuzz check-long bench clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
@@ -14,6 +14,8 @@ help:
 	@echo "make test-gpu  the tests that need a GPU, and PyTorch in .venv (RALLYPOINT_TEST_DEVICE=cpu: the"
 	@echo "               same tests with the CPU in its place)"
 	@echo "make check   formatting, types, import contracts"
+	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
+	@echo "make pages   write the pages of docs/ that follow from other files: --help, decisions"
 	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
 	@echo "             half (needs clang)"
@@ -53,6 +55,15 @@ test-gpu: $(VENV)/.installed
 check: $(VENV)/.installed
 	@scripts/check $(VENV)
 
+docs:
+	@scripts/docs $(PYTHON) .venv-docs
+
+docs-serve:
+	@scripts/docs serve $(PYTHON) .venv-docs
+
+pages: $(VENV)/.installed
+	@$(VENV)/bin/python scripts/site/pages.py
+
 sanitize: $(VENV)/.installed
 	@PYTHON=$(VENV)/bin/python scripts/sanitize --smoke
 
@@ -79,5 +90,5 @@ bench: $(VENV)/.installed
 	@scripts/bench $(VENV)
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* .venv-docs site build dist .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -47,7 +47,7 @@ def run(
 
 
 def example() -> str:
-    code = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    code = re.search(r"```python[^\n]*\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert code is not None
     return code[1]
 

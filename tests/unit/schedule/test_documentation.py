@@ -91,7 +91,7 @@ def test_properties(row: tuple[Collective, str, str, str, list[str]]) -> None:
 
 def test_example_of_the_guide(tmp_path: Path) -> None:
     text = (DOCS / "guides" / "custom-algorithms.md").read_text()
-    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    code = re.search(r"```python[^\n]*\n(.*?)```", text, re.DOTALL)
     assert code is not None
     file = tmp_path / "star.py"
     file.write_text(code[1])

@@ -1,0 +1,49 @@
+"""What the site's builder does to pages: links into the repository, and no file from elsewhere.
+
+Pages are written to be read in the repository, too. There a link may lead to any file of it; on the
+site, one that leaves `docs/` leads to the repository's address instead. A link to a file that does
+not exist fails the build, as mkdocs does for links within `docs/`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+from typing import Any, TypeAlias
+
+log = logging.getLogger("mkdocs.hooks.rallypoint")  # a warning fails a strict build
+
+Of: TypeAlias = Any  # mkdocs is not there when types are checked
+ROOT = Path(__file__).parents[2]
+_LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(#[^)\s]*)?(?=\))")
+_LOADED = re.compile(
+    r'<(?:script|img|iframe)\b[^>]*\bsrc="(https?:[^"]*)|'
+    r'<link\b[^>]*\brel="(?:stylesheet|preload)"[^>]*\bhref="(https?:[^"]*)'
+)
+
+
+def on_page_markdown(markdown: str, page: Of, config: Of, files: Of) -> str:
+    """Lead links that leave `docs/` to the repository."""
+    folder = PurePosixPath("docs", page.file.src_uri).parent
+
+    def absolute(match: re.Match[str]) -> str:
+        target = normpath(str(folder / match[1]))
+        if target == "docs" or target.startswith("docs/"):
+            return match[0]
+        if not (ROOT / target).exists():
+            log.warning("%s links to %s, which does not exist", page.file.src_uri, target)
+        kind = "tree" if (ROOT / target).is_dir() else "blob"
+        return f"{config.repo_url.rstrip('/')}/{kind}/main/{target}{match[2] or ''}"
+
+    return _LINK.sub(absolute, markdown)
+
+
+def on_post_page(output: str, page: Of, config: Of) -> str:
+    """Warn of scripts, styles and images that a browser would fetch from another site."""
+    for match in _LOADED.finditer(output):
+        log.warning(
+            "%s loads %s; the site must not need a network", page.file.src_uri, match[1] or match[2]
+        )
+    return output

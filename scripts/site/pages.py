@@ -1,0 +1,108 @@
+"""pages.py [--check]: write the pages that follow from other files, or say which are out of date.
+
+- docs/reference/command-line.md: `--help` of each command, word for word;
+- docs/decisions/index.md: the decisions, with their status and date.
+
+Run it with the Python of an environment that has Rallypoint: `make pages`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+
+from rallypoint import cli
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OF_COMMANDS = {"script": ("script slurm", "script jobset")}  # commands that have commands
+
+_COMMAND_LINE = """\
+# Command line
+
+<!-- Written by `make pages` from `--help`; do not edit. -->
+
+`rallyrun` is `rallypoint run`. Each text below is what the command prints with `--help`.
+[Exit statuses](../exit-statuses.md) and [environment variables](environment.md) have their own
+pages.
+"""
+_DECISIONS = """\
+# Decisions
+
+<!-- Written by `make pages` from the files beside it; do not edit. -->
+
+Each choice that someone will question has a page: what was decided, why, and what it costs. When
+a decision no longer holds, its status names the page that replaces it.
+
+| | Decision | Status | Since |
+|-|-|-|-|
+"""
+
+
+def help_of(command: str) -> str:
+    """What `rallypoint COMMAND --help` prints."""
+    printed = io.StringIO()
+    before, sys.argv = sys.argv, ["rallypoint", *command.split(), "--help"]
+    try:
+        with contextlib.redirect_stdout(printed):
+            status = cli.main()
+    finally:
+        sys.argv = before
+    if status != 0:
+        raise SystemExit(f"rallypoint {command} --help: exit status {status}")
+    return printed.getvalue()
+
+
+def command_line() -> str:
+    """The page of all commands."""
+    overview = help_of("")
+    commands = re.findall(r"^  ([a-z]+)  ", overview, re.MULTILINE)
+    page = [_COMMAND_LINE, "## rallypoint\n", f"```text\n{overview.rstrip()}\n```\n"]
+    for command in commands:
+        page += [f"## rallypoint {command}\n", f"```text\n{help_of(command).rstrip()}\n```\n"]
+        for inner in OF_COMMANDS.get(command, ()):
+            page += [f"### rallypoint {inner}\n", f"```text\n{help_of(inner).rstrip()}\n```\n"]
+    return "\n".join(page)
+
+
+def decisions() -> str:
+    """The index of decisions."""
+    rows = []
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        title, _, status, *_ = path.read_text(encoding="utf-8").splitlines()
+        named = re.fullmatch(r"# (\d{3})\. (.+)", title)
+        said = re.fullmatch(r"Status: (Accepted|Superseded by .+), (\d{4}-\d\d-\d\d)", status)
+        if named is None or named[1] != path.name[:3]:
+            raise SystemExit(f"{path}: its first line must be `# {path.name[:3]}. TITLE`")
+        if said is None:
+            raise SystemExit(
+                f"{path}: its third line must be `Status: Accepted, YYYY-MM-DD`"
+                " (or `Superseded by [NNN](FILE)`)"
+            )
+        rows.append(f"| {named[1]} | [{named[2]}]({path.name}) | {said[1]} | {said[2]} |\n")
+    return _DECISIONS + "".join(rows)
+
+
+PAGES = {"reference/command-line.md": command_line, "decisions/index.md": decisions}
+
+
+def main() -> int:
+    """Write the pages, or compare them; the exit status."""
+    stale = 0
+    for name, content in PAGES.items():
+        path, text = DOCS / name, content()
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"docs/{name} is out of date: run `make pages`", file=sys.stderr)
+            stale = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
