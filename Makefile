@@ -56,10 +56,10 @@ check: $(VENV)/.installed
 	@scripts/check $(VENV)
 
 docs:
-	@scripts/docs $(PYTHON) .venv-docs
+	@scripts/docs "$(or $(PYTHON),python3)" .venv-docs
 
 docs-serve:
-	@scripts/docs serve $(PYTHON) .venv-docs
+	@scripts/docs serve "$(or $(PYTHON),python3)" .venv-docs
 
 pages: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/site/pages.py

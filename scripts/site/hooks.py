@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path, PurePosixPath
-from posixpath import normpath
+from posixpath import normpath, relpath
 from typing import Any, TypeAlias
 
 log = logging.getLogger("mkdocs.hooks.rallypoint")  # a warning fails a strict build
@@ -18,6 +18,7 @@ log = logging.getLogger("mkdocs.hooks.rallypoint")  # a warning fails a strict b
 Of: TypeAlias = Any  # mkdocs is not there when types are checked
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(#[^)\s]*)?(?=\))")
+_NAMED = re.compile(r"(?<![\w/\"=>.-])docs/([\w/-]+)\.md\b")
 _LOADED = re.compile(
     r'<(?:script|img|iframe)\b[^>]*\bsrc="(https?:[^"]*)|'
     r'<link\b[^>]*\brel="(?:stylesheet|preload)"[^>]*\bhref="(https?:[^"]*)'
@@ -38,6 +39,18 @@ def on_page_markdown(markdown: str, page: Of, config: Of, files: Of) -> str:
         return f"{config.repo_url.rstrip('/')}/{kind}/main/{target}{match[2] or ''}"
 
     return _LINK.sub(absolute, markdown)
+
+
+def on_page_content(html: str, page: Of, config: Of, files: Of) -> str:
+    """Make links of the pages that docstrings name."""
+    folder = PurePosixPath(page.url).parent
+
+    def link(match: re.Match[str]) -> str:
+        if not (ROOT / match[0]).is_file():
+            log.warning("%s names %s, which does not exist", page.file.src_uri, match[0])
+        return f'<a href="{relpath(f"{match[1]}.html", folder)}">{match[0]}</a>'
+
+    return _NAMED.sub(link, html)
 
 
 def on_post_page(output: str, page: Of, config: Of) -> str:
