@@ -238,7 +238,7 @@ def test_a_call_without_a_group_says_who_forms_groups(launch: Launch) -> None:
     assert launch.run(script) == 1
     assert (
         "has not been initialized, please make sure to call init_process_group: the launcher starts"
-        " the processes of a job, and leaves it to them to form groups." in launch.err
+        " the processes of a job, but they form process groups themselves." in launch.err
     )
 
 

@@ -59,12 +59,12 @@ class CallTrace:
         """Have the worker write its calls; why it does not, or nothing."""
         self._next, _, version = self._control()
         if version != _VERSION:
-            return "its rallypoint cannot be traced, or it has formed no group yet"
+            return "its version of rallypoint cannot be traced, or it has formed no group yet"
         self.go_on()
         (groups,) = _GROUPS.unpack(os.pread(self._descriptor, 4, self._offset + _GROUPS_AT))
         if groups >= _RING_PAGE:
             self.end()
-            return f"it has {groups} groups, and can be traced with {_RING_PAGE - 1}"
+            return f"it has {groups} groups, but tracing supports at most {_RING_PAGE - 1}"
         return ""
 
     def go_on(self) -> None:

@@ -82,7 +82,7 @@ def decode(packet: bytes) -> Message:
         ControlMessageError: it is not a message, or one of another version.
     """
     if len(packet) > MAX_MESSAGE_BYTES:
-        raise ControlMessageError(f"a control message has {len(packet)} bytes; refused.")
+        raise ControlMessageError(f"a control message has {len(packet)} bytes; refused it.")
     if packet.startswith(_HELLO) and packet[len(_HELLO) : -1].isdigit() and len(packet) < 64:
         return Hello(int(packet[len(_HELLO) : -1]))
     import json
@@ -90,12 +90,12 @@ def decode(packet: bytes) -> Message:
     try:
         fields = json.loads(packet)
     except (ValueError, RecursionError):
-        raise ControlMessageError("a control message is not JSON; refused.") from None
+        raise ControlMessageError("a control message is not JSON; refused it.") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):
-        raise ControlMessageError("a control message is not an object with a kind; refused.")
+        raise ControlMessageError("a control message is not an object with a kind; refused it.")
     if fields.get("v") != VERSION:
         raise ControlMessageError(
-            f"a control message has version {fields.get('v')!r:.40}, this is version {VERSION};"
+            f"a control message has version {fields.get('v')!r:.40}, but this is version {VERSION};"
             " launch the worker with the rallypoint that is installed in its environment."
         )
     return _from_object(fields)
@@ -147,5 +147,5 @@ def _from_object(fields: dict[str, object]) -> Message:
         case {"kind": "wait", "seconds": int() | float() as seconds} if 0 <= seconds < _MAX_TIME_S:
             return LongWait(float(seconds), fields.get("is_over") is True)
     if kind in ("hello", "error", "wait"):
-        raise ControlMessageError(f"a control message of kind {kind!r} lacks its fields; refused.")
+        raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
     return Unknown(kind[:64])

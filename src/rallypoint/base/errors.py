@@ -1,13 +1,14 @@
-"""Every error that Rallypoint raises, in one tree sorted by whose fault it is.
+"""All errors that Rallypoint raises, in one tree sorted by whose fault they are.
 
     RallypointError
         CallerError    the caller asked for something that cannot be done
         PeerError      another process died, fell silent or called something else
-        HostError      the machine, the network or a server refused
-        WorkersFailedError  processes that this one started
+        HostError      the machine, the network or a server failed or refused
+        WorkersFailedError  worker processes started by this process failed
 
-Each says what happened, to whom, and what to do next, in one sentence, and carries what is known
-as attributes. Each is also the built-in that Python users expect (ValueError, TimeoutError, ...).
+Each message says in one sentence what happened, to whom, and what to do next; details are
+attributes. Each error is also the built-in that Python users expect (ValueError, TimeoutError,
+...).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class InvalidTypeError(CallerError, TypeError):
 
 
 class NotInitializedError(CallerError, ValueError, RuntimeError):
-    """A call needs a process group and there is none."""
+    """A call needs a process group, but none is initialized."""
 
 
 class AlreadyInitializedError(CallerError, ValueError, RuntimeError):
@@ -44,7 +45,8 @@ class AlreadyInitializedError(CallerError, ValueError, RuntimeError):
 
 
 class PeerError(RallypointError, RuntimeError):
-    """Another rank is the cause. The communicator it happened on is unusable from then on.
+    """Another rank caused the failure. The communicator on which it happened is unusable
+    afterwards.
 
     Attributes:
         rank: the global rank at fault, or None where it is not known.
@@ -67,7 +69,7 @@ class MismatchError(PeerError):
     """Ranks called different operations, or the same one with different sizes, dtypes or roots.
 
     Attributes:
-        calls: by global rank, what it called and where, of those that could be asked.
+        calls: global rank -> what it called and where, for the ranks that could be asked.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class MismatchError(PeerError):
 
 
 class DeadlockError(PeerError):
-    """Ranks wait for each other's sends and receives in a circle, and can never go on."""
+    """Ranks wait for each other's sends and receives in a cycle, so none can make progress."""
 
 
 class CollectiveTimeoutError(PeerError, TimeoutError):
@@ -94,11 +96,11 @@ class CollectiveTimeoutError(PeerError, TimeoutError):
 
 
 class HostError(RallypointError, RuntimeError):
-    """The machine, the network or a server refused what was needed."""
+    """The machine, the network or a server failed, or refused a request."""
 
 
 class OutOfMemoryError(HostError, MemoryError):
-    """The system has no more memory of the kind that was asked for."""
+    """The system cannot provide the memory that was requested."""
 
 
 class StoreError(HostError):
@@ -129,7 +131,7 @@ class StoreConnectionError(StoreError, ConnectionError):
 
 
 class StoreRefusedError(StoreConnectionError):
-    """The store's server is there, and demands another token."""
+    """The store's server answered, but did not accept the token."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
@@ -137,7 +139,7 @@ class StoreTimeoutError(StoreError, TimeoutError):
 
 
 class ControlMessageError(HostError, ValueError):
-    """What came over the socket between agent and worker is not a message of this version."""
+    """Data on the socket between agent and worker is not a control message of this version."""
 
 
 class StoreFencedError(StoreError):
@@ -145,46 +147,46 @@ class StoreFencedError(StoreError):
 
 
 class QueueEmptyError(StoreError, LookupError):
-    """A queue of the store holds nothing and the caller did not want to wait."""
+    """A queue of the store is empty and the caller chose not to wait."""
 
 
 class RendezvousError(HostError):
-    """A rendezvous gave no place in a round."""
+    """The rendezvous gave this node no place in a round."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """The rendezvous is closed for good: there is no further round."""
+    """The rendezvous is closed: no further rounds will begin."""
 
 
 class RendezvousGracefulExitError(RendezvousClosedError):
-    """It was closed while this node was a spare one: there was never a place for it."""
+    """The rendezvous was closed while this node was a spare that never had a place in a round."""
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """No round that this node could take part in began in time."""
+    """No round that this node could join began within the timeout."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
-    """What holds the rendezvous cannot be reached, or does not let this node in."""
+    """The rendezvous backend cannot be reached, or refused this node."""
 
 
 class RendezvousStateError(RendezvousError, ValueError):
-    """What the rendezvous keeps in a store is nothing that it could have written."""
+    """The store holds a value that the rendezvous did not write."""
 
 
 # The job's fault.
 
 
 class UnreadableCallError(RallypointError, RuntimeError):
-    """A worker cannot read the function that it is to run; another try would end the same."""
+    """A worker cannot load the function that it should run; a retry would fail in the same way."""
 
 
 class WorkersFailedError(RallypointError, RuntimeError):
-    """Workers that were started by this process failed, or were stopped.
+    """Workers that this process started failed, or were stopped.
 
     Attributes:
         status: the exit status that the launcher would have had.
-        failures: by rank, the tracebacks of the workers that raised an exception.
+        failures: rank -> traceback, for the workers that raised an exception.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
         message = str(error)
         message = error_details.completed(message, error, trace)
     except Exception:
-        message = message or "<its message cannot be printed>"
+        message = message or "<message cannot be printed>"
     is_exit = kind is SystemExit  # by choice: where it was made says nothing
     text = "" if is_exit else "".join(traceback.format_exception(kind, error, trace))
     startup = _is_startup(error, trace)

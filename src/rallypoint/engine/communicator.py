@@ -275,8 +275,8 @@ class Communicator:
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
         if not is_told and trouble in _DETAILED:
             return _DETAILED[trouble](
-                f"{operation}: rank {reporter} found {who} at fault ({trouble.name.lower()}) and "
-                f"died before it could say more{_UNUSABLE}",
+                f"{operation}: rank {reporter} reported a failure of {who} "
+                f"({trouble.name.lower()}) and died before it could give details{_UNUSABLE}",
                 rank=culprit,
                 operation=operation,
             )
@@ -285,19 +285,19 @@ class Communicator:
             case Trouble.PEER_LOST | Trouble.UNREACHABLE:
                 text = self._lost(at_fault, who, reporter, sent, interrupted)
             case Trouble.PEER_LEFT:
-                text = f"{who} had left the group, or ended, when {interrupted} needed it"
+                text = f"{who} left the group, or exited, before {interrupted} could complete"
             case Trouble.MISMATCH:
                 kind = MismatchError
                 text = (
                     f"ranks called different operations: rank {culprit} called "
                     f"{self._call(theirs)}, rank {reporter} called {self._call(ours)}"
                 )
-                text += ", but with another algorithm" if theirs == ours else ""
+                text += ", but with a different algorithm" if theirs == ours else ""
             case Trouble.LENGTHS:
                 kind = MismatchError
                 text = (
                     f"rank {culprit} has {sent} bytes for rank {reporter}, which expects "
-                    f"{expected}, in {interrupted}; pass lengths that agree"
+                    f"{expected}, in {interrupted}; pass equal lengths"
                 )
             case Trouble.CIRCLE:
                 kind = DeadlockError
@@ -308,13 +308,13 @@ class Communicator:
                     for rank, sends, peer, tag in circle
                 ]
                 text = (
-                    f"ranks wait for each other and can never go on: {'; '.join(members)}; let one "
-                    "of them do the opposite first, or use isend and irecv"
+                    f"ranks wait for each other and cannot make progress: {'; '.join(members)}; "
+                    "swap the order of send and receive on one of them, or use isend and irecv"
                 )
             case Trouble.TIMEOUT:
                 kind = CollectiveTimeoutError
                 text = (
-                    f"{interrupted} waited {waited_s:g} s for {who}; see what that rank is "
+                    f"{interrupted} waited {waited_s:g} s for {who}; check what that rank is "
                     "doing, or pass a longer timeout to init_process_group"
                 )
             case Trouble.INTERRUPTED:
@@ -327,7 +327,7 @@ class Communicator:
                 )
             case Trouble.CORRUPT:
                 kind = PeerError
-                text = f"{who} sent a message that makes no sense during {interrupted}"
+                text = f"{who} sent an invalid message during {interrupted}"
             case _:
                 kind = PeerError
                 text = f"{who} aborted the group"
@@ -341,8 +341,9 @@ class Communicator:
         host, port = self._endpoints.get(place, ("", 0))
         where = f" at {endpoint_of(host, port)}" if host else ""
         return (
-            f"rank {reporter} cannot connect to {who}{where} ({os.strerror(code)}) for {call}; see "
-            "whether that rank still runs, and whether a firewall stands between their hosts"
+            f"rank {reporter} cannot connect to {who}{where} ({os.strerror(code)}) for {call}; "
+            "check that the rank is still running and that no firewall blocks connections "
+            "between their hosts"
         )
 
     def _call(self, record: tuple[int, int, int, int, int, int] | None) -> str:

@@ -87,7 +87,8 @@ class SegmentOwner:
                 missing = sorted(others[rank] for rank in set(others) - set(self._members))
                 raise CollectiveTimeoutError(
                     f"init_process_group: {len(self._members) + 1} of {len(others) + 1} ranks of "
-                    f"this host came; missing: {_ranks(missing)}; see whether their processes run",
+                    f"this host joined; missing: {_ranks(missing)}; check that their processes "
+                    "are running",
                     rank=missing[0],
                     operation="init_process_group",
                 ) from None
@@ -214,7 +215,7 @@ def _expect(
             raise ConnectionError
     except TimeoutError:
         raise CollectiveTimeoutError(
-            f"init_process_group: rank {peer} came but did not finish within the timeout",
+            f"init_process_group: rank {peer} joined but did not finish within the timeout",
             rank=peer,
             operation="init_process_group",
         ) from None

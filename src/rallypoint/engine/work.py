@@ -64,8 +64,8 @@ class Work:
         if end or self._finish is not None or self._unfinished is not None:
             if end == _NOT_OVER and timeout is not None:
                 raise CollectiveTimeoutError(
-                    f"{self.operation} was not completed within {timeout.total_seconds():g} s; it "
-                    "still goes on, so wait again, or abort the group",
+                    f"{self.operation} was not completed within {timeout.total_seconds():g} s; "
+                    "it is still running, so wait again, or abort the group",
                     operation=self.operation,
                 )
             error = self._settled(end)

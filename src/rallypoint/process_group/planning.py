@@ -68,7 +68,7 @@ class Algorithms:
         if name in self.variants:
             return self.variants[name]
         if not isinstance(name, str):
-            raise InvalidTypeError(f"algorithm must be a name or a file's, not {name!r}")
+            raise InvalidTypeError(f"algorithm must be a name or the name of a file, not {name!r}")
         if not name:
             raise InvalidArgumentError("algorithm is empty; name one, or pass None")
         if len(self._asked) == _MOST_VARIANTS:
@@ -154,8 +154,8 @@ def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: 
         made = build(collective, asked, ranks=team.ranks, root=team.root, per_node=per_node)
     if uneven and (made.chunks > 1 or made.scratch_chunks > 0):
         raise InvalidArgumentError(
-            f"{name} cannot serve blocks that may differ in length, as it cuts blocks or stores "
-            f"them elsewhere; ask for another algorithm, or none, in this {operation}"
+            f"{name} cannot handle blocks of different lengths, because it splits or relocates "
+            f"blocks; choose another algorithm, or none, for this {operation}"
         )
     return replace(made, name=f"{made.name}, asked for")
 

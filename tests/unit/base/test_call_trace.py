@@ -137,7 +137,7 @@ def test_sends_and_what_makes_no_sense(worker: Worker) -> None:
 def test_workers_that_cannot_be_traced(worker: Worker) -> None:
     worker.set_groups(512)
     assert CallTrace(worker.memory, OFFSET, most=1).begin() == (
-        "it has 512 groups, and can be traced with 511"
+        "it has 512 groups, but tracing supports at most 511"
     )
     assert worker.until_ns == 0
     worker.set_version(0)

@@ -108,7 +108,7 @@ def test_debug_level(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.set_debug_level(dist.DebugLevel.INFO)
     assert dist.get_debug_level() is dist.DebugLevel.INFO
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD")
-    with pytest.raises(dist.InvalidArgumentError, match="LOUD is none of OFF, INFO, DETAIL"):
+    with pytest.raises(dist.InvalidArgumentError, match="LOUD is not one of OFF, INFO, DETAIL"):
         dist.set_debug_level_from_env()
     with pytest.raises(dist.InvalidTypeError, match="takes a DebugLevel"):
         dist.set_debug_level("INFO")  # type: ignore[arg-type]

@@ -224,8 +224,8 @@ def _check_own(source: Array, target: Array, operation: str) -> None:
     """Peers find out what does not fit theirs; for what stays here there is nobody but us."""
     if source.size != target.size:
         raise InvalidArgumentError(
-            f"{operation}: {describe(source)} goes to this rank itself, but {describe(target)} is "
-            "to take it; they must be of one size"
+            f"{operation}: {describe(source)} is sent to this rank itself, but {describe(target)} "
+            "receives it; their sizes must be equal"
         )
 
 

@@ -73,8 +73,8 @@ def all_gather_coalesced(
     lengths = [len(arrays) for arrays in output_tensor_lists]
     if lengths != [len(input_tensor_list)] * chosen.size():
         raise InvalidArgumentError(
-            f"{name}: output_tensor_lists must be {chosen.size()} lists, one for each rank, of "
-            f"{len(input_tensor_list)} arrays each, as many as there are inputs; it is {lengths}"
+            f"{name}: output_tensor_lists must have {chosen.size()} lists, one for each rank, of "
+            f"{len(input_tensor_list)} arrays each, one for each input; it has {lengths}"
         )
     works = [
         all_gather(list(outputs), array, group, True, timeout=timeout, algorithm=algorithm)
@@ -109,7 +109,7 @@ def _coalescing_manager(
     """
     chosen = resolve(group)
     if chosen.deferred is not None:
-        raise InvalidArgumentError("a _coalescing_manager of this group is open already")
+        raise InvalidArgumentError("a _coalescing_manager of this group is already open")
     manager = CoalescingManager()
     run, run_apart = chosen.run, chosen.run_apart
     chosen.deferred = manager.works

@@ -284,8 +284,8 @@ def _not_there(
             f"for send/recv from rank {group.ranks[0]}: {text}"
         )
     return CollectiveTimeoutError(
-        f"monitored_barrier: {text}; after {seconds}, these of the {group.size()} ranks had not "
-        f"come: {listed}; see what they are doing",
+        f"monitored_barrier: {text}; ranks missing after {seconds}: {listed} (of "
+        f"{group.size()}); check what they are doing",
         rank=ranks[0],
         operation="monitored_barrier",
     )

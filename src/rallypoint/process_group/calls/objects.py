@@ -91,7 +91,7 @@ def gather_object(
             )
         object_gather_list = [None] * chosen.size()
     if object_gather_list is None:
-        raise InvalidArgumentError("gather_object: dst itself must pass object_gather_list")
+        raise InvalidArgumentError("gather_object: the dst rank must pass object_gather_list")
     _check_places(object_gather_list, chosen.size(), "gather_object", "object_gather_list")
     data = _pickle(obj)
     sizes = np.empty(chosen.size(), np.int64)
@@ -122,7 +122,7 @@ def scatter_object_list(
     root = peer(chosen, src, group_src, "src", 0)
     if not scatter_object_output_list:
         raise InvalidArgumentError(
-            "scatter_object_list: scatter_object_output_list needs a place for the object"
+            "scatter_object_list: scatter_object_output_list needs an element to receive the object"
         )
     is_root = root == chosen.own_rank
     pickled: list[Array] = []
@@ -197,7 +197,7 @@ def _at_once(group: Group, operation: str) -> ProcessGroup | None:
     chosen = joined(group, operation)
     if chosen is not None and chosen.deferred is not None:
         raise InvalidArgumentError(
-            f"{operation} cannot be put off; call it outside of _coalescing_manager"
+            f"{operation} cannot be coalesced; call it outside of _coalescing_manager"
         )
     return None if chosen is None else chosen.for_objects
 
@@ -216,5 +216,6 @@ def _unpickled(data: Array, sizes: Array) -> list[Any]:
 def _check_places(places: list[Any], ranks: int, operation: str, name: str) -> None:
     if not isinstance(places, list) or len(places) != ranks:
         raise InvalidArgumentError(
-            f"{operation}: {name} must be a list of {ranks} places, one for each rank of the group"
+            f"{operation}: {name} must be a list of {ranks} elements, one for each rank of the "
+            "group"
         )

@@ -23,7 +23,7 @@ def check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
     """Refuse an array whose first dimension cannot be cut evenly."""
     if _length(array) % ranks:
         raise InvalidArgumentError(
-            f"{operation}: the first dimension of {name}, {describe(array)}, does not divide among "
+            f"{operation}: the first dimension of {name}, {describe(array)}, is not divisible by "
             f"{ranks} ranks; give {name}_split_sizes"
         )
 

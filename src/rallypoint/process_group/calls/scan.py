@@ -55,8 +55,8 @@ def scan(
     operator = check_operator(op, "scan")
     if operator is ReduceOp.AVG:
         raise InvalidArgumentError(
-            "scan: ReduceOp.AVG has no meaning here, as every rank combines another number of "
-            "arrays; take SUM, and divide by rank + 1"
+            "scan: ReduceOp.AVG is not defined here, because each rank combines a different "
+            "number of arrays; use SUM, and divide by rank + 1"
         )
     array = as_array(tensor, "scan", writes=True)
     return run(

@@ -45,7 +45,7 @@ def get_default_backend_for_device(device: object) -> str:
     kind = str(device).partition(":")[0]
     if kind not in _DEFAULTS:
         raise InvalidArgumentError(
-            f"no backend is known for {device!r}; there are some for {', '.join(_DEFAULTS)}"
+            f"no backend is known for {device!r}; known devices: {', '.join(_DEFAULTS)}"
         )
     return _DEFAULTS[kind]
 

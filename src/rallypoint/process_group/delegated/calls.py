@@ -145,7 +145,7 @@ def post(
 ) -> DelegatedWork:
     """Begin a send or receive; `other` is a rank in the group, or -1."""
     if type(tag) is not int or tag < 0:
-        raise InvalidArgumentError(f"{operation}: tag={tag!r} must be a whole number from 0 on")
+        raise InvalidArgumentError(f"{operation}: tag={tag!r} must be an integer >= 0")
     sends = operation in ("send", "isend")
     memory = _contiguous(array)
 

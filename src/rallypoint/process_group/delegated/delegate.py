@@ -89,7 +89,7 @@ class Trouble(Enum):
     """What a library's error means."""
 
     LOST = "a peer was lost"
-    LATE = "its time is over"
+    LATE = "it timed out"
     LENGTHS = "a message was longer than its receiver expected"
     OTHER = "something else"
 

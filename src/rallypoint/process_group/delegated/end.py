@@ -202,8 +202,8 @@ class End:
         elif trouble is Trouble.LATE:
             kind = CollectiveTimeoutError
             text = (
-                f"{operation} was not completed by {self.name} within {timeout_s:g} s; see what "
-                "the other ranks are doing, or pass a longer timeout to init_process_group"
+                f"{operation} was not completed by {self.name} within {timeout_s:g} s; check "
+                "what the other ranks are doing, or pass a longer timeout to init_process_group"
             )
         elif trouble is Trouble.LOST:
             kind = PeerLostError

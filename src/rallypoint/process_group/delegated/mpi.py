@@ -95,7 +95,7 @@ def connect(member: Member) -> MpiDelegate:
     if world.Get_rank() != rank or world.Get_size() <= max(member.ranks):
         raise HostError(
             f"rank {rank} is rank {world.Get_rank()} of {world.Get_size()} in MPI_COMM_WORLD; "
-            "leave RANK and WORLD_SIZE to mpirun"
+            "let mpirun set RANK and WORLD_SIZE"
         )
     chosen = world.Get_group().Incl(list(member.ranks))
     return MpiDelegate(MPI, world.Create_group(chosen))
@@ -181,7 +181,7 @@ class MpiDelegate:
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """See Delegate."""
         if collective not in self._begin:
-            return f"mpi has none here; backend='rallypoint' has {collective.operation}"
+            return f"mpi has no such operation; backend='rallypoint' has {collective.operation}"
         return why_not(dtype, operator)
 
     def adopt(self, array: Any) -> Block:
@@ -240,7 +240,7 @@ class MpiDelegate:
         """At exit: MPI may wait for ever for calls that never ended, before the process can."""
         if self._open and not self._mpi.Is_finalized():
             print(
-                f"rallypoint: rank {self._rank} ends while MPI has not completed "
+                f"rallypoint: rank {self._rank} exits before MPI has completed "
                 f"{len(self._open)} of its calls, so the job is aborted",
                 file=sys.stderr,
                 flush=True,

@@ -113,8 +113,8 @@ class DelegatedWork:
         while not self._is_done():
             if time.monotonic() > until:
                 raise CollectiveTimeoutError(
-                    f"{self.operation} was not completed within {wait_s:g} s; it still goes on, so "
-                    "wait again, or abort the group",
+                    f"{self.operation} was not completed within {wait_s:g} s; it is still "
+                    "running, so wait again, or abort the group",
                     operation=self.operation,
                 )
             time.sleep(pause_s)

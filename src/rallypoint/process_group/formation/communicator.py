@@ -184,7 +184,7 @@ def _wished_streams() -> int:
     text = os.environ.get("RALLYPOINT_STREAMS", str(STREAMS))
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_STREAMS:
         raise InvalidArgumentError(
-            f"RALLYPOINT_STREAMS={text!r} must be a number of connections, 1 to {_MOST_STREAMS}"
+            f"RALLYPOINT_STREAMS={text!r} must be a number of connections from 1 to {_MOST_STREAMS}"
         )
     return int(text)
 

@@ -38,7 +38,8 @@ class Congestion:
         self._wished = environ.get(VARIABLE, "")
         if len(self._wished) > _LONGEST_NAME or not (self._wished + "a").isidentifier():
             raise InvalidArgumentError(
-                f"{VARIABLE}={self._wished!r} must name a congestion control, as cubic or bbr"
+                f"{VARIABLE}={self._wished!r} must name a congestion control algorithm, such as "
+                "cubic or bbr"
             )
 
     def prepare(self, sock: socket.socket) -> None:

@@ -28,9 +28,9 @@ def make_room(needed: int, wished: int, *, ranks: int) -> None:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if is_open + needed > max(most, soft):
         raise HostError(
-            f"this rank needs {is_open + needed} file descriptors, {needed} of them for connections"
-            f" with {ranks} ranks, but may have {hard}; raise the hard limit (RLIMIT_NOFILE,"
-            " ulimit -Hn)"
+            f"this rank needs {is_open + needed} file descriptors, {needed} of them for "
+            f"connections to {ranks} ranks, but its limit is {hard}; raise the hard limit "
+            "(RLIMIT_NOFILE, ulimit -Hn)"
         )
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, soft), hard))

@@ -94,7 +94,7 @@ class DeviceMesh:
         """
         groups = group if isinstance(group, list) else [group]
         if mesh is None and len(groups) != 1:
-            raise InvalidArgumentError("from_group needs mesh= for any number of groups but one")
+            raise InvalidArgumentError("from_group needs mesh= unless there is exactly one group")
         ranks = np.array(resolve(groups[0]).ranks if mesh is None else mesh)
         if ranks.ndim != len(groups):
             raise InvalidArgumentError(
@@ -171,7 +171,7 @@ class DeviceMesh:
 
     def __getattr__(self, name: str) -> Never:
         raise AttributeError(
-            f"DeviceMesh.{name} is none of what rallypoint has of torch's DeviceMesh: shape, ndim, "
+            f"DeviceMesh.{name} is not implemented; rallypoint's DeviceMesh has shape, ndim, "
             "size, mesh, mesh_dim_names, get_group, get_all_groups, get_rank, get_local_rank, "
             "get_coordinate, from_group, and dimensions by name"
         )
@@ -201,7 +201,7 @@ class DeviceMesh:
         if type(given) is int and -self.ndim <= given < self.ndim:
             return given % self.ndim
         raise InvalidArgumentError(
-            f"mesh_dim={given!r} is no dimension of this mesh; it has {self.ndim}, named "
+            f"mesh_dim={given!r} is not a dimension of this mesh, which has {self.ndim}, named "
             f"{', '.join(names) or 'by numbers only'}"
         )
 
@@ -228,7 +228,7 @@ def init_device_mesh(
     """
     shape = tuple(mesh_shape)
     if not shape or any(type(size) is not int or size < 1 for size in shape):
-        raise InvalidArgumentError(f"mesh_shape={mesh_shape!r} must be sizes from 1 on")
+        raise InvalidArgumentError(f"mesh_shape={mesh_shape!r} must hold sizes of at least 1")
     if not is_initialized():
         init_process_group()
     return DeviceMesh(

@@ -102,7 +102,7 @@ def _connected(member: Member, presence: Presence) -> Delegate:
     except Exception as error:  # of the library's
         said = str(error).strip().partition("\n")[0]
         failed: HostError | PeerLostError = HostError(
-            f"{member.name} could not connect rank {member.ranks[member.rank]} with the others "
+            f"{member.name} could not connect rank {member.ranks[member.rank]} to the others "
             f"after {time.monotonic() - started:.1f} s: {said}"
         )
         raise found_while_forming(presence, failed, is_last_to_leave=False) from error

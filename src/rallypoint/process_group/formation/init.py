@@ -131,7 +131,7 @@ def form_process_group(
     if store is None and init_method in (None, "env://"):
         raise InvalidArgumentError(
             "form_process_group needs init_method='tcp://HOST:PORT' or 'file:///PATH', or a store: "
-            "the environment knows this job's own ranks only"
+            "the environment describes only this job's own ranks"
         )
     request = WorldRequest(
         backend=backend,

@@ -333,15 +333,16 @@ class _Mesh:
             except OSError as error:
                 if error.errno == errno.ECONNRESET:
                     raise PeerLostError(
-                        f"{who} ended, or refused this rank, while the group was forming; see "
-                        "its first error, and that RALLYPOINT_TOKEN is the same on all hosts",
+                        f"{who} exited or refused this rank while the group was forming; look "
+                        "for its first error, and check that RALLYPOINT_TOKEN is the same on all "
+                        "hosts",
                         rank=self._members[peer],
                         operation="init_process_group",
                     ) from None
                 raise self._unreachable(peer, error.strerror) from None
             except _RefusedError:
                 raise HostError(
-                    f"{who} has another token; set the same RALLYPOINT_TOKEN on all hosts"
+                    f"{who} has a different token; set the same RALLYPOINT_TOKEN on all hosts"
                 ) from None
             self._finish(talk, peer, purpose)
 
@@ -431,8 +432,8 @@ class _Mesh:
         )
         first = self._places[missing[0]].network
         return CollectiveTimeoutError(
-            f"init_process_group: no connection with rank {named}{f' ({first})' if first else ''};"
-            " see whether a firewall stands between the hosts, or choose another network with"
+            f"init_process_group: no connection to rank {named}{f' ({first})' if first else ''};"
+            " check for a firewall between the hosts, or choose another network with"
             " RALLYPOINT_SOCKET_IFNAME",
             rank=self._members[missing[0]],
             operation="init_process_group",
@@ -451,9 +452,9 @@ class _Mesh:
         where = endpoint_of(place.address, place.port)
         reasons = "; ".join(filter(None, (why, place.network)))
         return HostError(
-            f"cannot connect to rank {self._members[peer]} at {where} ({reasons}); see whether that"
-            " rank still runs, whether a firewall stands between, or choose another network with"
-            " RALLYPOINT_SOCKET_IFNAME"
+            f"cannot connect to rank {self._members[peer]} at {where} ({reasons}); check that the "
+            "rank is still running and that no firewall blocks the connection, or choose another "
+            "network with RALLYPOINT_SOCKET_IFNAME"
         )
 
     def _begin_look(self) -> None:

@@ -84,8 +84,8 @@ def _check(ranks: object, old: ProcessGroup, flags: int) -> None:
         )
     if old.own_rank in ranks:
         raise InvalidArgumentError(
-            f"ranks_to_exclude={ranks} names this rank, {old.own_rank}; only those that stay call "
-            "shrink_group"
+            f"ranks_to_exclude={ranks} names this rank, {old.own_rank}; only the ranks that stay "
+            "call shrink_group"
         )
 
 

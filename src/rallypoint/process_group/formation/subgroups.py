@@ -147,7 +147,7 @@ def new_subgroups(
         raise InvalidArgumentError(f"group_size={group_size} must be positive")
     if len(ranks) % group_size:
         raise InvalidArgumentError(
-            f"the group has {len(ranks)} ranks, which group_size={group_size} does not divide"
+            f"the group has {len(ranks)} ranks, which is not divisible by group_size={group_size}"
         )
     parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
     return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
@@ -233,7 +233,7 @@ def _check_disjoint(parts: Sequence[Sequence[int]] | None, name: str) -> None:
     for part in parts:
         for rank in part:
             if rank in seen:
-                raise InvalidArgumentError(f"{name}={list(parts)}: rank {rank} is there twice")
+                raise InvalidArgumentError(f"{name}={list(parts)}: rank {rank} appears twice")
             seen.add(rank)
 
 

@@ -87,7 +87,7 @@ def find_world(place: OpenStore, base: str, deadline: float) -> World:
             store.wait([f"{base}/{number}/next"], timedelta(seconds=left_s))
         except StoreTimeoutError as error:
             raise StoreTimeoutError(
-                f"rank {place.rank} waited {left_s:.0f} s for rank 0 to come; look for its first "
+                f"rank {place.rank} waited {left_s:.0f} s for rank 0 to join; look for its first "
                 "error",
                 endpoint=error.endpoint,
                 operation="init_process_group",

@@ -130,7 +130,7 @@ def _told(calls: Mapping[int, str], members: Sequence[int]) -> str:
     parts = [f"{_ranks(ranks)} called {call}" for call, ranks in by_call.items()]
     silent = [rank for rank in members if rank not in calls]
     if silent and len(members) <= _ASKED:
-        parts.append(f"{_ranks(silent)} did not say")
+        parts.append(f"{_ranks(silent)} did not answer")
     return (
         f"ranks called different operations: {'; '.join(parts)}; the group cannot be used any "
         "more: destroy_process_group, then init again"

@@ -58,5 +58,5 @@ def set_debug_level_from_env() -> None:
     text = os.environ.get(_VARIABLE, "") or "OFF"
     if text.upper() not in DebugLevel.__members__:
         names = ", ".join(DebugLevel.__members__)
-        raise InvalidArgumentError(f"{_VARIABLE}={text} is none of {names}")
+        raise InvalidArgumentError(f"{_VARIABLE}={text} is not one of {names}")
     set_debug_level(DebugLevel[text.upper()])

@@ -20,7 +20,7 @@ from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
 
 _default: ProcessGroup | None = None
 _LAUNCHED_NOTE = (
-    ": the launcher starts the processes of a job, and leaves it to them to form groups"
+    ": the launcher starts the processes of a job, but they form process groups themselves"
 )
 
 
@@ -74,7 +74,7 @@ def resolve(group: Group) -> ProcessGroup:
         )
     if group == NON_GROUP_MEMBER:
         raise InvalidArgumentError(
-            "this rank is not in the group, which is GroupMember.NON_GROUP_MEMBER here"
+            "this rank is not in the group, which is GroupMember.NON_GROUP_MEMBER on this rank"
         )
     raise InvalidTypeError(
         f"group must be what new_group returned, or None for the default group, not {group!r}"
@@ -92,8 +92,8 @@ def joined(group: Group, operation: str) -> ProcessGroup | None:
     if group != NON_GROUP_MEMBER or isinstance(group, ProcessGroup):
         return resolve(group)
     warnings.warn(
-        f"{operation} on a group that rank {get_rank() if _default else '?'} is not in: "
-        "nothing is done",
+        f"{operation} on a group that rank {get_rank() if _default else '?'} is not in: does "
+        "nothing",
         stacklevel=3,
     )
     return None
@@ -184,7 +184,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     text = os.environ.get("LOCAL_RANK", "" if fallback_rank is None else str(fallback_rank))
     if not text.isdecimal():
         raise InvalidArgumentError(
-            f"LOCAL_RANK={text!r} is no rank; start the program with a launcher, or pass "
+            f"LOCAL_RANK={text!r} is not a rank; start the program with a launcher, or pass "
             "fallback_rank"
         )
     return int(text)

@@ -46,7 +46,7 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = flo
     block = allocate(nbytes) if nbytes <= sys.maxsize else None
     if block is None:
         raise OutOfMemoryError(
-            f"empty: the system gave no {nbytes} bytes of shared memory for an array of shape "
-            f"{lengths}; free other arrays, or raise the limits on memory and open files"
+            f"empty: the system could not provide {nbytes} bytes of shared memory for an array of "
+            f"shape {lengths}; free other arrays, or raise the limits on memory and open files"
         )
     return block.view(items).reshape(lengths)

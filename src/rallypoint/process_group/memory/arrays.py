@@ -83,7 +83,7 @@ def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str
         if dtype_name(array) != dtype_name(model):
             raise InvalidArgumentError(
                 f"{operation}: {name}[{index}] is {describe(array)}, but another array of the call "
-                f"is {describe(model)}; they must have one dtype"
+                f"is {describe(model)}; their dtypes must be equal"
             )
 
 
@@ -160,7 +160,7 @@ def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
     if tensor.data_ptr() == 0:
         raise InvalidTypeError(
             f"{operation} cannot take {describe(tensor)}, which has no memory of its own: it was "
-            "freed, is fake, or holds another tensor, as DTensor does (pass to_local())"
+            "freed, is a fake tensor, or wraps another tensor as DTensor does (pass to_local())"
         )
     array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
     return array.view(dtype) if dtype is _BFLOAT16 else array

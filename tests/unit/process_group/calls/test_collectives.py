@@ -237,9 +237,9 @@ def test_wrong_arguments() -> None:
             (ValueError, "src=2 is not a rank", lambda: dist.broadcast(x, 2, group)),
             (ValueError, "cannot both", lambda: dist.broadcast(x, 0, group, group_src=0)),
             (ValueError, "group_src=5 is not", lambda: dist.broadcast(x, None, group, group_src=5)),
-            (ValueError, "divide", lambda: dist.all_to_all_single(x[:3], x[:3], group=group)),
+            (ValueError, "is not divisible by", lambda: dist.all_to_all_single(x[:3], x[:3], group=group)),
             (ValueError, "2 sizes", lambda: dist.all_to_all_single(x, x, [1, 2], [2, 2], group)),
-            (ValueError, "goes to this rank itself", lambda: too_long_for_itself(group)),
+            (ValueError, "is sent to this rank itself", lambda: too_long_for_itself(group)),
             (TypeError, "not builtins.list", lambda: dist.all_reduce([1], group=group)),  # type: ignore[arg-type]
             (TypeError, "what new_group returned", lambda: dist.barrier(3)),
             (ValueError, "has not been initialized", dist.barrier),

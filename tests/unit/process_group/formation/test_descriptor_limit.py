@@ -46,8 +46,8 @@ def test_too_low_a_limit_is_named_with_what_is_needed(limits: list[tuple[int, in
     with pytest.raises(HostError) as raised:
         make_room(5000, 9000, ranks=1666)
     found = re.fullmatch(
-        r"this rank needs (\d+) file descriptors, 5000 of them for connections with 1666 ranks, but"
-        r" may have 4096; raise the hard limit \(RLIMIT_NOFILE, ulimit -Hn\)",
+        r"this rank needs (\d+) file descriptors, 5000 of them for connections to 1666 ranks, but"
+        r" its limit is 4096; raise the hard limit \(RLIMIT_NOFILE, ulimit -Hn\)",
         str(raised.value),
     )
     assert found

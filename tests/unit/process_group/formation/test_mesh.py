@@ -129,7 +129,7 @@ def test_another_token_is_explained() -> None:
     assert isinstance(caller, PeerLostError)
     assert "RALLYPOINT_TOKEN is the same" in str(caller)
     assert isinstance(listener, CollectiveTimeoutError)
-    assert "no connection with rank 11 at 127.0.0.1" in str(listener)
+    assert "no connection to rank 11 at 127.0.0.1" in str(listener)
 
 
 def test_a_rank_that_is_gone_is_named() -> None:
