@@ -120,4 +120,4 @@ def test_a_pulled_cable_ends_a_static_job_on_both_sides(agents: Agents) -> None:
     agents.hosts.pull_cable(2)
     assert agents.ended(1) == agents.ended(2) == 1
     assert "node 1 (host2) lost, 1 left, 2 needed" in agents.said(1)
-    assert "node 0 at host1:29500 was lost: its launcher ended, or the network" in agents.said(2)
+    assert "node 0 at host1:29500 was lost: its launcher exited, or the network" in agents.said(2)

@@ -110,7 +110,7 @@ def test_the_watch_says_when_its_member_dies(cluster: Cluster) -> None:
         watch = client.watch("job/", client.read("job/").revision)
         for i in range(len(cluster.members)):
             cluster.kill(i)
-        with pytest.raises(StoreConnectionError, match="read again"):
+        with pytest.raises(StoreConnectionError, match="start a new watch"):
             while select.select([watch], [], [], 10)[0]:
                 watch.events()
         watch.close()

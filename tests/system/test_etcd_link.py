@@ -215,8 +215,8 @@ def test_https_with_certificates(tmp_path: Path, authority: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"protocol": "ftp"}, "give http or https"),
-        ({"cacert": "/no/file"}, "give protocol=https as well"),
+        ({"protocol": "ftp"}, "it must be http or https"),
+        ({"cacert": "/no/file"}, "set protocol=https as well"),
         ({"protocol": "https", "cacert": "/no/file"}, "No such file"),
         ({"protocol": "https", "key": "k"}, "key needs cert"),
     ],

@@ -141,7 +141,7 @@ def test_the_coordinator_dies(agents: EtcdAgents, *, silently: bool) -> None:
     print(f"the others had another round after {took_s:.2f} s")
     assert agents.ask("coordinator") != dead
     if silently:
-        agents.wait_until_said(dead, "coordinates no more")
+        agents.wait_until_said(dead, "no longer coordinates")
         agents.hosts.plug_cable(dead)
         agents.wait_for_round(2, 1, 2, 3, or_later=True)
     agents.finish([*others, dead] if silently else others)

@@ -115,7 +115,7 @@ def test_two_jobs_in_sequence_with_a_slow_node(nodes: Nodes) -> None:
     """While the first job's coordinator waits for it, a node of the second one calls there."""
     flags = ("--nnodes", "3", "--rdzv-conf", "last_call_timeout=0.2", "--verbose")
     nodes.start("a", WAITS.format(name="a", go="go"), *flags)
-    nodes.wait_until_said(("a",), "coordinates from now on")
+    nodes.wait_until_said(("a",), "coordinates the job")
     for name in ("b", "slow"):
         nodes.start(name, f"open('{name}.ran', 'w')", *flags)
     nodes.wait_for("a.up", "b.ran", "slow.ran")

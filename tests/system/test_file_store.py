@@ -136,7 +136,7 @@ def test_a_crashed_runs_file_is_emptied_though_it_has_no_id(tmp_path: Path) -> N
 def test_more_members_than_the_world_are_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     first = FileStore(path, 1)
-    with pytest.raises(StoreError, match="1 processes have joined"):
+    with pytest.raises(StoreError, match="1 processes have already joined"):
         FileStore(path, 1)
     first.close()
 

@@ -124,7 +124,7 @@ def test_different_operations_groups_and_messages(launch: Launch) -> None:
         "rank 2 in recv from rank 3 (3 x float64, tag 5) for T, at worker.py:13; "
         "ranks 1-3 never entered #17: last done all_reduce #16, T ago\n"
         "group pair: rank 1 in barrier #0 for T, at worker.py:12; "
-        "rank 3 never entered #0: had called nothing yet"
+        "rank 3 never entered #0: has made no call yet"
     )
 
 

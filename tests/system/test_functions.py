@@ -62,7 +62,7 @@ def test_are_refused_in_a_sentence_where_it_is_not(
     assert launch.start(launcher=("-c", program)).wait(60) == 1
     last = launch.err.splitlines()[-1]
     assert last.startswith("rallypoint.base.errors.InvalidArgumentError: ")
-    assert "work or its arguments cannot be handed to other processes: " in last
+    assert "work or its arguments cannot be passed to other processes: " in last
     assert last.endswith("or install cloudpickle (pip install 'rallypoint[cloudpickle]')")
 
 
@@ -91,8 +91,8 @@ def test_what_workers_cannot_read_is_not_tried_again(launch: Launch, how: str) -
     assert launch.start(how, launcher=(path,)).wait(60) == 0, launch.err
     assert launch.out == "True\n"
     if how == "elastic":
-        assert "UnreadableCallError: the function or its arguments cannot be read" in launch.err
-        assert "another try would end the same" in launch.err
+        assert "UnreadableCallError: the function or its arguments cannot be loaded" in launch.err
+        assert "a retry would fail in the same way" in launch.err
     assert "restart 1" not in launch.err
 
 

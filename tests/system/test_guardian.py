@@ -139,7 +139,7 @@ def test_nonsense_ends_it_and_its_workers(guardian: Guardian, request_bytes: byt
 
 
 def test_what_cannot_be_handed_to_a_program_is_refused(guardian: Guardian) -> None:
-    with pytest.raises(InvalidArgumentError, match="more than Linux can hand"):
+    with pytest.raises(InvalidArgumentError, match="more than Linux can pass"):
         spawn(guardian, 0, "x", "y" * (9 << 20))
     with pytest.raises(InvalidArgumentError, match="NUL character"):
         spawn(guardian, 0, "x", "a\0b")

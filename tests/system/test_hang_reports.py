@@ -152,7 +152,9 @@ def test_a_job_that_goes_on_says_so(launch: Launch, kind: str) -> None:
     launch.wait_for("late.*", 3)
     wait_for_text(launch, "the job goes on")
     assert LINE.match(launch.err)
-    assert re.search(r"the job goes on: rank [02] waits no longer, after \d\.\d s$", launch.err)
+    assert re.search(
+        r"the job goes on: rank [02] is no longer waiting, after \d\.\d s$", launch.err
+    )
     (event,) = events(launch, "hang_over")
     assert event["rank"] in (0, 2)
     assert 3 < event["waited_s"] < 8

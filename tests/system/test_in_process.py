@@ -119,7 +119,7 @@ def test_any_thread_may_launch_and_leaks_nothing(launch: Launch) -> None:
     )
     values = {0: "0", 1: "1"}
     assert (status, launch.out) == (0, f"{[values, values]}\n"), launch.err
-    assert launch.err.count("signals are not passed on") == 1
+    assert launch.err.count("signals are not forwarded to the workers") == 1
 
 
 def test_an_agent_of_a_programs_own(launch: Launch, free_port: int) -> None:

@@ -68,9 +68,9 @@ def test_file_is_shared_and_removed(tmp_path: Path) -> None:
     [
         ("ftp://x", "unknown"),
         ("tcp://127.0.0.1:1", "rank and world_size"),
-        ("tcp://127.0.0.1?rank=0&world_size=1", "host or a port"),
-        ("file://?rank=0&world_size=1", "lacks a path"),
-        ("tcp://127.0.0.1:1?rank=one&world_size=1", "no whole number"),
+        ("tcp://127.0.0.1?rank=0&world_size=1", "needs a host and a port"),
+        ("file://?rank=0&world_size=1", "needs a path"),
+        ("tcp://127.0.0.1:1?rank=one&world_size=1", "not an integer"),
         ("env://", "RANK"),
     ],
 )

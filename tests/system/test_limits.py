@@ -47,7 +47,7 @@ def test_too_few_processes(limit: int, launch: Launch) -> None:
     assert launch.run(*words, environ=environ, launcher=limited) == 1
     assert time.monotonic() - began < SOON_S
     assert launch.err == (
-        "rallypoint run: the launcher may start no more processes (this user's limit is"
-        f" {limit} here, of all that it runs, and a control group may set a lower one): raise it"
-        " with ulimit -u, or end others.\n"
+        "rallypoint run: the launcher cannot start more processes (this user's limit is"
+        f" {limit} here, for all processes, and a control group may set a lower one): raise it"
+        " with ulimit -u, or end other processes.\n"
     )

@@ -92,7 +92,7 @@ def test_a_place_for_logs_that_cannot_be(launch: Launch) -> None:
     script = launch.script("print('ran')")
     assert launch.run("--log-dir", f"{script}/logs", script) == 1
     assert launch.err.count("\n") == 1
-    assert f"cannot make a directory for logs in {script}/logs: Not a directory" in launch.err
+    assert f"cannot create a directory for logs in {script}/logs: Not a directory" in launch.err
     assert launch.run("--json-events", f"{script}/e", script) == 1
     assert f"cannot open {script}/e: Not a directory" in launch.err
     assert launch.out == ""

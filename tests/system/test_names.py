@@ -40,7 +40,9 @@ def test_a_name_that_nobody_knows_yet(agents: Agents) -> None:
     for number in (1, 2):
         agents.start(number, *flags)
     for number in (1, 2):
-        agents.wait_until_said(number, "waiting for a name, for 10 s so far", within_s=25)
+        agents.wait_until_said(
+            number, "waiting for a name to resolve, for 10 s so far", within_s=25
+        )
         assert agents.runs(number)
     with agents.hosts.names.open("a") as file:
         file.write("10.77.0.1 late.example\n")

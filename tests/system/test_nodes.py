@@ -190,7 +190,7 @@ def test_of_two_the_first_goes_on_and_the_second_waits(agents: Agents) -> None:
     agents.send(1, signal.SIGKILL)
     assert agents.ended(2) == 1
     assert "the coordinator was lost: its connection" in agents.said(2)
-    assert "too few to go on; of two halves the one with host1 goes on" in agents.said(2)
+    assert "too few to continue; of two equal halves, the one with host1 goes on" in agents.said(2)
 
 
 def test_three_endpoints_need_no_host(agents: Agents) -> None:
@@ -234,20 +234,20 @@ def test_with_quorum_host_the_job_does_not_outlive_it(agents: Agents) -> None:
     agents.send(1, signal.SIGKILL)
     for number in (2, 3):
         assert agents.ended(number) == 1
-        assert "with quorum=host the job does not outlive it" in agents.said(number)
+        assert "with quorum=host the job ends with it" in agents.said(number)
 
 
 def test_wrong_token_run_id_and_number_of_nodes(agents: Agents) -> None:
     agents.start(1, "--nnodes", "2")
     agents.start(2, "--nnodes", "2", token="other")
     assert agents.ended(2) == 1
-    assert "it has another token; set the same RALLYPOINT_TOKEN" in agents.said(2)
+    assert "it has a different token; set the same RALLYPOINT_TOKEN" in agents.said(2)
     agents.start(3, "--nnodes", "2", "--rdzv-id", "another")
     assert agents.ended(3) == 1
-    assert "the job is 'j', not 'another'; give the same --rdzv-id" in agents.said(3)
+    assert "the job is 'j', not 'another'; pass the same --rdzv-id" in agents.said(3)
     agents.start(4, "--nnodes", "3")
     assert agents.ended(4) == 1
-    assert "--nnodes is 2:2 in the job and 3:3 on this node" in agents.said(4)
+    assert "--nnodes is 2:2 in the job but 3:3 on this node" in agents.said(4)
     agents.start(5, "--nnodes", "2")  # none of them took a place
     agents.wait_for({"host1.0": "0 0/2 0/2", "host5.0": "0 1/2 1/2"})
     agents.finish((1, 5))

@@ -190,7 +190,7 @@ def test_a_function_whose_module_cannot_be_imported_is_not_restarted(launch: Lau
     )
     assert status == 1
     assert len(list(launch.directory.glob("tried.*"))) == 1
-    assert "it failed before its own work began" in launch.err
+    assert "it failed before its own code ran" in launch.err
 
 
 def test_a_function_that_imports_what_is_not_there_is_restarted(launch: Launch) -> None:

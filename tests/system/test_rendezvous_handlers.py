@@ -186,7 +186,7 @@ def test_who_never_comes_back_is_not_waited_for_without_end(make: Make) -> None:
     first, second = make(), make()
     meet(first, second)
     late = make(join_s=1)
-    with pytest.raises(RendezvousTimeoutError, match="have not come back"):
+    with pytest.raises(RendezvousTimeoutError, match="have not rejoined"):
         late.next_rendezvous()
 
 

@@ -87,7 +87,7 @@ def test_a_failure_before_the_programs_work_is_not_tried_again(
 ) -> None:
     assert launch.run("--max-restarts", "3", launch.script(text)) == 1
     assert f"job failed: rank 0 {told}" in launch.err
-    assert "it failed before its own work began, so another try would end the same" in launch.err
+    assert "it failed before its own code ran, so a retry would fail in the same way" in launch.err
     assert launch.err.count("rallypoint: ") == 1
 
 

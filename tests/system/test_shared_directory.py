@@ -125,7 +125,7 @@ def test_another_job_in_the_directory_is_named(agents: Agents) -> None:
     wait_for_files(agents, "founder", 1)
     agents.start(2, "--nnodes", "2")
     assert agents.ended(2) == 1
-    assert "the job is 'other', not 'j'; give the same --rdzv-id" in agents.said(2)
+    assert "the job is 'other', not 'j'; pass the same --rdzv-id" in agents.said(2)
 
 
 def test_another_token_waits_and_says_what_may_be_wrong(agents: Agents) -> None:
@@ -134,7 +134,7 @@ def test_another_token_waits_and_says_what_may_be_wrong(agents: Agents) -> None:
     agents.start(2, "--nnodes", "2", "--rdzv-conf", "join_timeout=2", token="another")
     assert agents.ended(2) == 1
     assert "none of the 1 agents with an address there answers" in agents.said(2)
-    assert "have the same --rdzv-id and RALLYPOINT_TOKEN" in agents.said(2)
+    assert "use the same --rdzv-id and RALLYPOINT_TOKEN" in agents.said(2)
     agents.start(3, "--nnodes", "2", "--rdzv-conf", f"{CONF},join_timeout=4", token="another")
     assert agents.ended(3) == 1
     assert "starting the job again: none of " in agents.said(3)

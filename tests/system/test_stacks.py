@@ -139,9 +139,18 @@ def state_of(pid: int, name: str) -> str:
 @pytest.mark.parametrize(
     ("code", "because"),
     [
-        ("os.execv('/bin/sleep', ['sleep', '1000'])", "no Python program of ours"),
-        ("for n in range(34, 64): signal.signal(n, signal.SIG_DFL)", "handler away"),
-        ("for n in range(34, 64): signal.signal(n, signal.SIG_IGN)", "handler away"),
+        (
+            "os.execv('/bin/sleep', ['sleep', '1000'])",
+            "not a Python program that Rallypoint started",
+        ),
+        (
+            "for n in range(34, 64): signal.signal(n, signal.SIG_DFL)",
+            "replaced the signal's handler",
+        ),
+        (
+            "for n in range(34, 64): signal.signal(n, signal.SIG_IGN)",
+            "replaced the signal's handler",
+        ),
         ("signal.pthread_sigmask(signal.SIG_BLOCK, range(34, 64))", "blocks the signal"),
     ],
 )
@@ -159,7 +168,7 @@ def test_nothing_is_sent_to_who_would_not_take_it(code: str, because: str, tmp_p
 def test_other_ways_to_run(words: tuple[str, ...], tmp_path: Path) -> None:
     with worker("def stuck():\n    time.sleep(1000)\nstuck()\n", tmp_path, *words) as process:
         if words == ("-S",):  # no hook, so no stacks
-            assert "no Python program of ours" in ask(process.pid).because
+            assert "not a Python program that Rallypoint started" in ask(process.pid).because
         else:
             ask_until(process.pid, "stuck")
         assert process.poll() is None

@@ -123,7 +123,9 @@ def test_an_agent_killed_ends_the_other(
     begin = time.monotonic()
     assert processes[1 - lost].wait(30) == 1
     assert time.monotonic() - begin < SOON_S
-    told = "was lost: its launcher ended, or the network" if lost == 0 else "lost, 1 left, 2 needed"
+    told = (
+        "was lost: its launcher exited, or the network" if lost == 0 else "lost, 1 left, 2 needed"
+    )
     assert told in nodes[1 - lost].err
 
 
@@ -181,11 +183,11 @@ def test_a_node_rank_twice(nodes: tuple[Launch, Launch], free_port: int) -> None
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--nnodes", "4"), "--nnodes is 4 here and 3 on node 0; give the same"),
+        (("--nnodes", "4"), "--nnodes is 4 here and 3 on node 0; pass the same value"),
         (
             ("--nnodes", "3", "--rdzv-id", "other"),
-            "is 'none', not 'other'; give the same --rdzv-id on all nodes, and each job its own"
-            " --master-port",
+            "is 'none', not 'other'; pass the same --rdzv-id on all nodes, and each job "
+            "its own --master-port",
         ),
     ],
     ids=["size", "name"],
@@ -219,7 +221,7 @@ def test_a_latecomer_is_told(nodes: tuple[Launch, Launch], free_port: int) -> No
     nodes[0].wait_for("up.*", 2)
     process = start_one_impatient(nodes[1], 1, free_port)
     assert process.wait(30) == 1
-    assert "a job that has begun already" in nodes[1].err
+    assert "a job that has already begun" in nodes[1].err
     host.terminate()
     assert [host.wait(30), first.wait(30)] == [143, 1]
 
@@ -253,7 +255,7 @@ def test_a_wrong_token_ends_the_node_at_once(
         *flags, "--node-rank", "1", script, environ={"RALLYPOINT_TOKEN": token} if token else {}
     )
     assert guest.wait(30) == 1  # the time-out is 600 s
-    assert f"node 0 at 127.0.0.1:{free_port} does not let this node in: " in nodes[1].err
-    assert "it has another token; set the same RALLYPOINT_TOKEN" in nodes[1].err
+    assert f"node 0 at 127.0.0.1:{free_port} refused this node: " in nodes[1].err
+    assert "it has a different token; set the same RALLYPOINT_TOKEN" in nodes[1].err
     host.terminate()
     assert host.wait(30) == 143

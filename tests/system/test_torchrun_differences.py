@@ -73,7 +73,7 @@ def test_missing_script(launch: Launch) -> None:
 
 def test_unknown_signal(launch: Launch) -> None:
     assert launch.run("--signals-to-handle", "SIGNONE", launch.script("")) == 2
-    assert "'SIGNONE' is no signal that a program can handle" in launch.err
+    assert "'SIGNONE' is not a signal that a program can handle" in launch.err
 
 
 @pytest.mark.parametrize("flags", [["--nproc-per-node", "2"], ["--max-restarts", "1"], []])

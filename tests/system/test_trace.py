@@ -187,7 +187,7 @@ def test_a_job_that_ends_meanwhile(launch: Launch) -> None:
         (launch.directory / "end").touch()
         out, err = one.communicate(timeout=30)
     assert one.returncode == 0, err
-    assert "note: 2 of 2 workers of node 0 had ended when the trace did" in out
+    assert "note: 2 of 2 workers of node 0 had exited before the trace ended" in out
     assert len(read(path).slices) > 50
 
 

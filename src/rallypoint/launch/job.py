@@ -127,8 +127,8 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
     def __post_init__(self) -> None:
         if self.backend == "etcd-v2":
             raise InvalidArgumentError(
-                "--rdzv-backend etcd-v2 speaks etcd's interface of version 2, which its servers"
-                " offer no more; choose etcd, which speaks version 3 with the same endpoint."
+                "--rdzv-backend etcd-v2 uses version 2 of etcd's interface, which current servers "
+                "do not offer; choose etcd, which uses version 3 at the same endpoint."
             )
         if not self.endpoints:
             raise InvalidArgumentError(
@@ -137,8 +137,8 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
             )
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise InvalidArgumentError(
-                f"--nnodes is {self.min_nodes}:{self.max_nodes}; it must be the fewest and the"
-                " most, as in 2:4."
+                f"--nnodes is {self.min_nodes}:{self.max_nodes}; it must be a minimum and a "
+                "maximum, as in 2:4."
             )
         if self.node_rank is not None and not 0 <= self.node_rank < self.max_nodes:
             raise InvalidArgumentError(
@@ -201,7 +201,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cpus and len(self.cpus) != self.local_world_size:
-            raise InvalidArgumentError("there must be one set of CPUs for each worker, or none.")
+            raise InvalidArgumentError("give one set of CPUs for each worker, or none.")
 
     @property
     def member(self) -> Member:

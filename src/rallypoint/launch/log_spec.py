@@ -20,10 +20,10 @@ NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 class Way(Enum):
     """Where one stream of one worker goes."""
 
-    INHERITED = "to the launcher's own stream, untouched"
-    PREFIXED = "to the launcher's own stream, line by line behind a prefix"
+    INHERITED = "to the launcher's own stream, unchanged"
+    PREFIXED = "to the launcher's own stream, line by line with a prefix"
     FILE = "to its file only"
-    TEE = "to its file and, behind a prefix, to the launcher's own stream"
+    TEE = "to its file and, with a prefix, to the launcher's own stream"
     DROPPED = "nowhere"
 
 
@@ -55,8 +55,8 @@ class StreamMap(Record, kw_only=True):
             is_rank = rank.isascii() and rank.isdigit() and len(rank) < 6
             if not (is_rank and colon and streams in ("0", "1", "2", "3")):
                 raise InvalidArgumentError(
-                    f"{text!r} names no streams; say 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
-                    " or so for single local ranks, as in 0:3,1:2."
+                    f"{text!r} does not name streams; give 0 (none), 1 (stdout), 2 (stderr) or 3 "
+                    "(both), or one of these for each local rank, as in 0:3,1:2."
                 )
             found[int(rank)] = int(streams)
         return cls(of=MappingProxyType(found))

@@ -84,8 +84,8 @@ class Memory:
         self._first = tensor if self._first is None else self._first
         if tensor.dtype is not self._first.dtype:
             raise InvalidArgumentError(
-                f"{self._operation}: {describe(tensor)} and {describe(self._first)} are in one "
-                "call; they must have one dtype"
+                f"{self._operation}: {describe(tensor)} and {describe(self._first)} are passed to "
+                "one call; their dtypes must be equal"
             )
         if tensor.layout is not torch.strided:
             raise InvalidTypeError(

@@ -92,7 +92,7 @@ def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Ti
         if name not in names:
             known = (*names, *others)
             raise InvalidArgumentError(
-                f"--rdzv-conf: {backend} does not know {name!r}; there are {', '.join(known)}."
+                f"--rdzv-conf: {backend} has no option {name!r}; it has {', '.join(known)}."
             )
         try:
             value = float(text)
@@ -100,7 +100,7 @@ def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Ti
             value = -1.0
         if not 0 <= value < 1e9 or (value == 0 and name in _MUST_BE_POSITIVE):
             raise InvalidArgumentError(
-                f"--rdzv-conf: {name} is {text!r}; give a number of seconds."
+                f"--rdzv-conf: {name} is {text!r}; it must be a number of seconds."
             )
         found[_NAMES[name]] = value
     return Timeouts(**found)
@@ -116,7 +116,7 @@ def read_is_host(configuration: Mapping[str, str]) -> bool | None:
     if text is None:
         return None
     if text.lower() not in (*_TRUE, *_FALSE):
-        raise InvalidArgumentError(f"--rdzv-conf: is_host is {text!r}; give true or false.")
+        raise InvalidArgumentError(f"--rdzv-conf: is_host is {text!r}; it must be true or false.")
     return text.lower() in _TRUE
 
 
@@ -130,7 +130,7 @@ def read_quorum(configuration: Mapping[str, str]) -> str:
     text = configuration.get(_QUORUM, _QUORUMS[0])
     if text not in _QUORUMS:
         raise InvalidArgumentError(
-            f"--rdzv-conf: quorum is {text!r}; give {' or '.join(_QUORUMS)}."
+            f"--rdzv-conf: quorum is {text!r}; it must be {' or '.join(_QUORUMS)}."
         )
     return text
 

@@ -94,7 +94,7 @@ class TCPStore(Store):
             if time.monotonic() >= deadline:
                 raise StoreTimeoutError(
                     f"{joined} of {world_size} clients joined the store at {self._endpoint} "
-                    f"within {self._session.timeout_s:g} s; look for the others' first error",
+                    f"within {self._session.timeout_s:g} s; look for the first error of the others",
                     endpoint=self._endpoint,
                     operation="wait_for_workers",
                 )

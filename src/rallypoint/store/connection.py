@@ -184,7 +184,9 @@ class Connection:
         """Return the next blob."""
         size = self.receive_i64()
         if not 0 <= size <= wire.MAX_APPENDED:
-            raise ConnectionError(f"the server announced {size} bytes, which is no store's reply")
+            raise ConnectionError(
+                f"the server announced {size} bytes, which is not a reply of a store"
+            )
         return self.receive(size)
 
     def fileno(self) -> int:
@@ -228,7 +230,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
             return _connect_once(host, port, endpoint, deadline, token)
         except _RefusedError as error:
             raise StoreRefusedError(
-                f"the store at {endpoint} refused us: {error}",
+                f"the store at {endpoint} refused the connection: {error}",
                 endpoint=endpoint,
                 operation="connect",
             ) from None
@@ -237,7 +239,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
             if time.monotonic() + pause_s >= deadline:
                 raise StoreConnectionError(
                     f"no store answered at {endpoint} within {timeout_s:g} s ({_words(error)}); "
-                    "check that its server runs and that address and port are right",
+                    "check that its server is running, and check the address and port",
                     endpoint=endpoint,
                     operation="connect",
                 ) from error
@@ -247,7 +249,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
 def _connect_once(
     host: str, port: int, endpoint: str, deadline: float, token: bytes | None
 ) -> Connection:
-    failure: OSError = ConnectionRefusedError("the name has no address")
+    failure: OSError = ConnectionRefusedError("the name does not resolve to an address")
     for family, address in _addresses(host, port):
         sock = _Socket(family, socket.SOCK_STREAM)
         try:
@@ -255,7 +257,7 @@ def _connect_once(
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():
                 # A free local port can connect to itself; nobody serves there.
-                raise ConnectionRefusedError("nobody listens there")
+                raise ConnectionRefusedError("nothing listens there")
             sock.settimeout(None)
             _set_options(sock)
             connection = Connection(sock, endpoint)
@@ -293,9 +295,12 @@ def _prove(connection: Connection, token: bytes) -> None:
     connection.send(client_proof(token, ours, theirs))
     first = connection.receive(4)
     if int.from_bytes(first, "little") == wire.TOKEN_REFUSED:
-        raise _RefusedError("our token is not the server's; give both the same one")
+        raise _RefusedError("the server has a different token; set the same one for both")
     if not is_server_proof(first + connection.receive(PROOF - 4), token, ours, theirs):
-        raise _RefusedError("the server does not know the token; another program may have its port")
+        raise _RefusedError(
+            "the server could not prove that it knows the token; another program may be using its "
+            "port"
+        )
 
 
 def _introduce(connection: Connection) -> None:
@@ -308,9 +313,11 @@ def _introduce(connection: Connection) -> None:
     )
     answer = int.from_bytes(connection.receive(4), "little")
     if answer == wire.TOKEN_REFUSED:
-        raise _RefusedError("it demands a token; pass one (--token-file or RALLYPOINT_TOKEN)")
+        raise _RefusedError("it requires a token; pass one (--token-file or RALLYPOINT_TOKEN)")
     if answer not in {wire.PROBE, wire.PROBE_ANSWER}:
-        raise ConnectionError(f"what listens there is no store: it answered {answer:#x}")
+        raise ConnectionError(
+            f"the program listening there is not a store: it answered {answer:#x}"
+        )
     connection.ours = answer == wire.PROBE_ANSWER
 
 

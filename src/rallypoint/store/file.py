@@ -321,7 +321,7 @@ class FileStore(Store):
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise self._error(
-                        operation, key, "another process holds its lock and does not go on"
+                        operation, key, "another process holds its lock and makes no progress"
                     ) from None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S)
@@ -333,7 +333,7 @@ class FileStore(Store):
         header = decode_header(_read_from(fd, 0))
         if header is None:
             if os.fstat(fd).st_size > 0 and not _is_torn_header(fd):
-                raise self._error("open", None, "it is no store; choose another path")
+                raise self._error("open", None, "it is not a store; choose another path")
             self._start_afresh(fd)
         elif header[0] != self._run_id:
             if not self._reset_stale:
@@ -352,14 +352,14 @@ class FileStore(Store):
         if not self._run_id and present and all(liveness_of(m) is Liveness.DEAD for m in present):
             # No id to tell runs apart: but whoever was in it died without leaving.
             warnings.warn(
-                f"the store {self.path} was left by a run that crashed; it is emptied",
+                f"the store {self.path} was left by a run that crashed; clearing it",
                 RuntimeWarning,
                 stacklevel=5,
             )
             self._start_afresh(fd)
         elif 0 < self._world_size <= len(joined):
             raise self._error(
-                "open", None, f"{len(joined)} processes have joined it before and the world has "
+                "open", None, f"{len(joined)} processes have already joined it and the world has "
                 f"{self._world_size}; remove it, or give each run its own path or run_id"
             )  # fmt: skip
 
@@ -372,7 +372,7 @@ class FileStore(Store):
         if self._replayed == 0:
             header = decode_header(_read_from(fd, 0))
             if header is None or header[0] != self._run_id:
-                raise self._error(operation, key, "another run has taken the file")
+                raise self._error(operation, key, "another run has taken over the file")
             self._replayed = header[1]
         start = self._replayed
         for changes, end in decode_records(_read_from(fd, start)):
@@ -394,7 +394,7 @@ class FileStore(Store):
     ) -> StoreTimeoutError:
         return StoreTimeoutError(
             f"{operation} of {', '.join(map(repr, keys[:8]))} at the store {self.path} timed out "
-            f"after {limit.total_seconds():g} s; look at the process that should have provided it",
+            f"after {limit.total_seconds():g} s; check the process that should have set it",
             endpoint=self.path,
             operation=operation,
             key=_first(keys),

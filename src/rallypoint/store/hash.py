@@ -182,7 +182,7 @@ class HashStore(Store):
                 if left_s <= 0:
                     raise StoreTimeoutError(
                         f"{operation} of {', '.join(map(repr, keys))} timed out after "
-                        f"{timeout_s:g} s; look at the thread that should have provided it",
+                        f"{timeout_s:g} s; check the thread that should have set it",
                         endpoint=_ENDPOINT,
                         operation=operation,
                         key=keys[0] if keys else None,

@@ -283,7 +283,7 @@ def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
     listed = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
     return (
         f"{len(missing)} of {len(names)} ranks; "
-        f"missing: {listed or 'none, the last one has just come'}"
+        f"missing: {listed or 'none, the last one has just joined'}"
     )
 
 
@@ -315,7 +315,7 @@ def _open_env(
 
 def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) -> OpenStore:
     if not url.hostname or url.port is None:
-        raise InvalidArgumentError(f"init_method={url.geturl()!r} lacks a host or a port")
+        raise InvalidArgumentError(f"init_method={url.geturl()!r} needs a host and a port")
     store = TCPStore(
         url.hostname, url.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
@@ -325,7 +325,7 @@ def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) 
 def _path(url: SplitResult) -> str:
     path = unquote(url.netloc + url.path)
     if not path:
-        raise InvalidArgumentError(f"init_method={url.geturl()!r} lacks a path")
+        raise InvalidArgumentError(f"init_method={url.geturl()!r} needs a path")
     return path
 
 
@@ -340,7 +340,7 @@ def _queried(query: dict[str, list[str]], name: str, url: SplitResult) -> int:
     if not values:
         return -1
     if not values[-1].isdecimal():
-        raise InvalidArgumentError(f"{name} in init_method={url.geturl()!r} is no whole number")
+        raise InvalidArgumentError(f"{name} in init_method={url.geturl()!r} is not an integer")
     return int(values[-1])
 
 

@@ -14,7 +14,7 @@ class Liveness(Enum):
 
     ALIVE = "alive"
     DEAD = "dead"
-    ELSEWHERE = "on another machine, where we cannot look"
+    ELSEWHERE = "on another machine, so its process cannot be checked"
 
 
 def identity() -> bytes:

@@ -43,7 +43,7 @@ def pack_count(items: Sequence[object]) -> bytes:
     """Pack how many items follow."""
     if len(items) > wire.MAX_COUNT:
         raise InvalidArgumentError(
-            f"one request takes at most {wire.MAX_COUNT} keys, not {len(items)}; split it"
+            f"one request can hold at most {wire.MAX_COUNT} keys, not {len(items)}; split it"
         )
     return _blob_head(len(items))
 
@@ -53,7 +53,7 @@ def pack_value(key: str, value: str | bytes) -> bytes:
     raw = encode_value(value)
     if len(raw) > wire.MAX_VALUE:
         raise InvalidArgumentError(
-            f"the value of {key!r} has {len(raw)} bytes and a store takes at most "
+            f"the value of {key!r} has {len(raw)} bytes, but a store accepts at most "
             f"{wire.MAX_VALUE}; split it"
         )
     return _blob_head(len(raw)) + raw

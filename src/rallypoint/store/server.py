@@ -52,7 +52,7 @@ class StoreServer:
         log_fd: int = _STDERR,
     ) -> None:
         if token is not None and not token:
-            raise InvalidArgumentError("the store's token is empty; pass None to do without one")
+            raise InvalidArgumentError("the store's token is empty; pass None for no token")
         if listen_fd is not None:
             listener = socket.socket(fileno=listen_fd)
             listener.listen(_BACKLOG)
@@ -96,7 +96,7 @@ def _packed(host: str) -> bytes:
     family = numeric_family(host)
     if family is None:
         raise InvalidArgumentError(
-            f"only numeric addresses can be let in to a store, not {host!r}; resolve it first"
+            f"only numeric addresses can be admitted to a store, not {host!r}; resolve it first"
         )
     packed = socket.inet_pton(family, host)
     return packed if family == socket.AF_INET6 else bytes(10) + b"\xff\xff" + packed

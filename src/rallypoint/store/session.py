@@ -159,7 +159,7 @@ class Session:
         if status == Status.REPLY:
             return
         if status != Status.ERROR:
-            raise ConnectionError(f"the server sent status {status} where a reply was due")
+            raise ConnectionError(f"the server sent status {status} where a reply was expected")
         code, text = connection.receive_u8(), connection.receive_blob().decode(errors="replace")
         if code == ErrorCode.FENCED:
             raise StoreFencedError(
@@ -178,8 +178,8 @@ class Session:
     def _usable(self, operation: str, key: str | None) -> Connection:
         if self._connection is None:
             raise StoreConnectionError(
-                f"{self._where(operation, key)} is impossible: the connection was closed or lost "
-                "before; open the store again",
+                f"{self._where(operation, key)} is not possible: the connection was closed or "
+                "lost earlier; open the store again",
                 endpoint=self._endpoint,
                 operation=operation,
                 key=key,
@@ -199,7 +199,7 @@ class Session:
         late = isinstance(error, TimeoutError)
         what = f"no answer within {timeout_s:g} s" if late else error.strerror or str(error)
         return StoreConnectionError(
-            f"{self._where(operation, key)} failed: {what}; check that the server still runs",
+            f"{self._where(operation, key)} failed: {what}; check that the server is still running",
             endpoint=self._endpoint,
             operation=operation,
             key=key,
@@ -211,7 +211,7 @@ class Session:
         names = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
         return StoreTimeoutError(
             f"{operation} of {names} at {self._endpoint} timed out after {timeout_s:g} s; "
-            "look at the process that should have provided it",
+            "check the process that should have set it",
             endpoint=self._endpoint,
             operation=operation,
             key=_first(keys),

@@ -48,10 +48,11 @@ def read_token(path: str) -> bytes:
             token = file.read().strip()
     except OSError as error:
         raise InvalidArgumentError(
-            f"the token file {path} cannot be read ({error.strerror}); check its name and mode"
+            f"the token file {path} cannot be read ({error.strerror}); check its name and "
+            "permissions"
         ) from error
     if not token:
         raise InvalidArgumentError(
-            f"the token file {path} is empty; write a long random word in it"
+            f"the token file {path} is empty; write a long random string into it"
         )
     return token

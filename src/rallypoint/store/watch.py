@@ -56,7 +56,7 @@ class Watch:
             except OSError as error:
                 raise StoreConnectionError(
                     f"the watch of {self.prefix!r} at the store {self._connection.endpoint} ended: "
-                    f"{error.strerror or error}; check that the server still runs",
+                    f"{error.strerror or error}; check that the server is still running",
                     endpoint=self._connection.endpoint,
                     operation="watch",
                     key=self.prefix,

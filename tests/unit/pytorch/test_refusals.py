@@ -97,16 +97,18 @@ def test_tensors_of_a_call_have_one_dtype(name: str, other: Any) -> None:
             "reduce_scatter": lambda: group.reduce_scatter([one], [many]),
         }
         if group.rank() == 0 or name not in ("gather", "scatter"):
-            with pytest.raises(InvalidArgumentError, match="one dtype"):
+            with pytest.raises(InvalidArgumentError, match="dtypes must be equal"):
                 calls[name]()
         for call in (group.all_gather_single, group.reduce_scatter_single):
             whole = torch.ones(4).to(other)
             pair = (whole, one) if call == group.all_gather_single else (one, whole)
-            with pytest.raises(InvalidArgumentError, match="one dtype"):
+            with pytest.raises(InvalidArgumentError, match="dtypes must be equal"):
                 call(*pair)
-        with pytest.raises(InvalidArgumentError, match="one dtype"):
+        with pytest.raises(InvalidArgumentError, match="dtypes must be equal"):
             group.all_to_all_single(one, many[0], [], [])
-        with pytest.raises(InvalidArgumentError, match="one dtype"):  # that are sent as bytes
+        with pytest.raises(
+            InvalidArgumentError, match="dtypes must be equal"
+        ):  # that are sent as bytes
             group.all_gather_single(torch.ones(4, dtype=torch.uint8), one.to(torch.float8_e5m2))
         group.barrier().wait()
 

@@ -117,13 +117,13 @@ class Guardian:
         text = b"\0".join(strings) + b"\0"
         if text.count(b"\0") != len(strings):
             raise InvalidArgumentError(
-                "the worker's command line or environment holds a NUL character; take it out."
+                "the worker's command line or environment holds a NUL character; remove it."
             )
         payload = _SPAWN.pack(worker, len(argv), len(environ)) + text
         if len(payload) > _MAX_PAYLOAD:
             raise InvalidArgumentError(
-                f"the worker's command line and environment take {len(payload)} bytes, more than"
-                " Linux can hand to a program; pass large data in a file."
+                f"the worker's command line and environment take {len(payload)} bytes, more than "
+                "Linux can pass to a program; pass large data in a file."
             )
         self._send(_KIND_SPAWN, payload, descriptors)
 

@@ -30,9 +30,9 @@ def limit_error(error: Exception, workers: int = 0) -> HostError | None:
         )
     if number == errno.EAGAIN:
         return HostError(
-            "the launcher may start no more processes"
-            f" (this user's limit is {told(resource.RLIMIT_NPROC)}, of all that it runs, and a"
-            " control group may set a lower one): raise it with ulimit -u, or end others."
+            "the launcher cannot start more processes (this user's limit is "
+            f"{told(resource.RLIMIT_NPROC)}, for all processes, and a control group may set a "
+            "lower one): raise it with ulimit -u, or end other processes."
         )
     if number == errno.ENOMEM:
         return HostError("the launcher ran out of memory: free some, or start fewer workers.")

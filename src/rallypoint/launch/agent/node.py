@@ -224,8 +224,8 @@ class NodeState:
                 return Decision((Notice(self._timeouts(now)),), "not all workers have ended yet")
             case Phase.STOPPING:
                 return self._end(
-                    f"{len(self.group.running)} workers still ran {self._shutdown_timeout_s:g} s"
-                    " after they were asked to end",
+                    f"{len(self.group.running)} workers were still running "
+                    f"{self._shutdown_timeout_s:g} s after they were asked to end",
                     now,
                 )
             case Phase.ENDING:
@@ -242,7 +242,7 @@ class NodeState:
         self.group.ended()
         self._move(Phase.WAITING)
         self.wake_at = None
-        reason = "the rest is stuck" if unkillable else "nothing is left running"
+        reason = "the others are stuck" if unkillable else "nothing is left running"
         tell = Tell(
             Ended(
                 node_rank=self.node_rank,
@@ -298,7 +298,7 @@ class NodeState:
     def _failed(self, failure: Failure, now: float) -> Decision:
         rank = failure.exit.rank
         if not self.group.running:
-            return self._end(f"rank {rank} failed and no other runs here", now)
+            return self._end(f"rank {rank} failed and no other worker is running here", now)
         if failure.error is None:
             return self._stop(SIGTERM, f"rank {rank} failed", now)
         grace_s = ECHO_GRACE_S if failure.is_echo else FOLD_GRACE_S
@@ -310,8 +310,8 @@ class NodeState:
         self._hold_until = now + MAX_FOLD_GRACE_S
         self._hold(now + grace_s)
         if failure.is_echo:
-            return Decision((), f"rank {rank} lost a peer; waiting for the one that failed first")
-        return Decision((), f"rank {rank} failed; waiting for others that fail alike")
+            return Decision((), f"rank {rank} lost a peer; waiting for the rank that failed first")
+        return Decision((), f"rank {rank} failed; waiting for others that fail in the same way")
 
     def _hold(self, until: float) -> None:
         self.wake_at = min(until, self._hold_until)

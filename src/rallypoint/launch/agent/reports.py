@@ -80,7 +80,8 @@ class Reports:
         if state.unkillable:
             pids = ", ".join(map(str, state.unkillable))
             lines.append(
-                f"cannot kill process {pids}: stuck in the kernel or not ours to kill; left behind"
+                f"cannot kill process {pids}: it is stuck in the kernel or belongs to another "
+                "user; left running"
             )
         if finish is not None and finish.outcome is Outcome.GIVEN_UP:
             lines += self._leave_error(recorded)

@@ -24,8 +24,8 @@ def read_signals(text: str, name: str) -> tuple[str, ...]:
     for each in names:
         if each not in signal.Signals.__members__ or each in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
             raise InvalidArgumentError(
-                f"{name}: {each!r} is no signal that a program can handle; give names as in"
-                " SIGTERM,SIGUSR1."
+                f"{name}: {each!r} is not a signal that a program can handle; give names such as "
+                "SIGTERM,SIGUSR1."
             )
     return names
 
@@ -52,7 +52,10 @@ class Signals:
         except ValueError:
             # Not the main thread: Python would call no handler. As torch, launch all the same.
             self._close()
-            say("launched from a thread other than the main one: signals are not passed on")
+            say(
+                "launched from a thread other than the main one: signals are not forwarded to the "
+                "workers"
+            )
             return
         self._is_in_force = True
         self._selector.register(self._reading, selectors.EVENT_READ, self._read)

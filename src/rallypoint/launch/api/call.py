@@ -36,8 +36,8 @@ def write_call(
         data = _pickled((function, tuple(args), with_number), has_main=bool(name or place))
     except Exception as error:
         raise InvalidArgumentError(
-            f"{getattr(function, '__qualname__', function)!s} or its arguments cannot be handed to"
-            f" other processes: {error}"
+            f"{getattr(function, '__qualname__', function)!s} or its arguments cannot be passed "
+            f"to other processes: {error}"
         ) from error
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         pickle.dump((sys.path, name, place), file)
@@ -51,7 +51,7 @@ def _pickled(value: object, *, has_main: bool) -> bytes:
         # By name; a text that happens to say so costs nothing but the detour.
         if has_main or b"__main__" not in data:
             return data
-        reason = "the main module has no file that they could import, as in a notebook"
+        reason = "the main module has no file that they could import (as in a notebook)"
     except Exception as error:  # pickle raises many kinds
         reason = str(error)
     try:
@@ -106,7 +106,7 @@ def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
             call: tuple[Callable[..., Any], Sequence[object], bool] = pickle.load(file)
         except Exception as error:  # whatever the classes of the arguments raise
             raise UnreadableCallError(
-                "the function or its arguments cannot be read in the worker:"
+                "the function or its arguments cannot be loaded in the worker:"
                 f" {type(error).__name__}: {error}"
             ) from error
     return call
@@ -131,7 +131,7 @@ def _leave(path: str, number: int, value: object, error: BaseException | None, t
         pickle.loads(data)  # some exceptions can be pickled, but not read back
     except Exception as reason:
         if error is None:
-            raise TypeError(f"what the worker returned cannot be handed back: {reason}") from None
+            raise TypeError(f"the worker's return value cannot be passed back: {reason}") from None
         data = pickle.dumps((None, None, trace))
     with open(f"{path}.{number}.part", "wb") as file:
         file.write(data)

@@ -134,7 +134,6 @@ class LocalElasticAgent:
         if failures and result.status < 128:
             return RunResult(WorkerState.FAILED, failures=failures)
         raise WorkersFailedError(
-            f"the job ended with status {result.status}; the launcher's summary on stderr tells"
-            " why",
+            f"the job ended with status {result.status}; the launcher's summary on stderr says why",
             status=result.status,
         )

@@ -48,8 +48,7 @@ class elastic_launch:  # noqa: N801 - torch's name
     ) -> None:
         if health_check_server is not None:
             raise InvalidArgumentError(
-                "health_check_server is a plug-in of torch's agent, which this launcher is not;"
-                " leave it out."
+                "health_check_server works only with torch's own agent; leave it out."
             )
         self._config = config
         self._entrypoint = entrypoint
@@ -99,7 +98,7 @@ def raise_if_failed(result: JobResult, name: str) -> None:
     if failures and result.status < 128:
         raise ChildFailedError(name, failures, result.status)
     raise WorkersFailedError(
-        f"the job ended with status {result.status}; the launcher's summary on stderr tells why",
+        f"the job ended with status {result.status}; the launcher's summary on stderr says why",
         status=result.status,
     )
 

@@ -69,7 +69,7 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
             ):
                 raise RendezvousTimeoutError(
                     f"the rendezvous {self._run_id!r} could not be closed within"
-                    f" {self._close_s:g} s; look whether the node that leads is there."
+                    f" {self._close_s:g} s; check that the leading node is running."
                 )
 
     def shutdown(self) -> bool:
@@ -143,7 +143,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
         if not params.endpoint:
             raise InvalidArgumentError(
-                "store_type=file needs an endpoint: the path of a file that all nodes see."
+                "store_type=file needs an endpoint: the path of a file that all nodes can access."
             )
         store = FileStore(params.endpoint, run_id=params.run_id)
         return create_store_handler(store, params.backend, params)

@@ -29,7 +29,7 @@ from rallypoint.rendezvous.job.reports import (
 from rallypoint.rendezvous.job.round import Seat
 
 CLOSED = "the rendezvous was closed by "
-_CAME_BACK = "wants a new round"
+_CAME_BACK = "asked for a new round"
 _GOODBYE_S = 2.0  # to tell the others
 _LOOK_EVERY_S = 0.1  # who is missing
 

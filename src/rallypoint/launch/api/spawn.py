@@ -95,7 +95,8 @@ class SpawnContext:
         self.close()
         if result is not None and result[2]:
             raise WorkersFailedError(
-                f"process {number} raised an exception, and the others were ended:\n\n{result[2]}",
+                f"process {number} raised an exception, and the others were "
+                f"terminated:\n\n{result[2]}",
                 failures={number: result[2]},
             ) from result[1]
         if report.kind is ReportKind.SPAWN_FAILED:
@@ -104,7 +105,7 @@ class SpawnContext:
             how = f"exited with code {report.status}"
         else:
             how = f"was killed by {signal_name(report.status)}"
-        raise WorkersFailedError(f"process {number} {how}, and the others were ended")
+        raise WorkersFailedError(f"process {number} {how}, and the others were terminated")
 
 
 def spawn(

@@ -113,7 +113,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
             RendezvousConnectionError: the store cannot be reached.
         """
         if not run_id:
-            raise InvalidArgumentError("a rendezvous needs a run id, a name for the job.")
+            raise InvalidArgumentError("a rendezvous needs a run id, which names the job.")
         check_numbers(min_nodes, max_nodes)
         if keep_alive_interval <= 0 or keep_alive_max_attempt <= 0:
             raise InvalidArgumentError(
@@ -122,8 +122,8 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
             )
         if not isinstance(store, Store):
             raise InvalidTypeError(
-                f"a rendezvous meets in a store of rallypoint's, not in {type(store).__name__}; to"
-                " reach PyTorch's server, use rallypoint.store.client.TCPStore."
+                f"a rendezvous needs a store of rallypoint, not a {type(store).__name__}; to use "
+                "PyTorch's server, connect with rallypoint.store.client.TCPStore."
             )
         timeout = timeout or RendezvousTimeout()
         limits = Limits(
@@ -268,7 +268,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
     def _why_closed(self) -> str:
         """Why there is no further round, and what to do; empty: there may be one."""
         for pair in self._value.read(self._closed).pairs:
-            return f"{pair.value.decode()}; give a new job a new run id."
+            return f"{pair.value.decode()}; use a new run id for a new job."
         return ""
 
     @contextmanager
@@ -282,7 +282,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
     def _error(self, error: Exception) -> RendezvousError:
         if isinstance(error, ControlMessageError):
             return RendezvousStateError(
-                f"the rendezvous {self._run_id!r} cannot be read in its store: {error}"
+                f"the rendezvous {self._run_id!r} cannot be read from its store: {error}"
             )
         return RendezvousConnectionError(
             f"the rendezvous {self._run_id!r} cannot reach its store: {error}"

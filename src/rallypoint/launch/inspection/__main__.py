@@ -53,7 +53,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _agent_here() -> Asking:
-    return Asking(socket.socket(fileno=os.dup(0)), "the one here")
+    return Asking(socket.socket(fileno=os.dup(0)), "this one")
 
 
 def _node() -> dict[str, object]:

@@ -99,7 +99,7 @@ def read_status(told: Mapping[str, object]) -> AgentStatus:
         )
     except (KeyError, TypeError, ValueError, AssertionError, AttributeError):
         raise HostError(
-            "the agent's answer makes no sense; it may be of another version of rallypoint."
+            "the agent's answer is invalid; the agent may run another version of rallypoint."
         ) from None
 
 

@@ -121,9 +121,9 @@ class Asking:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise HostError(f"the agent ({self._name}) gave an answer that makes no sense.")
+            raise HostError(f"the agent ({self._name}) gave an invalid answer.")
         if "error" in answer:
-            raise HostError(f"the agent ({self._name}) refuses: {answer['error']}.")
+            raise HostError(f"the agent ({self._name}) refused the request: {answer['error']}.")
         return answer
 
     def _no_answer(self, error: OSError | None) -> NoAnswerError:

@@ -219,7 +219,7 @@ def _open_directory(path: str) -> tuple[int, str]:
         os.mkdir(path, 0o700)
     except FileExistsError:
         if not _is_own(path):
-            raise PermissionError(f"{path} is not this user's alone") from None
+            raise PermissionError(f"{path} is accessible to other users") from None
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     return descriptor, path
 

@@ -114,12 +114,12 @@ class _Seen:
             elif line.get("ask") == "coming":
                 self._coming.add(str(line["key"]))
             elif "trouble" in line:
-                self._notes.append(f"a node could not be looked at: {line['trouble']}")
+                self._notes.append(f"a node could not be inspected: {line['trouble']}")
             else:
                 first, second = decode(Node, line["first"]), decode(Node, line["second"])
                 self._nodes.setdefault(second.node_rank, (first, second))
         except (HostError, KeyError, TypeError, ValueError) as error:
-            self._notes.append(f"a node's answer makes no sense ({error})")
+            self._notes.append(f"a node's answer is invalid ({error})")
 
     def looks(self) -> JobLooks:
         if self._status is None:
@@ -131,7 +131,7 @@ class _Seen:
             self._nodes[node.node_rank] = (missing, missing)
             if key in self._coming:
                 name = f"node {node.node_rank} ({node.host})"
-                self._notes.append(f"{name} answers, but could not be looked at in time")
+                self._notes.append(f"{name} answers, but could not be inspected in time")
         pairs = [self._nodes[node_rank] for node_rank in sorted(self._nodes)]
         first, second = (
             Facts(

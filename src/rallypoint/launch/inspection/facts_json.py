@@ -45,7 +45,7 @@ def decode(kind: type[T], data: object) -> T:
         hint: Hint = kind
         value = _reader(hint)(data)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ControlMessageError(f"these facts make no sense: {error}") from None
+        raise ControlMessageError(f"these facts are invalid: {error}") from None
     assert isinstance(value, kind)
     return value
 
@@ -84,7 +84,7 @@ def _reader(hint: Hint) -> Callable[[object], object]:
 
 def _read_class(kind: type, data: object) -> object:
     if not isinstance(data, dict):
-        raise TypeError(f"{data!r:.60} is no {kind.__name__}")
+        raise TypeError(f"{data!r:.60} is not a {kind.__name__}")
     hints = _hints(kind)
     unknown = data.keys() - hints.keys()
     if unknown:
@@ -96,11 +96,11 @@ def _read_plain(kind: type, data: object) -> object:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (kind is not bool and isinstance(data, bool)):
-        raise TypeError(f"{data!r:.60} is no {kind.__name__}")
+        raise TypeError(f"{data!r:.60} is not a {kind.__name__}")
     return data
 
 
 def _list(data: object) -> list[object]:
     if not isinstance(data, list):
-        raise TypeError(f"{data!r:.60} is no list")
+        raise TypeError(f"{data!r:.60} is not a list")
     return data

@@ -27,7 +27,9 @@ class Looker:
             try:
                 self._start(words)
             except OSError as error:
-                self._tell({"trouble": f"cannot start a process to look: {error.strerror}"})
+                self._tell(
+                    {"trouble": f"cannot start the process that inspects workers: {error.strerror}"}
+                )
 
     def close(self) -> None:
         """End it."""
@@ -47,7 +49,9 @@ class Looker:
         self._conversations.begin(ours)
 
     def _heard(self, seen: dict[str, object] | None) -> None:
-        self._tell({"trouble": "the process that looks has ended early"} if seen is None else seen)
+        self._tell(
+            {"trouble": "the process that inspects workers ended early"} if seen is None else seen
+        )
 
     def _tell(self, seen: dict[str, object]) -> None:
         replies, self._replies = self._replies, []

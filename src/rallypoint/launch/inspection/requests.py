@@ -114,7 +114,7 @@ class _Conversation:
             request = None
         self._request = b""
         if not isinstance(request, dict):
-            return self._send({"error": "the request is not an object of JSON"})
+            return self._send({"error": "the request is not a JSON object"})
         try:
             self._perform(request)
         except Exception as error:  # no question may ever end a job
@@ -137,7 +137,9 @@ class _Conversation:
                 self._is_last = False
                 self._answers.others(self._send, trace_s=float(str(request["seconds"])))
             case _:
-                self._send({"error": "this agent does not know that request; it may be older"})
+                self._send(
+                    {"error": "this agent does not know that request; it may be an older version"}
+                )
 
     def _send(self, answer: dict[str, object], descriptors: Sequence[int] = ()) -> None:
         if not self.is_open:

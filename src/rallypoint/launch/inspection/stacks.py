@@ -34,7 +34,7 @@ _MOMENT_S = 0.005
 _UNABLE = {
     "T": "the process is stopped",
     "t": "a debugger has stopped the process",
-    "D": "its thread sleeps in the kernel and takes no signal",
+    "D": "its thread is in an uninterruptible system call",
     "Z": "the process has ended",
     "X": "the process has ended",
 }
@@ -76,7 +76,7 @@ def ask_for_stacks(
         except UnansweredError as error:
             answers[pid] = Answer((), str(error))
         except OSError:
-            answers[pid] = Answer((), "the process has ended, or cannot be looked at")
+            answers[pid] = Answer((), "the process has ended, or cannot be inspected")
     deadline = time.monotonic() + wait_s
     while asked:
         is_late = time.monotonic() >= deadline
@@ -116,11 +116,13 @@ class _Question:
             time.sleep(_MOMENT_S)
             status = self._status()
         if not int(status["SigCgt"], 16) & self._bit:
-            raise UnansweredError("the program has taken the signal's handler away")
+            raise UnansweredError("the program has replaced the signal's handler")
         if status["State"][:1] in _UNABLE:
             raise UnansweredError(_UNABLE[status["State"][:1]])
         if self._is_busy(status):
-            raise UnansweredError("its thread blocks the signal, or has not answered the last one")
+            raise UnansweredError(
+                "its thread blocks the signal, or has not answered the previous one"
+            )
 
     def answer(self, *, is_late: bool) -> Answer | None:
         """What it has said, once that is complete or it `is_late`."""
@@ -141,7 +143,7 @@ class _Question:
             return Answer((), "the process did not answer in time")
         stacks, mark, _ = text.rpartition(_BEGIN)[2].rpartition(_END)
         if not mark:
-            return Answer((), "its threads ran on while they were looked at")
+            return Answer((), "its threads were running while they were inspected")
         at, gil = _AT.search(stacks), _GIL.search(stacks)
         return Answer(
             parse_stacks(stacks),
@@ -174,7 +176,10 @@ def _memory_of(pid: int) -> tuple[int, int]:
         number = target[len(_MEMORY) :].partition(" ")[0]
         if target.startswith(_MEMORY) and number.isdecimal():
             return int(name), int(number)
-    raise UnansweredError("the process is no Python program of ours, or has closed its descriptors")
+    raise UnansweredError(
+        "the process is not a Python program that Rallypoint started, or it has closed its "
+        "descriptors"
+    )
 
 
 def _thread_of(pid: int) -> int:

@@ -50,8 +50,8 @@ class JobDirectory:
         except OSError as error:
             if is_kept:
                 raise HostError(
-                    f"cannot make a directory for logs in {parent}: {error.strerror}; give another"
-                    " with --log-dir."
+                    f"cannot create a directory for logs in {parent}: {error.strerror}; give "
+                    "another with --log-dir."
                 ) from None
             self.path = ""
 

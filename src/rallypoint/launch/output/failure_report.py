@@ -159,16 +159,16 @@ def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) 
 def _who_killed(oom_kills: int | None) -> str:
     if oom_kills is None:
         return (
-            "the launcher did not send this signal; often it is the kernel's out-of-memory killer"
-            " (see dmesg)"
+            "the launcher did not send this signal; often the kernel's out-of-memory killer does "
+            "(see dmesg)"
         )
     if oom_kills == 0:
         return (
-            "neither the launcher sent this signal nor, by the count of this control group, the"
-            " kernel's out-of-memory killer"
+            "this signal came neither from the launcher nor, by this control group's count, from "
+            "the kernel's out-of-memory killer"
         )
     times = "once" if oom_kills == 1 else f"{oom_kills} times"
     return (
-        f"the kernel's out-of-memory killer struck {times} in this control group"
-        " meanwhile: give the job more memory, or start fewer workers"
+        f"the kernel's out-of-memory killer killed processes of this control group {times} "
+        "meanwhile: give the job more memory, or start fewer workers"
     )

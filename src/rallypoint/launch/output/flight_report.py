@@ -223,7 +223,7 @@ def _why_not(group: Group, latest: int, now_ns: int) -> str:
     if group.has_left:
         return "had left the group" + (f" after {_title(last)}" if last else "")
     if last is None:
-        return f"never entered #{latest}: had called nothing yet"
+        return f"never entered #{latest}: has made no call yet"
     if last.number < latest:
         ago = _seconds(last.since_ns, now_ns)
         return f"never entered #{latest}: last done {_title(last)}, {ago} ago"

@@ -69,8 +69,8 @@ class Journal:
         if error is None:
             return
         say(
-            f"cannot write {self._path}: {error.strerror}; the job goes on, its further events are"
-            " lost."
+            f"cannot write {self._path}: {error.strerror}; the job goes on, but further events "
+            "are lost."
         )
         self._sink = None
 

@@ -135,7 +135,7 @@ class ProgressReporter:
 
     def goes_on(self, rank: int, waited_s: float) -> None:
         """It did, and does so no more: what that rank waited for has come."""
-        self.told(f"the job goes on: rank {rank} waits no longer, after {waited_s:.1f} s")
+        self.told(f"the job goes on: rank {rank} is no longer waiting, after {waited_s:.1f} s")
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
     def job_ended(self, status: int, text: str, now: float) -> None:

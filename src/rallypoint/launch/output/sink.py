@@ -25,7 +25,9 @@ _GAP = b""  # in the queue: here something was dropped
 
 
 def _note(lost: int) -> bytes:
-    return f"rallypoint: {lost} bytes of output are missing here, as nobody read it\n".encode()
+    return (
+        f"rallypoint: {lost} bytes of output are missing here, because nothing read them\n".encode()
+    )
 
 
 class Sink:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rallypoint.launch.output.tee import FilteredFile
 
 NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"
-FULL = "its file system is full, so that something may be missing"
+FULL = "its file system is full, so output may be missing"
 
 
 class Streams:
@@ -147,7 +147,7 @@ class Output:
         path = f"{directory}/{NAMES[stream]}.log"
         try:
             if way in (Way.FILE, Way.TEE) and not directory:
-                raise OSError(errno.ENOENT, "its directory could not be made")
+                raise OSError(errno.ENOENT, "its directory could not be created")
             if way is Way.DROPPED:
                 fd = os.open(os.devnull, os.O_WRONLY)
             elif way is Way.FILE:
@@ -196,8 +196,8 @@ class Output:
         if not self._has_failed:
             self._has_failed = True
             say(
-                f"cannot write {path}: {error.strerror}; the job goes on, and from here its output"
-                " may be missing in the log files."
+                f"cannot write {path}: {error.strerror}; the job goes on, but output from now on "
+                "may be missing in the log files."
             )
 
 

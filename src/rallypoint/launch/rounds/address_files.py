@@ -65,8 +65,8 @@ class AddressFiles:
             os.rename(part, self._file(_AGENT, self._key))
         except OSError as error:
             raise HostError(
-                f"cannot use the directory {self._path} of --rdzv-endpoint ({error.strerror}); name"
-                " one that all nodes share and may write to."
+                f"cannot use the directory {self._path} of --rdzv-endpoint ({error.strerror}); "
+                "name one that all nodes share and can write to."
             ) from None
 
     def _make(self) -> None:

@@ -84,7 +84,7 @@ def warn_without_token(rendezvous: Rendezvous) -> None:
     """Where others than this machine may come."""
     if rendezvous.token is None and not is_loopback(rendezvous.endpoints[0].host):
         say(
-            "warning: anyone who reaches the endpoint can take part in the job; set the same"
+            "warning: anyone who can connect to the endpoint can join the job; set the same"
             " RALLYPOINT_TOKEN on all nodes."
         )
 
@@ -219,7 +219,7 @@ class ElasticRounds(LinkedRounds):
         if self.is_stopping:
             return ""
         least = self._setup.limits.min_nodes
-        return self._core.missing or self.news or f"fewer than {least} nodes have come"
+        return self._core.missing or self.news or f"fewer than {least} nodes have joined"
 
     @property
     def is_led(self) -> bool:
@@ -263,8 +263,8 @@ class ElasticRounds(LinkedRounds):
         holder = holder_of(at.port)
         if holder.startswith("process"):  # else nobody listens there
             self._say(
-                f"the endpoint {at} is held by {holder}, which does not answer as an agent of this"
-                f" job ({why}); end that, or choose another --rdzv-endpoint."
+                f"the endpoint {at} is held by {holder}, which does not answer as an agent of "
+                f"this job ({why}); end that process, or choose another --rdzv-endpoint."
             )
 
     # The keeper.

@@ -209,7 +209,9 @@ class LinkedRounds(RoundSource, Receiver):
         elif isinstance(message, Join):
             claimed = message.member.key
         if claimed != key:
-            self._say(f"agent {key} spoke for another one, {claimed}; its word does not count.")
+            self._say(
+                f"agent {key} sent a message in the name of another agent, {claimed}; ignored it."
+            )
         elif not isinstance(message, Join) or self._may_join(key, message):
             self._received(key, message)
 
@@ -220,7 +222,7 @@ class LinkedRounds(RoundSource, Receiver):
         """Else it is told why not."""
         address = join.member.address
         if join.member.port and numeric_family(address) is None:
-            wrong = f"its address {address!r} is no number; look at --local-addr"
+            wrong = f"its address {address!r} is not numeric; check --local-addr"
             self._board.send(key, None, encode(Refuse(key, wrong)))
             return False
         if self._finish is not None:
@@ -238,7 +240,7 @@ class LinkedRounds(RoundSource, Receiver):
     def unreachable(self, at: Endpoint, why: str) -> None:
         """See Receiver."""
         if why == TOKEN_REFUSED and not self._core.job:
-            because = f"{self._name_of(at)} does not let this node in: {why}"
+            because = f"{self._name_of(at)} refused this node: {why}"
             self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True))
             return
         self._not_found(at, why)

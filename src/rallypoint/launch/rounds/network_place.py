@@ -64,7 +64,7 @@ class NetworkPlace:
                     raise HostError(f"after {now - began:.0f} s: {error}") from None
                 if now >= notice_at:
                     notice_at += NOTICE_EVERY_S
-                    say(f"waiting for a name, for {now - began:.0f} s so far: {error}")
+                    say(f"waiting for a name to resolve, for {now - began:.0f} s so far: {error}")
             time.sleep(min(_LOOK_AGAIN_S, wait_s))
 
     def _find(self) -> None:

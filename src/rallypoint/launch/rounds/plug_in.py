@@ -221,7 +221,9 @@ class PlugInRounds(RoundSource):
         cards = [decode_record(Card, bytes(info.store.get(key))) for key in keys]
         store = cards[0].store
         if store is None:
-            raise InvalidArgumentError("node 0 told no worker store; update it there.")
+            raise InvalidArgumentError(
+                "node 0 did not say where the workers' store is; update rallypoint there."
+            )
         if self._store is not None and info.rank == 0 and not is_loopback(self._member.address):
             self._store.allow(addresses_of_members(each.member for each in cards))
         opened = Round(
@@ -250,7 +252,7 @@ class PlugInRounds(RoundSource):
             return
         if self._handler.is_closed():
             self._is_stopped = True
-            self._give_up("another node gave up, and closed the rendezvous")
+            self._give_up("another node gave up and closed the rendezvous")
         elif self._handler.num_nodes_waiting() > 0:
             self._is_stopped = True
             if self._has_succeeded:

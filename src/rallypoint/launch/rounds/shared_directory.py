@@ -224,8 +224,8 @@ class SharedDirectoryRounds(ElasticRounds):
 
 def _in_vain(others: int) -> str:
     if not others:
-        return "no other agent has left its address there"
+        return "no other agent has written its address there"
     return (
-        f"none of the {others} agents with an address there answers; if any are running, check that"
-        " they have the same --rdzv-id and RALLYPOINT_TOKEN"
+        f"none of the {others} agents with an address there answers; if any are running, check "
+        "that they use the same --rdzv-id and RALLYPOINT_TOKEN"
     )

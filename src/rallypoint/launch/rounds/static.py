@@ -58,7 +58,7 @@ class StaticHost(LinkedRounds):
         self._store: StoreHost | None = None
         if nodes.token is None and not self._is_local:
             say(
-                "warning: anyone who reaches this host can take part in the job; set the same"
+                "warning: anyone who can connect to this host can join the job; set the same"
                 " RALLYPOINT_TOKEN on all nodes."
             )
         listener = listen(self._interface, 0)
@@ -165,7 +165,7 @@ class StaticGuest(LinkedRounds):
             text = first.get(_WHERE).decode("ascii", "replace") if is_there else ""
         if not (text.isdecimal() and 0 < int(text) < 65536):
             raise StoreConnectionError(
-                "there is another server, or a job that has begun already with other nodes"
+                "another server listens there, or a job that has already begun with other nodes"
             )
         return Endpoint(host=host, port=int(text))
 

@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> socket.socket:
 
         raise HostError(
             f"cannot listen on {host}, port {port}: it is in use by {holder_of(port)};"
-            " end that, or choose another with --master-port."
+            " end that process, or choose another port with --master-port."
         ) from None
 
 

@@ -118,11 +118,11 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
                 if now >= deadline:
                     break
                 node.changed.wait(deadline - now)
-            missing = node.missing or "nodes of the round before have not come back"
+            missing = node.missing or "nodes of the previous round have not rejoined"
         self._let_go(node)
         raise RendezvousTimeoutError(
-            f"no round of {self._run_id!r} began within {self._join_s:g} s: {missing}; look at the"
-            " other nodes, or give them more time with join_timeout."
+            f"no round of {self._run_id!r} began within {self._join_s:g} s: {missing}; check the "
+            "other nodes, or allow more time with join_timeout."
         )
 
     def _let_go(self, node: NodeT) -> bool:

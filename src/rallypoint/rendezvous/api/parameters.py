@@ -36,7 +36,7 @@ class RendezvousParameters:
         **config: Any,  # noqa: ANN401 - as torch's
     ) -> None:
         if not backend:
-            raise InvalidArgumentError("a rendezvous needs the name of a backend, as in 'c10d'.")
+            raise InvalidArgumentError("a rendezvous needs the name of a backend, such as 'c10d'.")
         check_numbers(min_nodes, max_nodes)
         self.backend = backend
         self.endpoint = endpoint
@@ -62,7 +62,7 @@ class RendezvousParameters:
         text = str(value).lower()
         if not isinstance(value, int | str) or text not in (*_TRUE, *_FALSE):
             raise InvalidArgumentError(
-                f"the rendezvous option {key} is {value!r}; give true or false."
+                f"the rendezvous option {key} is {value!r}; it must be true or false."
             )
         return text in _TRUE
 
@@ -77,7 +77,7 @@ class RendezvousParameters:
             return None if value is None else int(value)
         except ValueError:
             raise InvalidArgumentError(
-                f"the rendezvous option {key} is {value!r}; give a whole number."
+                f"the rendezvous option {key} is {value!r}; it must be an integer."
             ) from None
 
 
@@ -133,5 +133,6 @@ def check_numbers(min_nodes: int, max_nodes: int) -> None:
         raise InvalidArgumentError(f"min_nodes is {min_nodes}; a round needs at least one node.")
     if max_nodes < min_nodes:
         raise InvalidArgumentError(
-            f"max_nodes is {max_nodes}, less than min_nodes, {min_nodes}; give at least as many."
+            f"max_nodes is {max_nodes}, less than min_nodes ({min_nodes}); it must be at least "
+            "that."
         )

@@ -37,7 +37,7 @@ class RendezvousHandlerRegistry:
             raise InvalidArgumentError("a rendezvous backend needs a name.")
         if self._creators.get(backend, creator) != creator:
             raise InvalidArgumentError(
-                f"the rendezvous backend {backend!r} is registered already, with"
+                f"the rendezvous backend {backend!r} is already registered, with"
                 f" {self._creators[backend]!r}; choose another name."
             )
         self._creators[backend] = creator
@@ -52,14 +52,14 @@ class RendezvousHandlerRegistry:
         creator = self._creators.get(params.backend) or find_plug_in(params.backend)
         if creator is None:
             raise InvalidArgumentError(
-                f"there is no rendezvous backend {params.backend!r}; there are"
-                f" {', '.join(self.names())}; register others, or install their package."
+                f"there is no rendezvous backend {params.backend!r}; known backends: "
+                f"{', '.join(self.names())}; register it, or install its package."
             )
         handler = creator(params)
         if handler.get_backend() != params.backend:
             raise RendezvousError(
-                f"the rendezvous backend {params.backend!r} made a handler that calls itself"
-                f" {handler.get_backend()!r}; tell its author."
+                f"the rendezvous backend {params.backend!r} created a handler whose get_backend() "
+                f"returns {handler.get_backend()!r}; report this to its author."
             )
         return handler
 
@@ -91,7 +91,7 @@ def find_plug_in(name: str) -> RendezvousHandlerCreator | None:
     except Exception as error:
         raise RendezvousError(
             f"the rendezvous backend {name!r}, which {_brought_by(entry)} brings as {entry.value},"
-            f" cannot be loaded: {error}; mend or remove that package."
+            f" cannot be loaded: {error}; repair or remove that package."
         ) from error
     return creator
 

@@ -137,7 +137,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             raise RendezvousTimeoutError(
                 f"{self.world_size - len(absent)}/{self.world_size} nodes joined"
                 f" {self.run_id!r} within {self.timeout.total_seconds():g} s; missing rank {shown}:"
-                " start it there, or look why it ended."
+                " start it there, or find out why it exited."
             ) from None
         return RendezvousInfo(
             PrefixStore(self._key(f"{number}/store"), store),

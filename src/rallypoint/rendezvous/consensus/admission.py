@@ -12,16 +12,16 @@ def why_not(ours: Setup, join: Join) -> str:
     if limits.is_fixed:
         return _why_not_fixed(ours, join)
     if join.run_id != ours.run_id:
-        return f"the job is {ours.run_id!r}, not {join.run_id!r}; give the same --rdzv-id"
+        return f"the job is {ours.run_id!r}, not {join.run_id!r}; pass the same --rdzv-id"
     if join.attempt != ours.attempt:
         return (
-            f"this node was started for attempt {join.attempt} of the job, which is in attempt"
-            f" {ours.attempt}; end what is left of the older one"
+            f"this node was started for attempt {join.attempt} of the job, which is now in "
+            f"attempt {ours.attempt}; end the processes left from the older attempt"
         )
     if (join.min_nodes, join.max_nodes) != (limits.min_nodes, limits.max_nodes):
         return (
-            f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job and"
-            f" {join.min_nodes}:{join.max_nodes} on this node; give the same"
+            f"--nnodes is {limits.min_nodes}:{limits.max_nodes} in the job but"
+            f" {join.min_nodes}:{join.max_nodes} on this node; pass the same value"
         )
     return ""
 
@@ -29,10 +29,10 @@ def why_not(ours: Setup, join: Join) -> str:
 def _why_not_fixed(ours: Setup, join: Join) -> str:
     count = ours.limits.max_nodes
     if join.max_nodes != count:
-        return f"--nnodes is {join.max_nodes} here and {count} on node 0; give the same"
+        return f"--nnodes is {join.max_nodes} here and {count} on node 0; pass the same value"
     if join.run_id != ours.run_id:
         return (
-            f"the job at {ours.endpoints[0]} is {ours.run_id!r}, not {join.run_id!r}; give the same"
-            " --rdzv-id on all nodes, and each job its own --master-port"
+            f"the job at {ours.endpoints[0]} is {ours.run_id!r}, not {join.run_id!r}; pass the "
+            "same --rdzv-id on all nodes, and each job its own --master-port"
         )
     return ""

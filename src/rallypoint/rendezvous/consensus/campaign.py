@@ -110,5 +110,5 @@ class Campaign:
         what = "endpoints" if self.decided.number == BEFORE_ALL else "last agreed members"
         tie = ""
         if 2 * here == len(voters):
-            tie = f"; of two halves the one with {voters[0].host} goes on"
-        return f"{here} of {len(voters)} {what} here, too few to go on{tie}; missing {absent}"
+            tie = f"; of two equal halves, the one with {voters[0].host} goes on"
+        return f"{here} of {len(voters)} {what} here, too few to continue{tie}; missing {absent}"

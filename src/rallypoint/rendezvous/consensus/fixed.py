@@ -47,8 +47,8 @@ class FixedRules(Rules):
     def why_over(self, why: str) -> str:
         """Where to look."""
         return (
-            f"node 0 at {self.setup.endpoints[0]} was lost: its launcher ended, or the network"
-            " between is down; look at its output"
+            f"node 0 at {self.setup.endpoints[0]} was lost: its launcher exited, or the network "
+            "is down; check its output"
         )
 
 

@@ -107,7 +107,7 @@ class Follower:
             return []
         self.voters = message.voters
         if self.round >= 0:  # an end of the round before cannot be far
-            return self._stop(self.round, "there is a newer round", at_once=True)
+            return self._stop(self.round, "a newer round has begun", at_once=True)
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it still holds, it comes again after the next beat
         self.beat_at = now
@@ -227,4 +227,4 @@ class Follower:
         """Time has passed."""
         if self.fence_at is None or not self._rules.must_fence(now, self.fence_at):
             return []
-        return self.cut_off(f"the coordinator was not heard for {self._setup.fence_s:g} s")
+        return self.cut_off(f"no message from the coordinator for {self._setup.fence_s:g} s")

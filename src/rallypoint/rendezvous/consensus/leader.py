@@ -197,7 +197,7 @@ class Leader:
         if self._ballot < message.promised:
             self.deposed = f"{message.promised.candidate} was promised term {message.promised.term}"
         elif decided is not None and decided.number > self.agreement.number:
-            self.deposed = f"others know of agreement {decided.number}"
+            self.deposed = f"other nodes have agreement {decided.number}"
 
     def closed(self, key: str, why: str, now: float) -> None:
         """An agent has ended."""
@@ -223,7 +223,7 @@ class Leader:
             for peer in list(self._peers.by_key.values()):
                 self._look_at(peer, now)
             if self._over_at is None and not self._peers.has_quorum(now):
-                self.deposed = f"no quorum heard for {self._setup.fence_s:g} s"
+                self.deposed = f"no quorum answered for {self._setup.fence_s:g} s"
         self._advance(now)
 
     def _repeat(self, now: float) -> None:
@@ -246,7 +246,7 @@ class Leader:
         """What a lost coordinator had begun may need voters who are lost as well."""
         waited_s = now - pending.since
         missing = self._agreements.missing(pending)
-        text = f"what was proposed last needs {', '.join(missing[:16])}, too"
+        text = f"the last proposal also needs {', '.join(missing[:16])}"
         wait_s = self._setup.timeouts.join_timeout_s
         if waited_s >= wait_s:
             because = f"{text}, after {waited_s:.0f} s"
@@ -263,7 +263,7 @@ class Leader:
         dead_at = self._peers.dead_at(peer)
         if not peer.is_silent and self._peers.is_silent(peer, now):
             peer.is_silent = True
-            why = f"nothing came for {self._setup.fence_s:g} s"
+            why = f"no message for {self._setup.fence_s:g} s"
             self._rounds.perform(job.node_silent(key, why), now)
         if (peer.is_silent or not peer.has_beaten) and now >= dead_at:
             self._peers.by_key.pop(key)
@@ -372,5 +372,5 @@ class Leader:
 
     def _finish_of(self, agreement: Agreement) -> Finish:
         if agreement.finish is None:
-            raise RuntimeError("a job that is over must have an end")
+            raise RuntimeError("a finished job must have an outcome")
         return agreement.finish

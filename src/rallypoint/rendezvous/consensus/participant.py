@@ -263,7 +263,7 @@ class Participant:
             if leader.finish is not None:
                 return self._finish(leader.finish)
             if leader.deposed:
-                self._lose(f"coordinates no more: {leader.deposed}", now)
+                self._lose(f"no longer coordinates: {leader.deposed}", now)
         elif self.part is Part.FOLLOWING and now >= follower.heard_at + self.setup.fence_s:
             self._lose(f"the coordinator was silent for {self.setup.fence_s:g} s", now)
         elif self._looks_at is not None and now >= self._looks_at:
@@ -327,7 +327,7 @@ class Participant:
                     if self._follower.round < 0:
                         self._say(sender, self._follower.join())
             case Refuse(why=why):
-                text = f"this node was not let in: {why}"
+                text = f"this node was refused: {why}"
                 self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
             case Notice():
                 self._out.add([message])
@@ -385,7 +385,7 @@ class Participant:
             return
         self._voter.told(message.host)
         if self._leader is not None and not self._register.may_claim():
-            self._leader.deposed = "there is a job already"
+            self._leader.deposed = "a job already exists"
         if message.ballot < self._voter.promised:
             if sender == message.leader.key and message.stamp is not None:
                 self._refuse(sender, message.ballot)
@@ -407,7 +407,7 @@ class Participant:
             return
         if self.part is not Part.FOLLOWING:
             if self._leader is not None:
-                self._out.add((), f"coordinates no more: term {ballot.term} does")
+                self._out.add((), f"no longer coordinates: term {ballot.term} has a coordinator")
             self._leader = self._search.campaign = None
             self._move(Part.FOLLOWING)
 
@@ -442,7 +442,7 @@ class Participant:
     def _win(self, campaign: Campaign, now: float) -> None:
         self._search.campaign = None
         self._move(Part.LEADING)
-        self._out.add((), f"coordinates from now on, in term {campaign.ballot.term}")
+        self._out.add((), f"coordinates the job in term {campaign.ballot.term}")
         newest = campaign.bound() or campaign.decided
         done = self._follower.done_in(newest.number)
         self._leader = Leader(
@@ -527,11 +527,11 @@ class Participant:
         )
         if not is_told and (message.round, message.host) <= (mine, self.job):
             return False
-        self._out.add((), f"gives way to the job that {message.leader.host} coordinates")
+        self._out.add((), f"joins the job that {message.leader.host} coordinates instead")
         if self._leader is not None:
             for key in self._leader.peers:
                 self._say(key, message)
-        self._out.add(self._follower.cut_off("another job of that name got further"))
+        self._out.add(self._follower.cut_off("another job with that name is further ahead"))
         self._leader = None
         self._register.leave_job()
         self._follower.leave_job()

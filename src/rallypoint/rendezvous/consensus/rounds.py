@@ -61,7 +61,7 @@ class Rounds:
             return None
         if not left and self._setup.me.key not in self._gone:
             return None  # whoever took over without being a member is one from the next round on
-        shrunk = self._follow_up(members=tuple(left), because="some have left")
+        shrunk = self._follow_up(members=tuple(left), because="some nodes have left")
         if left and not (self._setup.quorum == "host" and newest.host in self._gone):
             return shrunk
         because = "the last node left"
@@ -185,7 +185,9 @@ class Rounds:
         job, key, orders = self.job, beat.key, self._orders
         assert job is not None
         if beat.round not in (-1, job.round):
-            self._peers.tell(key, orders.halt(Stop(round=beat.round, because="that round is over")))
+            self._peers.tell(
+                key, orders.halt(Stop(round=beat.round, because="that round has ended"))
+            )
         if beat.number < self._agreements.newest.number and key in self._agreements.voters:
             self._peers.tell(key, self._agreements.remind(now))
         runs = beat.round == job.round

@@ -146,4 +146,4 @@ class Rules:
 
     def why_over(self, why: str) -> str:
         """What to say where the job does not outlive the agent that began it, which was lost."""
-        return f"{why}; with quorum=host the job does not outlive it"
+        return f"{why}; with quorum=host the job ends with it"

@@ -43,7 +43,7 @@ class Search:
     ) -> None:
         self.campaign: Campaign | None = None
         self.act_at: float | None = None
-        self.why = "nobody has answered yet"
+        self.why = "no node has answered yet"
         self._setup, self._register, self._follower = register.setup, register, follower
         self._random, self._gone = random, gone
         self._term = 0  # the highest one seen

@@ -124,7 +124,7 @@ class Coordinator:
         """A node's agent is here; it knows of rounds up to that one."""
         if self.stage is Stage.DONE:
             return Decision(
-                (Refuse(member.key, "the job is over"),), f"{member.host} came too late"
+                (Refuse(member.key, "the job is over"),), f"{member.host} joined after the end"
             )
         if member.key in self._gathering.here:
             return NOTHING
@@ -213,7 +213,7 @@ class Coordinator:
         text = self._gathering.text()
         if self._gathering.is_over(now):
             waited_s = self._gathering.limits.join_timeout_s
-            told = f"{text}, after {waited_s:g} s; start it there, or look why it ended"
+            told = f"{text}, after {waited_s:g} s; start it there, or find out why it exited"
             return self._finish(Outcome.GIVEN_UP, told)
         notice = NOTHING
         if now >= self._notice_at:
@@ -338,7 +338,7 @@ class Coordinator:
         members = self._gathering.form(self._ranks)
         self._begin(members)
         action = OpenRound(number=self.round, members=members, because=because)
-        return Decision((action,), because or f"{len(members)} nodes are here")
+        return Decision((action,), because or f"{len(members)} nodes have joined")
 
     def _begin(self, members: tuple[Member, ...], *, is_taken_over: bool = False) -> None:
         self.current = RoundState(members, is_taken_over=is_taken_over)

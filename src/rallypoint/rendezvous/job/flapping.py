@@ -43,5 +43,5 @@ class Flapping:
         """Why newcomers wait."""
         return (
             f"nodes came or went {len(self._changes)} times in the last {MEMORY_S / 60:.0f}"
-            " minutes, so that newcomers are taken in together"
+            " minutes, so new nodes are admitted together"
         )

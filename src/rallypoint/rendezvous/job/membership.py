@@ -138,13 +138,13 @@ class Gathering:
         other = self._wishes.get(wish)
         if other is not None:
             return (
-                f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}:"
-                " give each node its own --node-rank"
+                f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}: give "
+                "each node its own --node-rank"
             )
         if wish >= self.limits.max_nodes:
             return f"--node-rank {wish} is too large for {self.limits.max_nodes} nodes"
         if self.limits.is_fixed and self._has_formed:
-            return "the job has begun already, and no node can take the place of one that was lost"
+            return "the job has already begun, and no node can replace one that was lost"
         return ""
 
     def _are_enough(self) -> bool:

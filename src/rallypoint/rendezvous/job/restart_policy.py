@@ -74,7 +74,8 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rul
         return AfterRound(Next.SUCCEED, "every worker succeeded")
     if end.unkillable:
         return AfterRound(
-            Next.GIVE_UP, "what cannot be killed may still use what a new round needs"
+            Next.GIVE_UP,
+            "processes that cannot be killed may still hold resources that a new round needs",
         )
     # Workers that are being stopped are lost to others, which is no failure of theirs.
     has_failed = root is not None and not (root.is_echo and end.was_whole)
@@ -91,13 +92,13 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rul
     if end.nodes_came and root is None:
         return AfterRound(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
     if root is None:
-        return AfterRound(Next.GIVE_UP, "its workers ended, and nobody knows why")
+        return AfterRound(Next.GIVE_UP, "its workers ended for an unknown reason")
     if root.is_startup:
         return AfterRound(
-            Next.GIVE_UP, "it failed before its own work began, so another try would end the same"
+            Next.GIVE_UP, "it failed before its own code ran, so a retry would fail in the same way"
         )
     if left > 0:
         return AfterRound(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
     if end.max_restarts:
         return AfterRound(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
-    return AfterRound(Next.GIVE_UP, "no restarts are allowed; --max-restarts allows them")
+    return AfterRound(Next.GIVE_UP, "no restarts are allowed (set --max-restarts)")

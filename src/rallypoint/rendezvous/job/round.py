@@ -36,7 +36,7 @@ class Endpoint(Record, kw_only=True):
         is_port = port.isascii() and port.isdigit() and len(port) < 10 and int(port) < 65536
         if not (is_host and is_port):
             raise InvalidArgumentError(
-                f"{name} is {text!r}; it must be HOST:PORT, and IPv6 in brackets."
+                f"{name} is {text!r}; it must be HOST:PORT, with an IPv6 address in brackets."
             )
         return cls(host=host, port=int(port))
 
@@ -134,7 +134,7 @@ class Round(Record, kw_only=True):
         ranks = [member.node_rank for member in self.members]
         if not ranks or ranks != list(range(len(ranks))):
             raise InvalidArgumentError(
-                f"a round's node ranks must be 0, 1, ...; they are {ranks}: look at --node-rank."
+                f"a round's node ranks must be 0, 1, ...; they are {ranks}: check --node-rank."
             )
 
     def seats(self) -> dict[str, Seat]:

@@ -51,7 +51,7 @@ class EtcdClient(KeyValueClient):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if not endpoints:
-            raise InvalidArgumentError("etcd needs at least one endpoint; give HOST:PORT")
+            raise InvalidArgumentError("etcd needs at least one endpoint, HOST:PORT")
         self._endpoints = tuple(endpoints)
         self._try_timeout_s = try_timeout_s
         self._timeout_s = timeout_s
@@ -155,7 +155,8 @@ class EtcdClient(KeyValueClient):
         names = ", ".join(endpoint_of(*endpoint) for endpoint in self._endpoints)
         return StoreConnectionError(
             f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s "
-            f"({self._why}); check the endpoints and that most of the cluster's members run",
+            f"({self._why}); check the endpoints, and that a majority of the cluster's members "
+            "is running",
             endpoint=names,
             operation=operation,
             key=key,
@@ -228,23 +229,24 @@ def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
     files = [name for name in ("cacert", "cert", "key") if name in configuration]
     if protocol not in ("http", "https"):
         raise InvalidArgumentError(
-            f"--rdzv-conf: protocol is {protocol!r}; give http or https, as etcd is reached."
+            f"--rdzv-conf: protocol is {protocol!r}; it must be http or https."
         )
     if protocol == "http":
         if files:
             raise InvalidArgumentError(
-                f"--rdzv-conf: {files[0]} is for https; give protocol=https as well."
+                f"--rdzv-conf: {files[0]} is for https; set protocol=https as well."
             )
         return None
     if "key" in configuration and "cert" not in configuration:
-        raise InvalidArgumentError("--rdzv-conf: key needs cert, the certificate that it is for.")
+        raise InvalidArgumentError("--rdzv-conf: key needs cert, its certificate.")
     try:
         context = ssl.create_default_context(cafile=configuration.get("cacert"))
         if "cert" in configuration:
             context.load_cert_chain(configuration["cert"], configuration.get("key"))
     except OSError as error:  # ssl's errors are such
         raise InvalidArgumentError(
-            f"--rdzv-conf: {', '.join(files)}: {error.strerror or error}; give files in PEM form."
+            f"--rdzv-conf: {', '.join(files)}: {error.strerror or error}; the files must be in "
+            "PEM format."
         ) from None
     return context
 
@@ -309,7 +311,8 @@ class Watch:
 
     def _ended(self, why: str) -> StoreConnectionError:
         return StoreConnectionError(
-            f"the watch at etcd's {self._name} ended ({why}); read again and watch from there",
+            f"the watch at etcd's {self._name} ended ({why}); read the value again and start a "
+            "new watch",
             endpoint=self._name,
             operation="watch",
         )

@@ -113,7 +113,7 @@ def unpack(kind: type[R], data: bytes) -> R:
             data = zlib.decompress(data)
         except zlib.error:
             raise ControlMessageError(
-                f"what is kept is no record of a job: {data[:80]!r}; choose another --rdzv-id."
+                f"the stored value is not a job record: {data[:80]!r}; choose another --rdzv-id."
             ) from None
     return decode_record(kind, data)
 

@@ -105,6 +105,6 @@ def decode_value(data: bytes) -> tuple[int, dict[str, Pair]]:
         form, revision = "", 0
     if form != _FORMAT or start != len(rest):
         raise ControlMessageError(
-            f"what is kept there is none of a rendezvous of this version: {data[:80]!r}."
+            f"the stored value is not from a rendezvous of this version: {data[:80]!r}."
         )
     return revision, pairs

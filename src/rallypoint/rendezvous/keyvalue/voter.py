@@ -229,15 +229,15 @@ class KeyValueVoter:
         if claim is None:
             return None  # the keeper has lost its data: who knows the job brings it back
         keeper = self._rules.keeper
-        because = f"{keeper} does not hold the job of this node any more; another took its name"
+        because = f"{keeper} no longer holds this node's job; another job has taken its name"
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
     def _too_late(self, finish: Finish) -> Finish:
         """For who knows nothing of the job: it may as well be meant for another one."""
         because = (
-            f"the job {self._setup.run_id!r} is over ({finish.because}), and this node came too"
-            f" late; another job needs another --rdzv-id, or must begin"
-            f" {self._setup.timeouts.close_s:g} s later"
+            f"the job {self._setup.run_id!r} is over ({finish.because}), and this node joined "
+            "too late; start a new job with another --rdzv-id, or "
+            f"{self._setup.timeouts.close_s:g} s later"
         )
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
@@ -287,7 +287,9 @@ class KeyValueVoter:
             held = None
         me, leader, job = self._setup.me, vote.ballot.candidate, message.decided.host
         if held is None and job and message.decided.number == BEFORE_ALL:
-            forgot = f"{self._rules.keeper} has forgotten the job; waiting for who knows it"
+            forgot = (
+                f"{self._rules.keeper} has lost the job's record; waiting for a node that knows it"
+            )
             self._answers.append(forgot)
             return
         if held is not None and held.number > message.decided.number:
@@ -418,7 +420,10 @@ class KeyValueVoter:
         if claim is not None and decided is None and claim.leader.key != self._setup.me.key:
             who, silent_s = claim.leader, self._now - self._seen_at
             at = f"{who.host} ({who.address}:{who.port})"
-            why = f"{at} coordinates, but does not answer here; it wrote {silent_s:.0f} s ago"
+            why = (
+                f"{at} coordinates, but does not answer this node; it last wrote {silent_s:.0f} "
+                "s ago"
+            )
             self._answers.append(why)
 
 

@@ -81,7 +81,8 @@ def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
         version, name, *fields = json.loads(data)
         if version != VERSION:
             raise ControlMessageError(
-                "an agent of another version of rallypoint takes part; install the same everywhere."
+                "an agent runs another version of rallypoint; install the same version on all "
+                "nodes."
             )
         message = _record_codec(kinds[name])[1](fields)
     except (
@@ -90,7 +91,7 @@ def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
     ) as error:
         if isinstance(error, ControlMessageError):
             raise
-        raise ControlMessageError(f"an agent sent what is no message: {data[:80]!r}.") from None
+        raise ControlMessageError(f"an agent sent an invalid message: {data[:80]!r}.") from None
     return message
 
 

@@ -108,14 +108,12 @@ class Link:
             self._unanswered_since = time.monotonic()
         if len(payload) > MAX_FRAME_BYTES:
             self._listener.failed(
-                self, f"a message of {len(payload)} bytes is too long, and not sent"
+                self, f"a message of {len(payload)} bytes is too long, so it was not sent"
             )
         elif self._unsent and len(self._unsent) + len(payload) > MAX_UNSENT_BYTES:
             if not self._has_told_full:
                 self._has_told_full = True
-                self._listener.failed(
-                    self, "it reads nothing; until it does, it is told nothing new"
-                )
+                self._listener.failed(self, "it is not reading; sending resumes when it does")
         else:
             self._write(_LENGTH.pack(len(payload)) + payload)
 
@@ -228,7 +226,11 @@ class Link:
         return None
 
     def _end_text(self) -> str:
-        return "its connection closed" if self.is_open else "it ended the handshake"
+        return (
+            "its connection closed"
+            if self.is_open
+            else "it closed the connection during the handshake"
+        )
 
     def _take(self) -> bool:
         """Use what has come, if it is enough for something."""
@@ -238,7 +240,7 @@ class Link:
             return False
         (length,) = _LENGTH.unpack_from(self._unread)
         if length == _DROPPED:
-            self._fail("it ended the connection, and lives")
+            self._fail("it closed the connection, but is still running")
             return False
         if length > MAX_FRAME_BYTES:
             self._refuse(f"it announced a message of {length} bytes")
@@ -307,7 +309,7 @@ class Link:
         return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
 
     def _refuse(self, why: str) -> None:
-        self._listener.failed(self, f"{why}; the connection is ended, and made again")
+        self._listener.failed(self, f"{why}; reconnecting")
         self.drop()
         self._listener.closed(self, why)
 
@@ -348,7 +350,7 @@ class Called(Link):
         expected = client_proof(self._token, self._theirs, self._nonce)
         if not hmac.compare_digest(data, expected):
             self._write(_REFUSED)
-            return "it does not know the job's token"
+            return "it does not have the job's token"
         self._write(server_proof(self._token, self._theirs, self._nonce))
         self._opened(self._theirs)
         return ""
@@ -404,12 +406,14 @@ class Caller(Link):
         if data == _REFUSED:
             return TOKEN_REFUSED
         if not is_server_proof(data, self._token, self._nonce, self._theirs):
-            return "it does not know the job's token"
+            return "it does not have the job's token"
         self._opened(self._nonce)
         return ""
 
 
-TOKEN_REFUSED = "it has another token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
+TOKEN_REFUSED = (
+    "it has a different token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
+)
 
 
 def _tend(sock: socket.socket, silence_s: float) -> None:

@@ -252,7 +252,7 @@ class PeerConnections(ConnectionListener):
         slow = [item for item in self._calls.items() if now >= item[1].began + HANDSHAKE_S]
         for at, call in slow:
             if call.link is None:
-                self._give_up(at, call, f"its name was not found within {HANDSHAKE_S:g} s")
+                self._give_up(at, call, f"its name was not resolved within {HANDSHAKE_S:g} s")
             else:
                 call.link.drop()
                 self.closed(call.link, f"it did not answer for {HANDSHAKE_S:g} s")
@@ -325,7 +325,7 @@ class PeerConnections(ConnectionListener):
                 missed.append(to)
         for to in missed:
             if not self._links.get(to):
-                self._receiver.gone(to, "another agent answers in its place")
+                self._receiver.gone(to, "another agent answers at its address")
 
     def closed(self, link: Link, why: str) -> None:
         """See ConnectionListener."""

@@ -95,8 +95,8 @@ def test_a_token_file_stays_here(tmp_path: Path) -> None:
         (["--rsh", ""], "--rsh is empty; name a command"),
         (["--rsh", "a 'b"], "--rsh a 'b: No closing quotation"),
         (["--nproc-per-node", "many"], "--nproc-per-node is 'many'"),
-        (["--tee", "9"], "--tee: '9' names no streams"),
-        (["--rdzv-conf", "nonsense=1"], "--rdzv-conf: c10d does not know 'nonsense'"),
+        (["--tee", "9"], "--tee: '9' does not name streams"),
+        (["--rdzv-conf", "nonsense=1"], "--rdzv-conf: c10d has no option 'nonsense'"),
         (["--hostfile", "f"], "--hosts and --hostfile both name the hosts"),
     ],
 )

@@ -108,7 +108,7 @@ def test_numa_options_are_taken_by_their_mode(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="shutdown_timeout=-1; it must be 0 or more"):
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
-    with pytest.raises(InvalidArgumentError, match="'SIGNONE' is no signal"):
+    with pytest.raises(InvalidArgumentError, match="'SIGNONE' is not a signal"):
         job_of(LaunchConfig(1, 1, 1, signals_to_handle="SIGNONE"), ("x",))
     with pytest.raises(InvalidArgumentError, match="event_log_handler='mine'"):
         job_of(LaunchConfig(1, 1, 1, event_log_handler="mine"), ("x",))

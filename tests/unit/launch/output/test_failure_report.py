@@ -106,10 +106,10 @@ def test_signals_have_names() -> None:
 @pytest.mark.parametrize(
     ("count", "hint"),
     [
-        (None, "often it is the kernel's out-of-memory killer"),
-        (0, "neither the launcher sent this signal nor"),
-        (1, "out-of-memory killer struck once in this control group"),
-        (2, "out-of-memory killer struck 2 times"),
+        (None, "often the kernel's out-of-memory killer does"),
+        (0, "this signal came neither from the launcher nor"),
+        (1, "out-of-memory killer killed processes of this control group once"),
+        (2, "out-of-memory killer killed processes of this control group 2 times"),
     ],
 )
 def test_who_may_have_killed(count: int | None, hint: str) -> None:

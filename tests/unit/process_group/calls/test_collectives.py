@@ -231,13 +231,17 @@ def test_wrong_arguments() -> None:
         calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (TypeError, "must be a list", lambda: dist.all_gather(x, x, group)),  # type: ignore[arg-type]
             (ValueError, "has 1 arrays, but", lambda: dist.all_gather([x], x, group)),
-            (ValueError, "must have one dtype", lambda: dist.all_gather([x, y], x, group)),
+            (ValueError, "dtypes must be equal", lambda: dist.all_gather([x, y], x, group)),
             (ValueError, "but 8 are needed", lambda: dist.all_gather_into_tensor(x, x, group)),
             (ValueError, "one of dst and group_dst", lambda: dist.reduce(x, group=group)),
             (ValueError, "src=2 is not a rank", lambda: dist.broadcast(x, 2, group)),
             (ValueError, "cannot both", lambda: dist.broadcast(x, 0, group, group_src=0)),
             (ValueError, "group_src=5 is not", lambda: dist.broadcast(x, None, group, group_src=5)),
-            (ValueError, "is not divisible by", lambda: dist.all_to_all_single(x[:3], x[:3], group=group)),
+            (
+                ValueError,
+                "not divisible",
+                lambda: dist.all_to_all_single(x[:3], x[:3], group=group),
+            ),
             (ValueError, "2 sizes", lambda: dist.all_to_all_single(x, x, [1, 2], [2, 2], group)),
             (ValueError, "is sent to this rank itself", lambda: too_long_for_itself(group)),
             (TypeError, "not builtins.list", lambda: dist.all_reduce([1], group=group)),  # type: ignore[arg-type]

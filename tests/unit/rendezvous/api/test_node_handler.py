@@ -131,7 +131,7 @@ def test_a_round_that_is_over_before_it_was_entered_is_left(
 @pytest.mark.parametrize("grace_s", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("missing", "reason"),
-    [("", "nodes of the round before have not come back"), ("1 of 2 is here", "1 of 2 is here")],
+    [("", "nodes of the previous round have not rejoined"), ("1 of 2 is here", "1 of 2 is here")],
 )
 def test_in_vain_only_as_long_as_join_timeout(
     monkeypatch: pytest.MonkeyPatch, missing: str, reason: str, grace_s: float

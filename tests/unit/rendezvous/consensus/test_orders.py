@@ -15,4 +15,4 @@ def test_a_beat_that_was_under_way_is_not_answered_with_the_same_order() -> None
     assert not orders.must_repeat("c", 10.9, BEAT_S)
     assert orders.must_repeat("c", 11.1, BEAT_S)
     assert orders.halt(Stop(round=3, because="b was lost")) is halt
-    assert orders.halt(Stop(round=2, because="that round is over")).stop.round == 2
+    assert orders.halt(Stop(round=2, because="that round has ended")).stop.round == 2

@@ -40,12 +40,20 @@ EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_s
     [
         (RoundEnd(succeeded=True), Next.SUCCEED, "every worker succeeded"),
         (RoundEnd(succeeded=True, stop_asked="SIGINT"), Next.SUCCEED, "every worker succeeded"),
-        (RoundEnd(causes=(FAILED,)), Next.GIVE_UP, "--max-restarts allows them"),
+        (RoundEnd(causes=(FAILED,)), Next.GIVE_UP, "set --max-restarts"),
         (RoundEnd(causes=(FAILED,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=1), Next.RESTART, "2 of 2"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=2), Next.GIVE_UP, "all 2"),
-        (RoundEnd(causes=(EARLY, FAILED), max_restarts=2), Next.GIVE_UP, "would end the same"),
-        (RoundEnd(causes=(ECHO, EARLY), max_restarts=2), Next.GIVE_UP, "would end the same"),
+        (
+            RoundEnd(causes=(EARLY, FAILED), max_restarts=2),
+            Next.GIVE_UP,
+            "would fail in the same way",
+        ),
+        (
+            RoundEnd(causes=(ECHO, EARLY), max_restarts=2),
+            Next.GIVE_UP,
+            "would fail in the same way",
+        ),
         (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
         (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
@@ -69,7 +77,7 @@ EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_s
             Next.GIVE_UP,
             "node 0, node 2 lost, 1 left, 2 needed",
         ),
-        (RoundEnd(), Next.GIVE_UP, "nobody knows why"),
+        (RoundEnd(), Next.GIVE_UP, "for an unknown reason"),
     ],
 )
 def test_what_comes_after_a_round(end: RoundEnd, then: Next, why: str) -> None:
@@ -475,7 +483,7 @@ def test_a_node_that_dies_every_second_does_not_stop_the_others() -> None:
         cluster.lose(f"c{number}")
     assert cluster.rounds <= 12  # without pauses 121
     assert cluster.running() == "ab"
-    assert len([text for text in cluster.notices if "so that newcomers" in text]) == 1
+    assert len([text for text in cluster.notices if "so new nodes" in text]) == 1
 
 
 def test_newcomers_after_many_changes_come_in_together() -> None:

@@ -94,7 +94,7 @@ def test_nodes_that_are_known_from_the_start_are_not_replaced() -> None:
     assert ranks(fixed.form(())) == ["a", "b"]
     assert "node rank 1 is taken by host 'b'" in fixed.join(member("c", wish=1), 0.0)
     fixed.leave("b")
-    assert "the job has begun already" in fixed.join(member("c", wish=1), 0.0)
+    assert "the job has already begun" in fixed.join(member("c", wish=1), 0.0)
 
 
 def ranks(members: tuple[Member, ...]) -> list[str]:

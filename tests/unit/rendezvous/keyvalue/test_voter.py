@@ -209,7 +209,7 @@ def test_who_comes_too_late_is_told_for_a_while(etcd: SimEtcd, outcome: Outcome)
     over = late.stand(1, 1.0)
     assert isinstance(over, Over)
     assert over.finish.outcome is Outcome.GIVEN_UP  # nothing has run there
-    assert "the job 'job' is over (it ended), and this node came too late" in over.finish.because
+    assert "the job 'job' is over (it ended), and this node joined too late" in over.finish.because
     etcd._loop.run(31.0)  # close_timeout
     assert isinstance(late.stand(1, 31.0), Promise)
     # Who was a member of that job is told, even when another one has its name.

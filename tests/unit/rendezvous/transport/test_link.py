@@ -125,7 +125,7 @@ def test_another_token(loop: Loop, token: bytes) -> None:
     loop.call(caller, token)
     loop.until(lambda: caller.why and loop.side.why)
     assert caller.why == TOKEN_REFUSED
-    assert loop.side.why == "it does not know the job's token"
+    assert loop.side.why == "it does not have the job's token"
     assert caller.link is loop.side.link is None
 
 
@@ -156,7 +156,7 @@ def test_a_listener_that_does_not_know_the_token(loop: Loop) -> None:
             sock.sendall(nonce)
             sock.sendall(take(loop, sock, 32))
             loop.until(lambda: caller.why)
-    assert caller.why == "it does not know the job's token"
+    assert caller.why == "it does not have the job's token"
 
 
 def test_nobody_there(loop: Loop) -> None:
@@ -172,9 +172,9 @@ def test_nobody_there(loop: Loop) -> None:
     ("data", "why"),
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\nUser-Agent: y\r\n\r\n", "does not speak this protocol"),
-        (GREETING + bytes(32) + bytes(32), "does not know the job's token"),
-        (b"", "ended the handshake"),
-        (GREETING, "ended the handshake"),
+        (GREETING + bytes(32) + bytes(32), "does not have the job's token"),
+        (b"", "during the handshake"),
+        (GREETING, "during the handshake"),
     ],
 )
 def test_strangers(loop: Loop, data: bytes, why: str) -> None:
@@ -196,9 +196,9 @@ def test_a_frame_that_is_too_long_is_not_waited_for(pair: tuple[Loop, Side]) -> 
     caller.link._sock.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "big") + bytes(1 << 20))
     loop.until(lambda: loop.side.why and caller.why)
     assert loop.side.why == f"it announced a message of {MAX_FRAME_BYTES + 1} bytes"
-    assert loop.side.failures == [f"{loop.side.why}; the connection is ended, and made again"]
+    assert loop.side.failures == [f"{loop.side.why}; reconnecting"]
     assert caller.frames == [b"a word before"]
-    assert caller.why == "it ended the connection, and lives"
+    assert caller.why == "it closed the connection, but is still running"
     assert not caller.link.was_ended
     assert not loop.side.link.was_ended
 
@@ -210,7 +210,7 @@ def test_a_message_that_is_too_long_is_not_sent(pair: tuple[Loop, Side]) -> None
     caller.link.send(b"a short one")
     loop.until(lambda: loop.side.frames)
     assert loop.side.frames == [b"a short one"]
-    told = f"a message of {MAX_FRAME_BYTES + 1} bytes is too long, and not sent"
+    told = f"a message of {MAX_FRAME_BYTES + 1} bytes is too long, so it was not sent"
     assert caller.failures == [told]
 
 
@@ -221,7 +221,7 @@ def test_a_peer_that_reads_nothing_does_not_fill_memory(pair: tuple[Loop, Side])
     assert link is not None
     for _ in range(100):
         link.send(bytes(1 << 20))
-    assert loop.side.failures == ["it reads nothing; until it does, it is told nothing new"]
+    assert loop.side.failures == ["it is not reading; sending resumes when it does"]
     loop.until(lambda: not link._unsent)
     link.send(b"it reads again")
     loop.until(lambda: b"it reads again" in caller.frames)
@@ -241,7 +241,7 @@ def test_the_last_word_waits_until_a_peer_reads(pair: tuple[Loop, Side]) -> None
     link.drop()
     link.send(b"nothing more")
     loop.until(lambda: caller.why)
-    assert caller.why == "it ended the connection, and lives"
+    assert caller.why == "it closed the connection, but is still running"
     assert len(caller.frames) == 10
     assert not loop.side.why
     assert link._is_closed

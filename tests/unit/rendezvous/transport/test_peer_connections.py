@@ -143,7 +143,7 @@ def test_a_refused_message_is_no_end(pair: tuple[Agent, Agent]) -> None:
     next(iter(one.board._keys))._write((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
     until(lambda: not one.board._keys and not other.board._keys, one, other)
     told = f"it announced a message of {MAX_FRAME_BYTES + 1} bytes"
-    assert ("127.0.0.1", f"{told}; the connection is ended, and made again") in other.told
+    assert ("127.0.0.1", f"{told}; reconnecting") in other.told
     one.board.send("other", other.at, b"again")
     until(lambda: ("one", "again") in other.told, one, other)
     assert not one.has_told_of_an_end()

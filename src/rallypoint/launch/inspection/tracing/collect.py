@@ -60,7 +60,7 @@ def _lock(descriptors: Sequence[int]) -> None:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            text = "this job is being traced already; wait until that `rallypoint trace` has ended."
+            text = "this job is being traced already; wait until that `rallypoint trace` ends."
             raise HostError(text) from None
 
 
@@ -89,7 +89,7 @@ def _trace(
     ended = [worker for worker in workers if worker.pid and not _lives(worker)]
     if ended:
         ranks = f"{len(ended)} of {len(workers)} workers"
-        notes.append(f"{ranks} of node {status.node_rank} had ended when the trace did")
+        notes.append(f"{ranks} of node {status.node_rank} had exited before the trace ended")
     return NodeTrace(
         node_rank=status.node_rank,
         host=status.host,
@@ -115,7 +115,7 @@ class _Traced:
         self._record = descriptors[0] if descriptors else -1
         self._offset = rank.local_rank * FLIGHT_RECORD_BYTES
         self._calls = CallTrace(self._record, self._offset, most=most)
-        self._because = "" if descriptors else "it keeps no record"
+        self._because = "" if descriptors else "it does not record its calls"
         self._is_tracing = False
         self._began_ns = 0
         self._before: Mapping[int, Group] = {}

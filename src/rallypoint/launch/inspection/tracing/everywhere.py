@@ -102,7 +102,9 @@ class _Seen:
 
     def said(self, *, was_interrupted: bool) -> list[str]:
         """Notes, also on nodes that are missing."""
-        why = "you ended it before it answered" if was_interrupted else "it has not answered"
+        why = (
+            "you stopped the trace before it answered" if was_interrupted else "it has not answered"
+        )
         expected, missing = self._expected or {}, self._missing()
         if missing == []:
             return self._notes
@@ -137,7 +139,7 @@ class _Seen:
                 trace = unpack(line)
                 self.nodes[trace.node_rank] = trace
             else:
-                why = line.get("trouble", "its rallypoint is older")
+                why = line.get("trouble", "it runs an older version of rallypoint")
                 self.troubles.append(f"a node could not be traced: {why}")
         except (HostError, KeyError, TypeError, ValueError) as error:
-            self.troubles.append(f"a node's answer makes no sense ({error})")
+            self.troubles.append(f"a node's answer is invalid ({error})")

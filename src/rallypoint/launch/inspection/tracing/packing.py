@@ -40,7 +40,7 @@ def unpack(message: dict[str, object]) -> NodeTrace:
         data = unpacker.decompress(base64.b64decode(str(message["trace"])), _MOST_BYTES)
         return decode(NodeTrace, json.loads(data))
     except (KeyError, ValueError, zlib.error) as error:
-        raise ControlMessageError(f"this trace makes no sense: {error!r}") from None
+        raise ControlMessageError(f"this trace is invalid: {error!r}") from None
 
 
 def _shortened(worker: WorkerTrace, share: float) -> WorkerTrace:
