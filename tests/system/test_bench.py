@@ -45,10 +45,10 @@ def test_a_model_is_measured_and_used(tmp_path: Path) -> None:
 def test_command_lines_that_are_wrong(tmp_path: Path) -> None:
     for words, message in (
         (["--ranks", "2"], "say what to measure: --calibrate, or an operation"),
-        (["--calibrate", "--ranks", "2,x"], "--ranks needs whole numbers of at least 2, not 'x'"),
-        (["--calibrate", "--rounds", "1"], "--rounds needs whole numbers of at least 2, not '1'"),
+        (["--calibrate", "--ranks", "2,x"], "--ranks needs integers of at least 2, not 'x'"),
+        (["--calibrate", "--rounds", "1"], "--rounds needs integers of at least 2, not '1'"),
         (["--calibrate", "--out", "mine"], "--out mine must end in .toml"),
-        (["--calibrate", "more"], "unexpected word 'more'"),
+        (["--calibrate", "more"], "unexpected argument 'more'"),
     ):
         result = rallypoint("bench", *words, cwd=tmp_path)
         assert (result.returncode, message in result.stderr) == (2, True), result.stderr

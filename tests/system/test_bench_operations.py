@@ -121,7 +121,7 @@ def test_a_peer_that_is_wrong_and_fails(tmp_path: Path) -> None:
     wrong = int(np.count_nonzero(inputs[0]) + np.count_nonzero(inputs[1]))
     (told,) = re.findall(r"! mpich: (\d+) wrong items at 400 bytes", result.stdout)
     assert abs(int(told) - wrong) <= 10  # other random numbers, as many zeros
-    assert "left out from here on: mpich: MemoryError: too long" in result.stderr
+    assert "left out from now on: mpich: MemoryError: too long" in result.stderr
 
 
 def test_an_interrupted_bench_leaves_nothing(launch: Launch) -> None:
@@ -147,20 +147,20 @@ def test_an_interrupted_bench_leaves_nothing(launch: Launch) -> None:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     for words, status, message in (
-        (["all_reduc"], 2, "there is no operation 'all_reduc'; name one of all_reduce"),
+        (["all_reduc"], 2, "unknown operation 'all_reduc'; choose one of all_reduce"),
         (["send", "--nproc-per-node", "1"], 2, "send takes two ranks"),
-        (["reduce", "--sizes", "8:x"], 2, "--sizes x is no size; say 4096, 64K"),
+        (["reduce", "--sizes", "8:x"], 2, "--sizes x is not a size; write it like 4096, 64K"),
         (["reduce", "--dtype", "float31"], 2, "--dtype float31 is unknown; it takes float32"),
         (["reduce", "--vs", "lam"], 2, "--vs lam is unknown; it takes gloo, mpich"),
-        (["reduce", "--rounds", "0"], 2, "--rounds needs a whole number from 1 on, not '0'"),
-        (["reduce", "--json", "no/such"], 2, "--json no/such: there is no such directory"),
+        (["reduce", "--rounds", "0"], 2, "--rounds needs an integer of at least 1, not '0'"),
+        (["reduce", "--json", "no/such"], 2, "--json no/such: that directory does not exist"),
         (["reduce", "--plot", "a.pdf"], 1, "--plot a.pdf: name a file that ends in .png"),
         (["reduce", "--mpi-env", "lam=x"], 2, "--mpi-env lam=x is not NAME=DIR"),
-        (["reduce", "--vs", "mpich"], 1, "mpich is not there; add --get-mpi to put it into"),
+        (["reduce", "--vs", "mpich"], 1, "mpich is not installed; add --get-mpi to put it into"),
         (
             ["reduce", "--vs", "mpich", "--mpi-env", f"mpich={tmp_path}"],
             1,
-            "there is no program bin/python; name a virtual environment with mpich and mpi4py",
+            "it has no program bin/python; name a virtual environment with mpich and mpi4py",
         ),
         (["barrier", "--algorithm", "none"], 1, "InvalidArgumentError: there is no algorithm"),
     ):

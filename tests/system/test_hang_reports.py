@@ -227,7 +227,7 @@ def test_no_restart_is_left(launch: Launch, restarts: int) -> None:
     done = explain(str(launch.process.pid))
     assert done.returncode == 3
     assert done.stdout.startswith("rank 1 never entered all_reduce #3")
-    assert "the launcher ended it, because the job hung: rank 1 never entered" in done.stdout
+    assert "the launcher stopped it, because the job hung: rank 1 never entered" in done.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -500,9 +500,9 @@ def test_wrong_surroundings_are_one_sentence(tmp_path: Path) -> None:
     hydra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
     for environ, expected in (
         (hydra, "HostError: Hydra's mpiexec started this as rank 0 of 2 (PMI_RANK), and offers no"),
-        ({**hydra, "PMI_FD": "77"}, "PMI_FD is '77', which is no open descriptor"),
+        ({**hydra, "PMI_FD": "77"}, "PMI_FD is '77', which is not an open descriptor"),
         ({**hydra, "RANK": "1"}, "RANK is 1, but Hydra's mpiexec says 0"),
-        ({"SLURM_JOB_ID": "7"}, "start it by srun -n N, or by `rallypoint run`"),
+        ({"SLURM_JOB_ID": "7"}, "start it with srun -n N or `rallypoint run`"),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "x"}, "PMIx"),
     ):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Jobs on two hosts with two networks and a bridge of containers: which one carries what.
+"""Jobs on two hosts with two networks and a container bridge: which one carries what.
 
 host1: eth0 10.77.0.1   eth1  10.88.0.1  docker0 172.17.0.1
 host2: eth0 10.77.0.2   fast0 10.88.0.2  docker0 172.17.0.1
@@ -105,7 +105,7 @@ class Case:
 
 CASES = {
     "the endpoint's network": Case(
-        "network: eth0, 10.77.0.{n} (MTU 1500): *; passed over: *, docker0 (bridge of containers)",
+        "network: eth0, 10.77.0.{n} (MTU 1500): *; passed over: *, docker0 (container bridge)",
         "10.77.0.",
     ),
     "the endpoint on the other network": Case(
@@ -196,13 +196,16 @@ def test_a_machine_that_knows_its_own_name_as_its_loopback(agents: Agents) -> No
     finally:
         agents.hosts[1].run("umount", "/etc/hosts")
     assert (agents.directory / "used.0").read_text().split() == ["10.77.0.1"] * 2
-    for number, reason in ((1, "it is the likeliest, as nothing says"), (2, "the route to host1")):
+    for number, reason in (
+        (1, "it is the likeliest, because nothing says"),
+        (2, "the route to host1"),
+    ):
         assert agents.said(number).count("network: ") == 1
         lines = (agents.directory / f"events.{number}").read_text().splitlines()
         (event,) = [each for each in map(json.loads, lines) if each["event"] == "network"]
         assert (event["interface"], event["address"]) == ("eth0", f"10.77.0.{number}")
         assert event["reason"].startswith(reason)
-        assert {"interface": "docker0", "why": "bridge of containers"} in event["passed_over"]
+        assert {"interface": "docker0", "why": "container bridge"} in event["passed_over"]
 
 
 def test_a_bridge_of_containers_by_name_is_told_and_named_when_it_fails(agents: Agents) -> None:
@@ -214,7 +217,7 @@ def test_a_bridge_of_containers_by_name_is_told_and_named_when_it_fails(agents: 
     for number in (1, 2):
         assert "warning: network: docker0, 172.17.0.1 (MTU 1500): GLOO_SOC" in agents.said(number)
     assert "though host1 is at eth0 (10.77.0.1, " in agents.said(1)
-    assert "though the route to host1 leads through eth0 (10.77.0.2, " in agents.said(2)
+    assert "though the route to host1 uses eth0 (10.77.0.2, " in agents.said(2)
     refused = agents.said(2).partition("refused: ")[2].splitlines()[0]
     assert "cannot connect to rank 0 at 172.17.0.1:" in refused
     assert "its host chose docker0: GLOO_SOCKET_IFNAME=docker0 says so, though" in refused
@@ -225,7 +228,7 @@ def test_where_shows_interfaces_and_the_choice(hosts: Hosts) -> None:
     where = (sys.executable, "-m", "rallypoint", "where", "--towards")
     said = hosts[2].run(*where, "10.88.0.1")
     rows = {line.split()[0]: line for line in said.splitlines() if "  " in line}
-    assert rows["docker0"].endswith("  bridge of containers  MTU 1500")
+    assert rows["docker0"].endswith("  container bridge  MTU 1500")
     assert "10.88.0.2/24, fd88::2/64" in rows["fast0"]
     assert "virtual pair" in rows["fast0"]
     assert "several nodes: fast0, 10.88.0.2 (MTU 1500): the route to 10.88.0.1 leads" in said

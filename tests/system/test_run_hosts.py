@@ -276,7 +276,7 @@ def test_a_host_without_this_python_is_named(starter: Starter) -> None:
     status, out, err = starter.run(script)
     assert (status, out) == (1, b"")
     assert "cannot start on host2: " in err
-    assert f"{sys.executable} must be on all hosts, with Rallypoint" in err
+    assert f"{sys.executable} must exist on all hosts, with Rallypoint installed" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -365,7 +365,7 @@ def test_a_job_that_needs_a_host_that_dies_ends_everywhere(starter: Starter) -> 
     status, _, err = ended(process)
     assert status == 1, err
     assert "lost the connection to host3" in err
-    assert "ending the job, as only 2 of the 3 hosts that it needs are left" in err
+    assert "ending the job, as only 2 of the 3 required hosts are left" in err
 
 
 def test_this_machine_needs_no_ssh(launch: Launch) -> None:

@@ -160,7 +160,7 @@ def test_names_that_only_slurm_knows(job: Job) -> None:
         assert "SLURM_STEP_NODELIST, scontrol show node" in where[1]
         status, out, err = job.run(command, only_srun(job))
     assert (status, out) == (2, "")
-    assert err.count("nobody here knows the hosts") == 3
+    assert err.count("this machine cannot resolve the hosts") == 3
     assert "add them to /etc/hosts" in err
 
 

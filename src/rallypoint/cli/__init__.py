@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 import rallypoint
 
 _COMMANDS = {
-    "bench": "measure operations beside those of others, or this machine for predictions",
-    "doctor": "find out what keeps a job from beginning, and what to do about it",
+    "bench": "measure operations next to other libraries, or calibrate predictions",
+    "doctor": "find out what prevents a job from starting, and what to do about it",
     "explain": "say why a job is stuck, slow or dead",
-    "logs": "print what the workers of a running job have written",
+    "logs": "print the output of the workers of a running job",
     "ps": "list your jobs that run on this machine",
     "run": "start a script in several processes that work together",
-    "script": "print what Slurm or Kubernetes is to be given for a job",
+    "script": "print a batch script for Slurm or a manifest for Kubernetes",
     "simulate": "predict the time of collective algorithms on many ranks",
-    "stacks": "print where in their programs the workers of a running job are",
-    "status": "tell what each worker of a running job is doing",
+    "stacks": "print the Python stacks of the workers of a running job",
+    "status": "show what each worker of a running job is doing",
     "stop": "end a running job on all its nodes",
     "store": "serve a key-value store that outlives the nodes of a job",
     "trace": "draw the calls of a running job over time, for Perfetto",
-    "where": "tell what is recognised here, such as a Slurm step, by which variables",
+    "where": "show what is recognised here, such as a Slurm step, and by which variables",
 }
 
 _HELP = """\
@@ -57,15 +57,15 @@ def main_run() -> int:
 def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     try:
         status = command(words)
-        if sys.stdout is not None:  # it is, if the descriptor was closed
-            sys.stdout.flush()  # while a failure can still be told
-    except KeyboardInterrupt:  # before the agent was there to handle it
+        if sys.stdout is not None:  # None if the descriptor was closed
+            sys.stdout.flush()  # while a failure can still be reported
+    except KeyboardInterrupt:  # before the agent could handle it
         return 130
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # whoever read our output has seen enough
+        if error.errno == errno.EPIPE:  # the reader of our output has gone
             return 128 + signal.SIGPIPE
         print(f"rallypoint: cannot write to the standard output: {error.strerror}", file=sys.stderr)
         return 1

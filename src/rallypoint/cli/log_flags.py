@@ -23,8 +23,8 @@ def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
     """
     if values.get("--logs-specs", "default") != "default":
         raise UsageError(
-            f"{PROGRAM}: --logs-specs {values['--logs-specs']}: only 'default' is known here; leave"
-            " it out, and shape the logs with --log-dir, --redirects, --tee and --log-prefix."
+            f"{PROGRAM}: --logs-specs {values['--logs-specs']}: only 'default' is accepted; leave "
+            "it out, and configure the logs with --log-dir, --redirects, --tee and --log-prefix."
         )
     filters = {
         STDOUT: read_texts(values.get("--duplicate-stdout-filters")),
@@ -45,7 +45,7 @@ def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
 def notes_of(logs: LogSpec) -> list[str]:
     """What the user should know of flags that mean nothing."""
     if logs.filters and not logs.tee:
-        return ["--duplicate-*-filters look at teed lines only, and --tee names none"]
+        return ["--duplicate-*-filters apply only to teed lines, and --tee names none"]
     return []
 
 

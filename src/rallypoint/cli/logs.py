@@ -18,15 +18,17 @@ from rallypoint.launch.inspection.entries import Found
 
 PROGRAM = "rallypoint logs"
 _FLAGS = (
-    Flag("--follow", "go on with what they write, until the job ends", short="-f"),
-    Flag("--rank", "of these ranks only, as in 0,3; else of all on this machine", "RANKS", "-r"),
-    Flag("--tail", "so many lines of each file at first; 20, and 0 is all", "LINES", "-n"),
+    Flag("--follow", "keep printing what they write, until the job ends", short="-f"),
+    Flag("--rank", "only these ranks, as in 0,3 (default: all on this machine)", "RANKS", "-r"),
+    Flag(
+        "--tail", "start with the last N lines of each file (default 20; 0 for all)", "LINES", "-n"
+    ),
 )
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
-Print what the workers on this machine have written in the newest round. The job must keep its
-output in files: rallypoint run --log-dir DIR --redirects 3, or --tee 3 to see it as well.
+Print the output of the workers on this machine in the latest round. The job must write its output
+to files: rallypoint run --log-dir DIR --redirects 3, or --tee 3 to show it as well.
 """
 _STREAMS = ("stdout", "stderr")
 _EVERY_S = 0.2
@@ -44,7 +46,7 @@ def _print_logs(job: RunningJob, values: Mapping[str, str]) -> int:
     agents = _find_files(job.agents, ranks, files)
     if not files:
         raise HostError(
-            f"{job} keeps no output in files here; start it with --log-dir DIR --redirects 3, or"
+            f"{job} writes no output to files here; start it with --log-dir DIR --redirects 3, or"
             " --tee 3."
         )
     for file in files.values():

@@ -1,6 +1,6 @@
 """From flags to machines: with which others the job runs, how they meet, and what it is called.
 
-As torchrun: --standalone overrules all --rdzv flags; a static job of one machine needs none.
+As torchrun: --standalone overrides all --rdzv flags; a static job of one machine needs none.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
     run_id = values.get("--rdzv-id")
     if "--standalone" in values:
         if most != 1:
-            raise UsageError(f"{PROGRAM}: --standalone is one machine; leave out --nnodes {most}.")
+            raise UsageError(
+                f"{PROGRAM}: --standalone means one machine; leave out --nnodes {most}."
+            )
         # Nothing to share a name with, and torchrun too gives it a new one.
         return Place(Nodes(token=token), None, new_run_id(), _standalone_notes(values))
     if backend == STATIC:
         if len(endpoints) > 1:
             raise UsageError(
-                f"{PROGRAM}: --rdzv-endpoint names {len(endpoints)} places; static machines meet at"
-                " one."
+                f"{PROGRAM}: --rdzv-endpoint names {len(endpoints)} endpoints; static machines "
+                "meet at one."
             )
         return _static(values, most, fewest, endpoints, configuration, token)
     if most == 1 and backend == "c10d":
@@ -120,8 +122,8 @@ def read_nnodes(text: str) -> tuple[int, int]:
     most = most if colon else fewest
     if not (is_whole(fewest) and is_whole(most) and 0 < int(fewest) <= int(most)):
         raise UsageError(
-            f"{PROGRAM}: --nnodes is {text!r}; it must be a number from 1 on, or the fewest and the"
-            " most, as in 2:4."
+            f"{PROGRAM}: --nnodes is {text!r}; it must be a number of at least 1, or a minimum "
+            "and a maximum, as in 2:4."
         )
     return int(fewest), int(most)
 
@@ -143,13 +145,13 @@ def _read_directory(text: str, backend: str) -> Endpoint:
     path = os.path.normpath(text.removeprefix("file://"))
     if not text.startswith("file:///") or "," in text:
         raise UsageError(
-            f"{PROGRAM}: --rdzv-endpoint is {text!r}; a directory that all machines share is one"
-            " path from the root on, as in file:///shared/run."
+            f"{PROGRAM}: --rdzv-endpoint is {text!r}; a directory that all machines share is one "
+            "absolute path, as in file:///shared/run."
         )
     if backend != "c10d":
         raise UsageError(
-            f"{PROGRAM}: --rdzv-endpoint {text}: with --rdzv-backend c10d only, machines meet in a"
-            " directory; add that."
+            f"{PROGRAM}: --rdzv-endpoint {text}: machines can meet in a directory only with "
+            "--rdzv-backend c10d; add that."
         )
     return Endpoint(host=path, port=0)
 
@@ -161,8 +163,8 @@ def read_configuration(text: str) -> dict[str, str]:
         key, _, value = item.partition("=")
         if not key.strip() or not value.strip():
             raise UsageError(
-                f"{PROGRAM}: --rdzv-conf: {item.strip()!r} is not KEY=VALUE; separate several by"
-                " commas."
+                f"{PROGRAM}: --rdzv-conf: {item.strip()!r} is not KEY=VALUE; separate several "
+                "with commas."
             )
         found[key.strip()] = value.strip()
     return found
@@ -171,7 +173,9 @@ def read_configuration(text: str) -> dict[str, str]:
 def _timeout_s(configuration: Mapping[str, str]) -> float:
     text = configuration.get("timeout", "600")
     if not is_whole(text):
-        raise UsageError(f"{PROGRAM}: --rdzv-conf: timeout is {text!r}; give seconds.")
+        raise UsageError(
+            f"{PROGRAM}: --rdzv-conf: timeout is {text!r}; it must be a number of seconds."
+        )
     return float(text)
 
 
@@ -181,7 +185,7 @@ def _is_here(host: str) -> bool:
 
 def _standalone_notes(values: Mapping[str, str]) -> tuple[str, ...]:
     given = [name for name in _OTHERS if name in values]
-    return (f"--standalone overrules {', '.join(given)}",) if given else ()
+    return (f"--standalone overrides {', '.join(given)}",) if given else ()
 
 
 def _unused(values: Mapping[str, str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ def whole(values: Mapping[str, str], name: str, default: int) -> int:
     text = values.get(name, str(default))
     if not is_whole(text):
         raise UsageError(
-            f"rallypoint run: {name} is {text!r}; it must be a whole number from 0 on."
+            f"rallypoint run: {name} is {text!r}; it must be an integer of at least 0."
         )
     return int(text)
 

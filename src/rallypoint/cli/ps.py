@@ -17,13 +17,13 @@ from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint ps"
-JSON = Flag("--json", "an object of JSON for each, for programs")
+JSON = Flag("--json", "print one JSON object per job, for programs")
 _FLAGS = (JSON, HELP)
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
-List your jobs that run on this machine: the name, the launcher's process, the workers here. A job
-of several machines is listed on each of them.
+List your jobs that run on this machine: name, launcher process, and workers here. A job on several
+machines is listed on each of them.
 """
 _MOST_COMMAND = 60  # characters
 _TIMEOUT_S = 0.5
@@ -34,7 +34,7 @@ def ps(words: Sequence[str]) -> int:
     try:
         values, rest = parse(words, _FLAGS, program=PROGRAM, environ={})
         if rest:
-            raise UsageError(f"{PROGRAM}: {rest[0]!r} is no flag; it takes no other words.")
+            raise UsageError(f"{PROGRAM}: {rest[0]!r} is not a flag; it takes no other arguments.")
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

@@ -14,7 +14,9 @@ def size(program: str, flag: str, text: str) -> int:
     unit = {"K": 10, "M": 20, "G": 30}.get(plain[-1:], 0)
     digits = plain[:-1] if unit else plain
     if not digits.isdecimal():
-        raise UsageError(f"{program}: {flag} {text} is no size; say 4096, 64K, 256M or 1G.")
+        raise UsageError(
+            f"{program}: {flag} {text} is not a size; write it like 4096, 64K, 256M or 1G."
+        )
     return int(digits) << unit
 
 
@@ -23,7 +25,9 @@ def doubling(program: str, flag: str, text: str) -> list[int]:
     first, _, last = text.partition(":")
     begin, end = max(size(program, flag, first), 1), size(program, flag, last or first)
     if begin > end:
-        raise UsageError(f"{program}: {flag} {text} is empty; say the smaller one first.")
+        raise UsageError(
+            f"{program}: {flag} {text} is an empty range; give the smaller value first."
+        )
     values = [begin]
     while values[-1] * 2 <= end:
         values.append(values[-1] * 2)

@@ -96,10 +96,10 @@ def read_job(
     """
     for name in ("--rsh", "--env"):
         if name in values:
-            raise UsageError(f"{PROGRAM}: {name} is about the hosts of --hosts; name some.")
+            raise UsageError(f"{PROGRAM}: {name} needs --hosts or --hostfile.")
     for name in ("--cpus-per-node", "--gpus-per-node"):
         if name in values:
-            raise UsageError(f"{PROGRAM}: {name} is about nodes of Ray's; add --on ray.")
+            raise UsageError(f"{PROGRAM}: {name} is only for nodes of a Ray cluster; add --on ray.")
     token = read_token(values, environ)
     if token is None and "--require-token" in values:
         _refuse_without_token(values)
@@ -162,7 +162,7 @@ def note_on_threads(job: Job) -> list[str]:
     if workers == 1 or "OMP_NUM_THREADS" in job.environ or cpus < 2 * workers:
         return []
     return [
-        "each worker gets OMP_NUM_THREADS=1, as from torchrun; set it yourself, to"
+        "each worker gets OMP_NUM_THREADS=1, as with torchrun; set it yourself, to"
         f" {cpus // workers} for {cpus} CPUs and {workers} workers, if one thread is too few"
     ]
 
@@ -192,7 +192,7 @@ def _refuse_without_token(values: Mapping[str, str]) -> None:
 
 def _talk(values: Mapping[str, str]) -> Talk:
     if "--quiet" in values and "--verbose" in values:
-        raise UsageError(f"{PROGRAM}: --quiet and --verbose exclude each other; choose one.")
+        raise UsageError(f"{PROGRAM}: --quiet and --verbose cannot be combined; choose one.")
     if "--quiet" in values:
         return Talk.QUIET
     return Talk.VERBOSE if "--verbose" in values else Talk.NORMAL
@@ -202,8 +202,8 @@ def _prints_events(values: Mapping[str, str]) -> bool:
     name = values.get("--event-log-handler", "null")
     if name not in ("null", "console", "dynamic_rendezvous"):
         raise UsageError(
-            f"{PROGRAM}: --event-log-handler is {name!r}; it must be null or console, and"
-            " --json-events FILE writes them to a file."
+            f"{PROGRAM}: --event-log-handler is {name!r}; it must be null or console; to write "
+            "events to a file, use --json-events FILE."
         )
     return name == "console"
 
@@ -222,8 +222,8 @@ def _hang_after_s(values: Mapping[str, str]) -> float:
     after_s = seconds(values, "--hang-after", HANG_AFTER_S)
     if not after_s:
         raise UsageError(
-            f"{PROGRAM}: --hang-after is 0, but every job waits for moments; --on-hang off looks"
-            " for nothing."
+            f"{PROGRAM}: --hang-after is 0, but every job waits briefly; to turn the watch off, "
+            "use --on-hang off."
         )
     return after_s
 
@@ -237,7 +237,7 @@ def _meaningless(values: Mapping[str, str]) -> list[str]:
             f"{PROGRAM}: --start-method is {method!r}; it must be spawn, fork or forkserver."
         )
     if method != "spawn":
-        notes.append(f"--start-method {method} means nothing: workers are always new interpreters")
+        notes.append(f"--start-method {method} has no effect: workers are always new interpreters")
     if seconds(values, "--monitor-interval", 0.1) != 0.1:
-        notes.append("--monitor-interval means nothing: workers are watched, not polled")
+        notes.append("--monitor-interval has no effect: workers are watched, not polled")
     return notes

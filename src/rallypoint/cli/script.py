@@ -20,7 +20,7 @@ _NOT_HERE = (HELP.name, "--print-completion")
 _USAGE = """\
 usage: rallypoint script KIND [FLAGS] SCRIPT [ARGUMENTS...]
 
-Print what a scheduler is to be given for a job, with comments that say what each part is for. It
+Print a batch script or manifest for a scheduler, with comments that say what each part is for. It
 submits nothing.
 
   rallypoint script slurm     a batch script for Slurm
@@ -28,8 +28,8 @@ submits nothing.
 
 Each has a --help of its own."""
 _MORE = """
-and the flags of `rallypoint run` (see rallypoint run --help), which go on into the script, but for
-those that the scheduler answers: --node-rank, --rdzv-endpoint and the like."""
+and the flags of `rallypoint run` (see rallypoint run --help), which are copied into the script,
+except for those that the scheduler answers, such as --node-rank and --rdzv-endpoint."""
 
 
 def script(words: Sequence[str]) -> int:

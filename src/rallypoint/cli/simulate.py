@@ -11,37 +11,37 @@ from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.cli.simulation_request import PROGRAM, Request, request_of
 
 FLAGS = (
-    Flag("--ranks", "how many ranks (default 8)", "N"),
-    Flag("--ranks-per-node", "how many of them on each node (default: what the links say)", "N"),
-    Flag("--bytes", "size as nccl-tests count it: of the larger buffer (default 1M)", "SIZE"),
-    Flag("--algorithms", "names, or files with an algorithm of your own, with commas between\n"
-         "(default: all that the collective has)", "A,B"),
-    Flag("--links", "a link model, or a part of its name, or a .toml file (default hopper);\n"
+    Flag("--ranks", "number of ranks (default 8)", "N"),
+    Flag("--ranks-per-node", "number of ranks on each node (default: as in the link model)", "N"),
+    Flag("--bytes", "size of the larger buffer, as in nccl-tests (default 1M)", "SIZE"),
+    Flag("--algorithms", "names, or files with your own algorithms, separated by commas\n"
+         "(default: all algorithms of the collective)", "A,B"),
+    Flag("--links", "a link model, part of its name, or a .toml file (default hopper);\n"
          "'--links help' lists them", "MODEL"),
     Flag("--variants", "variants of the link model (default: all)", "A,B"),
     Flag("--sweep-bytes", "several sizes, doubling: 8:1G", "A:B"),
     Flag("--sweep-ranks", "several numbers of ranks, doubling: 2:4096", "A:B"),
-    Flag("--noise", "each operation takes up to this share longer, at random", "SHARE"),
-    Flag("--late", "a rank starts so many microseconds late", "RANK:US"),
-    Flag("--slow", "a rank takes so many times as long", "RANK:TIMES"),
+    Flag("--noise", "each operation takes longer at random, by up to this fraction", "SHARE"),
+    Flag("--late", "a rank starts late by this many microseconds", "RANK:US"),
+    Flag("--slow", "a rank is slower by this factor", "RANK:TIMES"),
     Flag("--failed", "the link between two ranks delivers only after --retry-us", "A-B"),
     Flag("--retry-us", "default 1000000", "US"),
-    Flag("--runs", "with --noise: how many times, for median and 95th percentile (default 20)",
+    Flag("--runs", "with --noise: number of runs (default 20)",
          "N"),
-    Flag("--seed", "of the first run (default 0)", "N"),
+    Flag("--seed", "random seed of the first run (default 0)", "N"),
     Flag("--json", "write the rows to FILE", "FILE"),
     Flag("--plot", "draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)",
          "FILE"),
-    Flag("--explain", "draw who sends to whom, and the first steps (up to 16 ranks)"),
+    Flag("--explain", "draw which rank sends to which, and the first steps (up to 16 ranks)"),
     HELP,
 )  # fmt: skip
 
 USAGE = """\
 usage: rallypoint simulate COLLECTIVE [FLAGS]
 
-Predict the time of a collective from a model of the links. The programs are those that the engine
-runs; COLLECTIVE is all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
-all_to_all or barrier.
+Predict the time of a collective from a model of the links. It simulates the programs that the
+engine runs. COLLECTIVE is all_reduce, reduce, broadcast, all_gather, gather, scatter,
+reduce_scatter, all_to_all or barrier.
 
   rallypoint simulate all_reduce --ranks 24576 --ranks-per-node 6 --bytes 8 \\
       --algorithms ring,double_tree --links summit
@@ -61,7 +61,7 @@ def simulate(words: Sequence[str]) -> int:
             print(USAGE, describe(FLAGS), sep="\n")
             return _STATUS_OK if words else _STATUS_USAGE
         if rest:
-            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; see {PROGRAM} --help.")
+            raise UsageError(f"{PROGRAM}: unexpected argument {rest[0]!r}; see {PROGRAM} --help.")
         if values.get("--links") == "help":
             return _list_models()
         request = request_of(collective, values)

@@ -37,11 +37,11 @@ def request_of(collective: str, values: dict[str, str]) -> Request:
         UsageError: a value that makes no sense.
     """
     if not collective:
-        raise UsageError(f"{PROGRAM}: which collective? {PROGRAM} all_reduce, for example.")
+        raise UsageError(f"{PROGRAM}: name a collective, as in: {PROGRAM} all_reduce")
     ranks = _count("--ranks", values.get("--ranks", "8"))
     nbytes = size(PROGRAM, "--bytes", values.get("--bytes", "1M"))
     if "--sweep-ranks" in values and "--sweep-bytes" in values:
-        raise UsageError(f"{PROGRAM}: --sweep-ranks and --sweep-bytes exclude each other.")
+        raise UsageError(f"{PROGRAM}: --sweep-ranks and --sweep-bytes cannot be combined.")
     per_node = values.get("--ranks-per-node")
     return Request(
         collective=collective,
@@ -63,7 +63,7 @@ def request_of(collective: str, values: dict[str, str]) -> Request:
 
 def _count(flag: str, text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is no number above 0.")
+        raise UsageError(f"{PROGRAM}: {flag} {text} is not a number above 0.")
     return int(text)
 
 
@@ -71,7 +71,7 @@ def _number(flag: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is no number.") from None
+        raise UsageError(f"{PROGRAM}: {flag} {text} is not a number.") from None
 
 
 def _words(text: str | None) -> list[str]:

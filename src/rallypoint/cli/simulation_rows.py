@@ -98,7 +98,7 @@ def collective_of(name: str) -> Collective:
         if each.operation == name:
             return each
     names = ", ".join(each.operation for each in known)
-    raise InvalidArgumentError(f"there is no collective {name!r}; name one of {names}")
+    raise InvalidArgumentError(f"unknown collective {name!r}; choose one of {names}")
 
 
 def program_of(collective: Collective, algorithm: str | Custom, team: Team) -> Program:
@@ -196,9 +196,9 @@ def show(request: Request, results: Results) -> None:
     for text in (*_ratios(results), *results.notes):
         print(text)
     model = results.model
-    print(f"Predicted, not measured: constants of {model.name} ({model.source}).")
+    print(f"Predicted, not measured, with the constants of {model.name} ({model.source}).")
     if model.measured_ranks and max(request.ranks) > model.measured_ranks:
-        print(f"Extrapolated: they were measured with up to {model.measured_ranks} ranks.")
+        print(f"Extrapolated: the constants were measured with up to {model.measured_ranks} ranks.")
     sys.stdout.flush()
 
 

@@ -32,9 +32,9 @@ def with_known_names(found: Reading) -> Reading:
     source = found.sources[_MEETING]
     if others and not any(host in told or host not in unknown for host in others):
         raise InvalidArgumentError(
-            f"nobody here knows the hosts {', '.join(others)} ({source}), and `scontrol show node`"
-            " tells no address of them, or is not there; add them to /etc/hosts, or say by"
-            " --rdzv-endpoint where the nodes meet."
+            f"this machine cannot resolve the hosts {', '.join(others)} ({source}), and `scontrol "
+            "show node` shows no address for them, or is not installed; add them to /etc/hosts, "
+            "or give the meeting point with --rdzv-endpoint."
         )
     endpoints = [
         endpoint_of(told[host], int(port)) if host in told else f"{host}:{port}"

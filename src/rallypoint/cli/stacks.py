@@ -14,14 +14,14 @@ from rallypoint.launch.inspection.facts_json import encode
 
 PROGRAM = "rallypoint stacks"
 _FLAGS = (
-    Flag("--rank", "of these ranks only, as in 0,3", "RANKS", "-r"),
-    Flag("--json", "an object of JSON for each rank, for programs"),
+    Flag("--rank", "only these ranks, as in 0,3", "RANKS", "-r"),
+    Flag("--json", "print one JSON object per rank, for programs"),
 )
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
-Print the stacks of the workers' Python threads, innermost call first; ranks at the same place are
-told together. Nothing is installed and no debugger is attached; it takes a second or two.
+Print the stacks of the workers' Python threads, innermost call first; ranks with the same stacks
+are printed together. It installs nothing, attaches no debugger, and takes a second or two.
 """
 
 
@@ -58,7 +58,7 @@ def _text(worker: Worker) -> str:
     if worker.end is not None:
         return "  it has ended"
     if not worker.stacks:
-        return f"  no stacks: {worker.no_stacks_because or 'it runs no Python'}"
+        return f"  no stacks: {worker.no_stacks_because or 'it does not run Python'}"
     return "\n".join(_thread(stack) for stack in worker.stacks)
 
 

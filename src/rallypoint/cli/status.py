@@ -17,8 +17,8 @@ PROGRAM = "rallypoint status"
 _USAGE = f"""\
 usage: {PROGRAM} [JOB]
 
-Tell how a job stands: a line for each worker on all its nodes, with what it is doing, for how long,
-and where in its program. It takes a second or so. `rallypoint explain` says why a job hangs.
+Show the state of a job: a line for each worker on all its nodes, with what it is doing, for how
+long, and where in its program. It takes about a second. `rallypoint explain` says why a job hangs.
 """
 _STATES = {
     "R": "runs",

@@ -14,12 +14,12 @@ from rallypoint.launch.inspection.client import NoAnswerError, ask
 from rallypoint.launch.inspection.entries import Found
 
 PROGRAM = "rallypoint stop"
-_FLAGS = (Flag("--no-wait", "ask the job to end, and do not wait until it has"),)
+_FLAGS = (Flag("--no-wait", "ask the job to end, without waiting until it has"),)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
-End a job on all its nodes: workers get SIGTERM, and what still runs after --shutdown-timeout is
-killed. It waits until nothing of the job runs on this machine.
+End a job on all its nodes: workers get SIGTERM, and those still running after --shutdown-timeout
+are killed. It waits until no process of the job runs on this machine.
 """
 
 

@@ -16,8 +16,8 @@ from rallypoint.cli.token import TOKEN_FLAG, read_token
 PROGRAM = "rallypoint store"
 
 FLAGS = (
-    Flag("--host", "address to listen on (default 127.0.0.1); :: is all of them", "H"),
-    Flag("--port", "port to listen on (default 29500); 0 takes a free one", "P"),
+    Flag("--host", "address to listen on (default 127.0.0.1; :: for all addresses)", "H"),
+    Flag("--port", "port to listen on (default 29500; 0 for any free one)", "P"),
     TOKEN_FLAG,
     HELP,
 )  # fmt: skip
@@ -26,8 +26,8 @@ USAGE = """\
 usage: rallypoint store [FLAGS]
 
 Serve a key-value store to Rallypoint's clients and, without a token, to torch.distributed's
-TCPStore. It says where on its first line, one line of status on SIGUSR1, and ends on SIGTERM or
-Ctrl-C.
+TCPStore. Its first line of output says where it listens. SIGUSR1 makes it print a line of status;
+SIGTERM or Ctrl-C ends it.
 
   rallypoint store --host :: --port 29400 --token-file job.token
 """
@@ -44,7 +44,7 @@ def store(words: Sequence[str]) -> int:
             print(USAGE, describe(FLAGS), sep="\n")
             return _STATUS_OK
         if rest:
-            raise UsageError(f"{PROGRAM}: unexpected word {rest[0]!r}; it takes flags only.")
+            raise UsageError(f"{PROGRAM}: unexpected argument {rest[0]!r}; it takes only flags.")
         host, port = values.get("--host", "127.0.0.1"), _port(values.get("--port", "29500"))
         token = read_token(values, os.environ)
     except (UsageError, InvalidArgumentError) as error:
@@ -67,8 +67,8 @@ def _serve(host: str, port: int, token: bytes | None) -> None:
     with StoreServer(host, port, token=token) as server:
         if token is None and not is_loopback(host):
             print(
-                f"{PROGRAM}: whoever reaches {host} can read and change this store; "
-                "give it a token with --token-file",
+                f"{PROGRAM}: anyone who can connect to {host} can read and change this store; "
+                "set a token with --token-file",
                 file=sys.stderr,
             )
         endpoint = endpoint_of(server.host, server.port)
@@ -86,5 +86,5 @@ def _serve(host: str, port: int, token: bytes | None) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise UsageError(f"{PROGRAM}: --port {text} is no port; give one from 0 to 65535.")
+        raise UsageError(f"{PROGRAM}: --port {text} is not a port; give one from 0 to 65535.")
     return int(text)

@@ -37,8 +37,8 @@ def fill_in(
     fewest, most = read_nnodes(values.get("--nnodes", "1"))
     if found.nodes is None and most == 1:
         return values, [
-            f"{found.place} ({found.by}): this pod runs a job of its own; for one job across"
-            " all pods, give their number with --nnodes"
+            f"{found.place} ({found.by}): this pod runs its own job; for one job across all pods, "
+            "give their number with --nnodes"
         ]
     if found.wrong:
         raise UsageError(f"{PROGRAM}: {found.wrong}")
@@ -103,7 +103,7 @@ def _check(name: str, values: Mapping[str, str], added: Mapping[str, str], found
     if not agrees:
         raise UsageError(
             f"{PROGRAM}: {name} is {values[name]}, but {found.place} says {theirs} ({source});"
-            " leave the flag out, or add --on here to ignore what the surroundings say."
+            " leave the flag out, or add --on here to ignore the environment."
         )
 
 

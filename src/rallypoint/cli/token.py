@@ -1,4 +1,4 @@
-"""The job token, from --token-file or RALLYPOINT_TOKEN: what machines must know to take part."""
+"""The job token, which machines must know to take part: --token-file or RALLYPOINT_TOKEN."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rallypoint.cli.options import Flag
 VARIABLE = "RALLYPOINT_TOKEN"
 TOKEN_FLAG = Flag(
     "--token-file",
-    f"who connects must prove that it knows the token in FILE;\n{VARIABLE} says it too",
+    f"the token that all machines must know to connect, in FILE;\n{VARIABLE} sets it too",
     "FILE",
 )
 
 
 def read_token(values: Mapping[str, str], environ: Mapping[str, str]) -> bytes | None:
-    """The token; None: there is none.
+    """The token, or None without one.
 
     Raises:
         InvalidArgumentError: the file cannot be read, or is empty.

@@ -27,24 +27,24 @@ _SECONDS = 5.0
 _MOST_SECONDS = 600.0
 _VIEWER = "https://ui.perfetto.dev"
 _FLAGS = (
-    Flag("--output", "the file to write; compressed if its name ends in .gz", "FILE", "-o"),
+    Flag("--output", "file to write; compressed if its name ends in .gz", "FILE", "-o"),
     Flag("--seconds", f"how long to trace (default: {_SECONDS:g})", "S", "-s"),
 )
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] -o FILE [--seconds S]
 
-Trace a running job: write down every collective, send and receive of all its ranks for some
-seconds, for Perfetto. Ctrl-C ends it earlier. Then open the file at {_VIEWER}: it stays
-on your machine.
+Trace a running job: record every collective, send and receive of all its ranks for some seconds,
+for Perfetto. Ctrl-C ends it early. Then open the file at {_VIEWER}; it stays on your
+machine.
 
   {PROGRAM} -o trace.json.gz                  five seconds of the only job here
   {PROGRAM} my-job -o trace.json.gz -s 0.5    half a second of one with many calls
 
-Each rank is a process there, each group a track; arrows join the ranks of a collective. Select a
-call to see its number, size, operator, and which rank entered it last. Our calls take some 0.1 us
-longer while they are traced, and nothing before or after. Of PyTorch's other backends there is what
-its flight recorder tells: up to some hundred collectives a second. A job that has failed: its last
-32 calls in each group.
+Perfetto shows each rank as a process and each group as a track; arrows join the ranks of a
+collective. Select a call to see its number, size and operator, and which rank entered it last. Our
+calls take about 0.1 us longer while they are traced, and no longer before or after. For PyTorch's
+other backends it shows what PyTorch's flight recorder keeps: up to some hundred collectives a
+second. For a job that has failed it shows the last 32 calls in each group.
 
 The exit status is 0 if the file was written, 1 if not, 2 if the command line is wrong, and 5 if
 there is no such job.
@@ -63,7 +63,7 @@ def _trace_running(job: RunningJob, values: Mapping[str, str]) -> int:
         with _interruptible() as is_over:
             seen = trace_everywhere(job.agents, seconds, is_over.is_set)
         if not any(node.workers for node in seen.nodes):
-            raise HostError(f"{job} has no workers yet; `rallypoint status` tells why.")
+            raise HostError(f"{job} has no workers yet; `rallypoint status` says why.")
         _write(path, seen, f"{max(map(_traced_s, seen.nodes)):.1f} s of")
     return 0
 
@@ -151,12 +151,12 @@ def _of_kept(job: KeptJob) -> JobTrace:
         for node in job.facts.nodes
     )
     ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.ended))
-    note = f"the job ended at {ended} with exit status {job.status}: of each group there are the "
+    note = f"the job ended at {ended} with exit status {job.status}: showing each group's "
     return JobTrace(
         run_id=job.run_id,
         round=job.facts.round,
         nodes=nodes,
-        notes=(f"{note}last 32 collectives, with times that are exact within some milliseconds",),
+        notes=(f"{note}last 32 collectives, with times exact to within some milliseconds",),
     )
 
 
@@ -165,7 +165,7 @@ def _write(path: Path, seen: JobTrace, what: str) -> None:
     workers = [worker for node in seen.nodes for worker in node.workers]
     notes = [*seen.notes, *_notes(workers)]
     if not drawing.calls:
-        notes.append("no call was seen: no rank has made one meanwhile, or none has a group yet")
+        notes.append("no call was seen: no rank made one during the trace, or none has a group yet")
     about = {
         "job": seen.run_id,
         "round": seen.round,
@@ -194,7 +194,7 @@ def _notes(workers: Sequence[WorkerTrace]) -> Iterator[str]:
             by_reason.setdefault(worker.because, []).append(worker.rank)
     for reason, ranks in by_reason.items():
         name = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-        yield f"of {name} there are the last calls only: {reason}"
+        yield f"of {name} only the last calls are shown: {reason}"
     missed = sum(worker.missed for worker in workers)
     if missed:
         yield (
@@ -203,7 +203,10 @@ def _notes(workers: Sequence[WorkerTrace]) -> Iterator[str]:
         )
     missed = sum(worker.missed_of_others for worker in workers)
     if missed:
-        yield f"{missed} calls of other backends were missed: some hundred a second are seen"
+        yield (
+            f"{missed} calls of other backends were missed: at most some hundred a second can be "
+            "seen"
+        )
     left_out = sum(worker.left_out for worker in workers)
     if left_out:
         yield f"{left_out} calls were left out, at the end: trace for less time, as in -s 0.5"

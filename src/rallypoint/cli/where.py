@@ -17,16 +17,16 @@ from rallypoint.cluster.places.process import ENV, Process, recognize_process
 from rallypoint.cluster.places.reading import Reading
 
 PROGRAM = "rallypoint where"
-ON = Flag("--on", f"look for this only: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
+ON = Flag("--on", f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
           f"{', '.join(KINDS[10:])}; or here, for none", "PLACE")  # fmt: skip
-TOWARDS = Flag("--towards", "where nodes would meet: a host's name or address, or several with\n"
-               "commas between them; by default, where the surroundings say", "HOST")  # fmt: skip
+TOWARDS = Flag("--towards", "where nodes would meet: one host name or address, or several with\n"
+               "commas between them (default: what the environment says)", "HOST")  # fmt: skip
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
-Print what `rallypoint run` would take from the surroundings, a Slurm step or a pod, say: each value
-with the variable that says so, and the flags that would say the same. Under mpirun, srun or flux
-run also what a program takes that they start themselves (mpirun -np 4 python train.py). Then this
+Print what `rallypoint run` would take from its environment, such as a Slurm step or a pod: each
+value with the variable that sets it, and the equivalent flags. Under mpirun, srun or flux run, also
+print what a program takes that they start directly (mpirun -np 4 python train.py). Then print this
 machine's network interfaces, and the one that a job of several nodes would use. Starts nothing.
 """
 
@@ -39,7 +39,7 @@ def where(words: Sequence[str]) -> int:
             print(_USAGE, describe((ON, TOWARDS, HELP)), sep="\n")
             return 0
         if rest:
-            raise UsageError(f"{PROGRAM}: {rest[0]!r} is no flag; it takes no other words.")
+            raise UsageError(f"{PROGRAM}: {rest[0]!r} is not a flag; it takes no other arguments.")
         on = values.get("--on", "")
         if on == "ray":
             print(_RAY)
@@ -104,7 +104,7 @@ def process_text(process: Process) -> str:
         rows.append(("meeting by", way, sources["meeting"]))
     return "\n".join(
         [
-            f"A program that {process.place} starts itself: init_process_group() takes",
+            f"A program that {process.place} starts directly: init_process_group() takes",
             *_table(rows),
             f"To ignore it: {VARIABLE}=none",
         ]
@@ -118,9 +118,9 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 def _conclusion(found: Reading) -> list[str]:
     if found.wrong:
-        return [f"No job of several nodes can begin here: {found.wrong}"]
+        return [f"No job of several nodes can start here: {found.wrong}"]
     if found.nodes == 1:
-        return [found.note or "A job here is one machine's: nothing is taken from this."]
+        return [found.note or "A job here runs on one machine: nothing is taken from this."]
     flags = as_flags(found)
     if found.nodes is None:
         flags = {
@@ -130,14 +130,14 @@ def _conclusion(found: Reading) -> list[str]:
         flags["--rdzv-endpoint"] = ",".join(found.endpoints)
     same = " ".join(f"{name} {value}" for name, value in flags.items())
     return [
-        f"The same by flags: rallypoint run {same}",
+        f"The same with flags: rallypoint run {same}",
         f"To ignore it: --on here, or {VARIABLE}=none",
     ]
 
 
 _RAY = """\
 Nodes of a Ray cluster: rallypoint run --on ray --nnodes 2 train.py
-It asks the cluster at RAY_ADDRESS, or else the one that this machine is a node of."""
+It uses the cluster at RAY_ADDRESS, or else the one that this machine belongs to."""
 _FAILS = "Without `rallypoint run`, init_process_group() fails here: "
 _NOTHING = f"""\
 Nothing is recognised here: `rallypoint run` starts its workers on this machine alone.

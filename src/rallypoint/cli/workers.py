@@ -42,8 +42,8 @@ def _count_devices(kind: str, environ: Mapping[str, str]) -> int:
         variable = "CUDA_VISIBLE_DEVICES" if kind == "gpu" else "ZE_AFFINITY_MASK"
         hides = f", or {variable} hides them" if environ.get(variable) is not None else ""
         raise UsageError(
-            f"{PROGRAM}: --nproc-per-node {kind}: this machine has no such devices{hides}; say how"
-            " many workers, or 'cpu' for one per CPU."
+            f"{PROGRAM}: --nproc-per-node {kind}: this machine has no such devices{hides}; give "
+            "the number of workers, or 'cpu' for one per CPU."
         )
     return count
 
@@ -73,7 +73,7 @@ def worker_program(
     if ways == ["--run-path", "--no-python"]:
         ways = ["--run-path"]  # as torchrun documents it
     if len(ways) > 1:
-        raise UsageError(f"{PROGRAM}: {ways[0]} and {ways[1]} exclude each other; choose one.")
+        raise UsageError(f"{PROGRAM}: {ways[0]} and {ways[1]} cannot be combined; choose one.")
     way = ways[0] if ways else ""
     if not command:
         example = {"--module": "-m my_package.train", "--no-python": "--no-python ./train"}

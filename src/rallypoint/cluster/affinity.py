@@ -98,8 +98,8 @@ def _cpus(mode: str, topology: Topology, home: int, place: tuple[int, int]) -> f
     each, more = divmod(len(cores), count)
     if each == 0:
         raise InvalidArgumentError(
-            f"--numa-binding exclusive: NUMA node {home} has {len(cores)} cores for {count}"
-            " workers; start fewer, or choose another mode."
+            f"--numa-binding exclusive: NUMA node {home} has {len(cores)} cores for {count} "
+            "workers; start fewer workers, or choose another mode."
         )
     first = index * each + min(index, more)
     return frozenset().union(*cores[first : first + each + (index < more)])

@@ -127,8 +127,8 @@ def _as_addressed(
     if is_loopback(address) and is_remote:
         names = ", ".join(each.name for each in towards if each.is_remote) or "others"
         raise InvalidArgumentError(
-            f"{wish.by} {wish.text} is this machine's loopback ({address}), which nodes that meet"
-            f" at {names} cannot reach; give the address of a network interface."
+            f"{wish.by} {wish.text} is this machine's loopback ({address}), which nodes that meet "
+            f"at {names} cannot reach; give the address of a network interface."
         )
     found = _owner(interfaces, address)
     reason = f"{wish.by} {wish.text} says so"
@@ -187,8 +187,8 @@ def _by_route(interfaces: Sequence[Interface], towards: Sequence[Target]) -> Net
     if target is None:
         first = towards[0]
         raise HostError(
-            f"there is no route to {first.name} ({first.why_not}); this machine has"
-            f" {_listed(interfaces)}; or name its address with --local-addr."
+            f"there is no route to {first.name} ({first.why_not}); this machine has "
+            f"{_listed(interfaces)}; or give its address with --local-addr."
         )
     assert target.route is not None
     if target.route.is_own or is_loopback(target.address):
@@ -200,14 +200,14 @@ def _by_route(interfaces: Sequence[Interface], towards: Sequence[Target]) -> Net
     source = target.route.source
     if is_loopback(source):
         raise HostError(
-            f"this node's address towards {target.name} is its loopback {source}, which other nodes"
-            " cannot reach; look at /etc/hosts, or name an address with --local-addr."
+            f"this node's address towards {target.name} is its loopback {source}, which other "
+            "nodes cannot reach; check /etc/hosts, or give an address with --local-addr."
         )
     named = next((each for each in interfaces if each.name == target.route.interface), None)
     return NetworkChoice(
         address=source,
         interface=named or _owner(interfaces, source),
-        reason=f"the route to {target.name} leads through it",
+        reason=f"the route to {target.name} uses it",
     )
 
 
@@ -215,19 +215,19 @@ def _likely(interfaces: Sequence[Interface], default: str, *, is_remote: bool) -
     found = [each for each in ranked(interfaces, default) if each.is_candidate]
     if not found and is_remote:
         raise HostError(
-            "no interface is up at which other machines could reach this one; it has"
-            f" {_listed(interfaces)}; or name its address with --local-addr."
+            "no interface at which other machines could reach this one is up; it has "
+            f"{_listed(interfaces)}; or give its address with --local-addr."
         )
     if not found:
         loopback = next((each for each in interfaces if each.kind is Kind.LOOPBACK), None)
         return NetworkChoice(
             address="127.0.0.1", interface=loopback, reason="no other interface can be used"
         )
-    reason = "it is the only one that others may reach"
+    reason = "it is the only one that others can reach"
     if len(found) > 1:
-        reason = "it is the likeliest, as nothing says where the others are"
+        reason = "it is the likeliest, because nothing says where the others are"
     if len(found) > 1 and found[0].name == default:
-        reason = "the default route leads through it, and nothing says where the others are"
+        reason = "the default route uses it, and nothing says where the others are"
     return NetworkChoice(address=best_address(found[0]).text, interface=found[0], reason=reason)
 
 
@@ -275,7 +275,7 @@ def _instead(
         return ""
     if other := _routed(interfaces, known):
         name = next(each.name for each in known if each.is_remote)
-        return f"the route to {name} leads through {other}"
+        return f"the route to {name} uses {other}"
     owner = _owner(interfaces, known[0].address)
     return f"{known[0].name} is at {owner}" if owner else ""
 
@@ -291,13 +291,13 @@ def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
 
 def _why_not(interface: Interface, towards: Sequence[Target]) -> str:
     if any(each.is_remote for each in towards) and interface.is_candidate:
-        return "leads there" if _leads(interface, towards) else "the route leads elsewhere"
+        return "leads there" if _leads(interface, towards) else "the route uses another one"
     return interface.kind.value
 
 
 def _no_match(interfaces: Sequence[Interface], wish: NameWish, towards: Sequence[Target]) -> str:
     better = _routed(interfaces, towards)
-    tail = f"; the route to {towards[0].name} leads through {better}" if better else ""
+    tail = f"; the route to {towards[0].name} uses {better}" if better else ""
     return (
         f"{wish.by}={wish.text}: no interface of this machine that is up and has an address"
         f" matches; it has {_listed(interfaces)}{tail}"

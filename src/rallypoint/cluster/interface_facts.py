@@ -21,7 +21,7 @@ class Kind(Enum):
     STACKED = "on top of another interface"  # VLAN, bond, team, macvlan, ipvlan
     VETH = "virtual pair"  # what a container or a test host has for a network card
     BRIDGE = "bridge"
-    CONTAINER_BRIDGE = "bridge of containers"  # nothing but containers of this machine on it
+    CONTAINER_BRIDGE = "container bridge"  # nothing but containers of this machine on it
     TUNNEL = "tunnel"
     OTHER = "virtual"
 

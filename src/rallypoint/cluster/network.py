@@ -36,8 +36,8 @@ def addresses_of(host: str) -> list[str]:
     except (OSError, UnicodeError) as error:  # a name that is too long is no Unicode to Python
         why = getattr(error, "strerror", None) or str(error)
         raise UnknownHostError(
-            f"cannot find the host {host!r} ({why}); give its address instead of its name, or add"
-            " it to /etc/hosts."
+            f"cannot find the host {host!r} ({why}); give its address instead of its name, or add "
+            "it to /etc/hosts."
         ) from None
     found.sort(key=lambda each: each[0] != socket.AF_INET)
     return list(dict.fromkeys(str(each[4][0]) for each in found))

@@ -89,7 +89,7 @@ class OrderLink:
             self._socket.settimeout(wait_s)
             line: bytes = self._lines.readline()
         except TimeoutError:
-            raise HostError(self._account(f"no sign within {wait_s:g} s")) from None
+            raise HostError(self._account(f"no answer within {wait_s:g} s")) from None
         except OSError:
             line = b""
         if not line.endswith(b"\n"):

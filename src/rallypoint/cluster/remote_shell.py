@@ -93,7 +93,10 @@ def version_trouble(found: Mapping[str, Any]) -> str:
     ours = importlib.metadata.version("rallypoint")
     if found["version"] == ours:
         return ""
-    return f"it has Rallypoint {found['version']}, and this machine {ours}; install the same on all"
+    return (
+        f"it has Rallypoint {found['version']}, but this machine has {ours}; install the same "
+        "version on all"
+    )
 
 
 def last_lines(said: str) -> list[str]:

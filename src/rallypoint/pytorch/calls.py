@@ -201,7 +201,7 @@ class Calls:
         self._rank(root, operation)
         if lists:
             raise InvalidArgumentError(
-                f"{operation}: {side}s are for the root only, rank {root}; pass none here"
+                f"{operation}: {side}s are only for the root, rank {root}; pass none on this rank"
             )
         return None
 

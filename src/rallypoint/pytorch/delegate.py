@@ -127,7 +127,10 @@ class TorchDelegate:
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """See Delegate."""
         if collective not in self._begin:
-            return f"{self.name} has none; backend='rallypoint' has {collective.operation}"
+            return (
+                f"{self.name} has no such operation; backend='rallypoint' has "
+                f"{collective.operation}"
+            )
         return why_not(self.name, dtype, operator)
 
     def adopt(self, array: Any) -> Block:

@@ -63,7 +63,7 @@ def why_absent(name: str) -> str:
     if not dist.is_nccl_available():
         return f"{build} NCCL; install a build for CUDA (pytorch.org/get-started)"
     has_gpu = torch.cuda.is_available()
-    return "" if has_gpu else "PyTorch sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return "" if has_gpu else "PyTorch sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
 def _why_no_hccl() -> str:
@@ -78,7 +78,7 @@ def _why_no_hccl() -> str:
         return f"{_PACKAGE_OF_HCCL} cannot be imported ({error}); source CANN's set_env.sh first"
     import torch.distributed as dist
 
-    return "" if "HCCL" in dist.Backend._plugins else f"{_PACKAGE_OF_HCCL} brings no backend hccl"
+    return "" if "HCCL" in dist.Backend._plugins else f"{_PACKAGE_OF_HCCL} provides no backend hccl"
 
 
 def why_not(name: str, dtype: str, operator: Operator | None) -> str:

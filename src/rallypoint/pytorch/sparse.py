@@ -44,8 +44,8 @@ def all_reduce_sparse(
     for rank, shape in zip(group.ranks, shapes, strict=True):
         if shape != shapes[0]:
             raise MismatchError(
-                f"all_reduce of sparse tensors: that of rank {rank} has the shape {shape}, that of "
-                f"rank {group.ranks[0]} {shapes[0]}; they must have one shape",
+                f"all_reduce of sparse tensors: the tensor of rank {rank} has the shape {shape}, "
+                f"that of rank {group.ranks[0]} {shapes[0]}; their shapes must be equal",
                 rank=rank,
                 operation="all_reduce",
             )

@@ -42,7 +42,7 @@ def test_standalone_overrules_what_is_for_several_machines() -> None:
     assert found.nodes == Nodes()
     assert found.run_id != "job"
     (note,) = found.notes
-    assert note == "--standalone overrules --rdzv-backend, --rdzv-endpoint, --rdzv-id"
+    assert note == "--standalone overrides --rdzv-backend, --rdzv-endpoint, --rdzv-id"
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_a_directory_that_all_machines_share() -> None:
 @pytest.mark.parametrize(
     ("text", "backend", "expected"),
     [
-        ("file://shared/run", "c10d", "one path from the root on, as in file:///shared/run"),
-        ("file:shared", "c10d", "one path from the root on"),
-        ("file:///a,file:///b", "c10d", "one path from the root on"),
-        ("file:///shared/run", "static", "with --rdzv-backend c10d only"),
-        ("file:///shared/run", "etcd", "with --rdzv-backend c10d only"),
+        ("file://shared/run", "c10d", "one absolute path, as in file:///shared/run"),
+        ("file:shared", "c10d", "one absolute path"),
+        ("file:///a,file:///b", "c10d", "one absolute path"),
+        ("file:///shared/run", "static", "only with --rdzv-backend c10d"),
+        ("file:///shared/run", "etcd", "only with --rdzv-backend c10d"),
     ],
 )
 def test_ill_formed_directories(text: str, backend: str, expected: str) -> None:

@@ -14,7 +14,7 @@ WHOLE = """\
 #!/bin/bash
 # Made by: rallypoint script slurm --nnodes 4 --nproc-per-node 8 --gpus-per-node 8 \
 --cpus-per-worker 12 --time 12:00:00 --shutdown-timeout 90 train.py --note 'it is good'
-# Add what your cluster asks for (--account, --partition), and give it to sbatch.
+# Add what your cluster requires (--account, --partition), and pass it to sbatch.
 #SBATCH --job-name=train
 #SBATCH --nodes=4
 # One launcher on each node, which starts the workers there.
@@ -23,17 +23,17 @@ WHOLE = """\
 #SBATCH --cpus-per-task=96
 #SBATCH --gpus-per-node=8
 #SBATCH --time=12:00:00
-# Before the time limit: so long the workers have to save what they did, and to end.
+# Sent before the time limit: the workers have this long to save their work and end.
 #SBATCH --signal=TERM@120
-# Started again if it is preempted or a node fails; its output goes on in the same file.
+# Restarted if it is preempted or a node fails; its output continues in the same file.
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-# Who does not know it is not let in; drawn each time that the job starts.
+# Only nodes that know this token can join; a new one is drawn at each start of the job.
 drawn=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n')
 export RALLYPOINT_TOKEN=${RALLYPOINT_TOKEN:-$drawn}
 
-# A launcher that has left (a drained node's) does not end those of other nodes.
+# When one launcher exits (on a drained node), those of other nodes keep running.
 srun --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=0 --wait=0 \\
     rallypoint run --nproc-per-node 8 --shutdown-timeout 90 train.py --note 'it is good'
 """
@@ -99,27 +99,30 @@ def test_a_token_that_is_given_is_not_drawn(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("slurm --node-rank 1 t.py", "slurm: --node-rank is what Slurm says of each node; leave"),
-        ("slurm --hosts a,b t.py", "slurm: --hosts is what Slurm says of each node; leave it out"),
-        ("slurm --rdzv-endpoint a:1 t.py", "--rdzv-endpoint is what Slurm says"),
+        ("slurm --node-rank 1 t.py", "slurm: --node-rank is set by Slurm for each node; leave"),
+        ("slurm --hosts a,b t.py", "slurm: --hosts is set by Slurm for each node; leave it out"),
+        ("slurm --rdzv-endpoint a:1 t.py", "--rdzv-endpoint is set by Slurm"),
         ("slurm", "no script given; name one, as in: rallypoint script slurm train.py"),
         ("slurm --nnodes 0 t.py", "rallypoint script slurm: --nnodes is '0'"),
-        ("slurm --gpus-per-node no t.py", "--gpus-per-node is 'no'; it must be a whole number"),
+        ("slurm --gpus-per-node no t.py", "--gpus-per-node is 'no'; it must be an integer"),
         ("slurm --nproc-per-node gpu t.py", "add --gpus-per-node N"),
         ("slurm --nproc-per-node 0 t.py", "--nproc-per-node is '0'"),
         ("slurm --gpus 3 t.py", "unknown flag --gpus"),
         ("jobset t.py", "rallypoint script jobset: --image is missing"),
         ("jobset --image i", "no script given; name one, as in: rallypoint script jobset train.py"),
-        ("jobset --image i --node-rank 1 t.py", "--node-rank is what Kubernetes says of each pod"),
+        ("jobset --image i --node-rank 1 t.py", "--node-rank is set by Kubernetes for each pod"),
         ("jobset --image i --token-file f t.py", "the token is in a Secret; leave out --token"),
-        ("jobset --image i --nproc-per-node cpu t.py", "a machine's CPUs, and pods have parts of"),
+        (
+            "jobset --image i --nproc-per-node cpu t.py",
+            "a machine's CPUs, but a pod has only part of",
+        ),
         ("jobset --image i --nproc-per-node gpu t.py", "add --gpus-per-node N"),
         ("jobset --image i --memory much t.py", "--memory is 'much'; give a size, as in 8Gi"),
         (
             "jobset --image i --job-name My_Job t.py",
-            "--job-name is 'My_Job'; it must begin with a letter",
+            "--job-name is 'My_Job'; it must start with a letter",
         ),
-        (f"jobset --image i --job-name {'a' * 49} t.py", "at most 48 of them"),
+        (f"jobset --image i --job-name {'a' * 49} t.py", "at most 48 characters"),
         ("jobset --image i --time 1:00 t.py", "unknown flag --time"),
         ("pbs t.py", "'pbs' is not a kind of script; use slurm or jobset"),
         ("--nnodes 2 t.py", "'--nnodes' is not a kind of script; use slurm or jobset"),

@@ -26,7 +26,7 @@ def test_table_names_source_and_published_ratio(capsys: pytest.CaptureFixture[st
     assert lines[4][:6] == ["double_tree", "LL", "96", "8", "B", "49.41"]  # 4.4 + 2 (5 x .5 + 20)
     assert "double_tree takes 1/3.534 of the time of ring with LL." in text
     assert "up to 180x" in text
-    assert "Predicted, not measured: constants of volta_summit (NCCL v2.5.6" in text
+    assert "Predicted, not measured, with the constants of volta_summit (NCCL v2.5.6" in text
 
 
 def test_bandwidths_are_those_of_nccl_tests(
@@ -138,7 +138,7 @@ def test_custom_algorithm(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["all_reduced"], "no collective 'all_reduced'"),
+        (["all_reduced"], "unknown collective 'all_reduced'"),
         (["all_reduce", "--algorithms", "rang"], "no algorithm 'rang'"),
         (["all_reduce", "--links", "moon"], "no link model 'moon'"),
         (["all_reduce", "--variants", "LM"], "no variant 'LM'"),
@@ -156,12 +156,12 @@ def test_what_cannot_be_done_is_said(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["all_reduce", "--ranks", "0"], "no number above 0"),
-        (["all_reduce", "--bytes", "8X"], "no size"),
-        (["all_reduce", "--sweep-bytes", "8:4"], "is empty"),
+        (["all_reduce", "--ranks", "0"], "not a number above 0"),
+        (["all_reduce", "--bytes", "8X"], "not a size"),
+        (["all_reduce", "--sweep-bytes", "8:4"], "is an empty range"),
         (["all_reduce", "--failed", "1:2"], "is not A-B"),
         (["all_reduce", "--rank", "2"], "did you mean --ranks"),
-        (["--ranks", "2"], "which collective?"),
+        (["--ranks", "2"], "name a collective"),
     ],
 )
 def test_words_that_make_no_sense(

@@ -141,7 +141,7 @@ def test_how_many_pods_there_are_is_to_be_said(monkeypatch: pytest.MonkeyPatch) 
     values, notes = filled(INDEXED)
     assert values == {}
     assert len(notes) == 1
-    assert "Indexed Job (JOB_COMPLETION_INDEX): this pod runs a job of its own" in notes[0]
+    assert "Indexed Job (JOB_COMPLETION_INDEX): this pod runs its own job" in notes[0]
     with pytest.raises(UsageError, match="headless Service"):
         filled(INDEXED, nnodes="2")
 
@@ -157,7 +157,7 @@ node        2 of 4                        SLURM_NODEID, SLURM_STEP_NODELIST
 meeting at  n1:25539, n2:25539, n3:25539  SLURM_STEP_NODELIST
 job's name  slurm-1234.0                  SLURM_JOB_ID, SLURM_STEP_ID
 
-The same by flags: rallypoint run --nnodes 4 --node-rank 2 --rdzv-backend c10d \
+The same with flags: rallypoint run --nnodes 4 --node-rank 2 --rdzv-backend c10d \
 --rdzv-endpoint n1:25539,n2:25539,n3:25539 --rdzv-id slurm-1234.0
 To ignore it: --on here, or RALLYPOINT_CLUSTER=none"""
     )
@@ -196,7 +196,9 @@ def test_names_that_nobody_knows_are_refused(
     known_names.remove("n1")
     assert filled()[0]["--rdzv-endpoint"].startswith("n1:25539")  # n2 may do
     known_names.remove("n2")  # this node's own name is no help
-    with pytest.raises(InvalidArgumentError, match=r"nobody here knows the hosts n1, n2 \(SLURM_S"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"this machine cannot resolve the hosts n1, n2 \(SLURM_S"
+    ):
         filled()
 
 
@@ -208,7 +210,7 @@ def test_a_scontrol_that_hangs_is_not_waited_for(
 
     monkeypatch.setattr(subprocess, "run", hangs)
     known_names.clear()
-    with pytest.raises(InvalidArgumentError, match="nobody here knows"):
+    with pytest.raises(InvalidArgumentError, match="this machine cannot resolve"):
         filled()
 
 
@@ -220,7 +222,7 @@ def test_where_shows_what_a_program_takes_by_itself() -> None:
     assert (
         without_us("", hydra)
         == """\
-A program that Hydra's mpiexec starts itself: init_process_group() takes
+A program that Hydra's mpiexec starts directly: init_process_group() takes
 rank        1 of 4                    PMI_RANK, PMI_SIZE
 local rank  1 of 2                    MPI_LOCALRANKID, MPI_LOCALNRANKS
 meeting by  a port that rank 0 tells  PMI_FD

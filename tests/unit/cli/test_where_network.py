@@ -20,10 +20,10 @@ EMPTY = Interface(name="docker0", kind=Kind.CONTAINER_BRIDGE)
 
 def test_interfaces() -> None:
     assert interface_table([CARD, IDLE, EMPTY]) == (
-        "interface  addresses                kind                  speed and MTU\n"
-        "eth0       10.0.0.2/24, fe80::1/64  network card          100 Gbit/s, MTU 9000\n"
-        "ib0        down                     InfiniBand            MTU 2044\n"
-        "docker0    none                     bridge of containers  MTU 1500"
+        "interface  addresses                kind              speed and MTU\n"
+        "eth0       10.0.0.2/24, fe80::1/64  network card      100 Gbit/s, MTU 9000\n"
+        "ib0        down                     InfiniBand        MTU 2044\n"
+        "docker0    none                     container bridge  MTU 1500"
     )
 
 

@@ -100,8 +100,8 @@ OWN = target("10.1.0.1", LO, "10.1.0.1", is_own=True)
     ("machine", "towards", "default", "expected"),
     [
         # The route counts, wherever the interface stands.
-        (MACHINE, [NEAR], "", "eth0, 10.0.0.1 (MTU 1500): the route to at 10.0.0.9 leads through"),
-        (MACHINE, [FAR], "eth0", "eth1, 10.1.0.1 (MTU 1500): the route to at 203.0.113.9 leads"),
+        (MACHINE, [NEAR], "", "eth0, 10.0.0.1 (MTU 1500): the route to at 10.0.0.9 uses it"),
+        (MACHINE, [FAR], "eth0", "eth1, 10.1.0.1 (MTU 1500): the route to at 203.0.113.9 uses"),
         (MACHINE, [target("10.9.9.9", None), NEAR], "", "eth0, 10.0.0.1 (MTU 1500): the route"),
         (MACHINE, [target("172.17.0.5", DOCKER)], "", "docker0, 172.17.0.1 (MTU 1500): the rou"),
         (MACHINE, [OWN], "eth0", "eth1, 10.1.0.1 (MTU 1500): at 10.1.0.1 is on this machine"),
@@ -112,15 +112,20 @@ OWN = target("10.1.0.1", LO, "10.1.0.1", is_own=True)
         (MACHINE, [target("10.0.0.9", ETH0, "10.1.0.1")], "", "eth0, 10.1.0.1 (MTU 1500): the r"),
         # An interface that netlink does not tell, by its address; and none at all.
         (MACHINE, [target("10.0.0.9", interface("", Kind.OTHER, "10.1.0.1/8"))], "", "eth1, 10."),
-        ((), [NEAR], "", "10.0.0.1: the route to at 10.0.0.9 leads through it"),
+        ((), [NEAR], "", "10.0.0.1: the route to at 10.0.0.9 uses it"),
         ((LO, ETH0), [target("127.0.0.1", LO, is_own=True)], "", "lo, 127.0.0.1 (MTU 1500): at"),
         # Nothing says where the others are.
-        (MACHINE, [], "eth1", "eth1, 10.1.0.1 (MTU 1500): the default route leads through it, a"),
-        (MACHINE, [], "", "eth0, 10.0.0.1 (MTU 1500): it is the likeliest, as nothing says whe"),
+        (MACHINE, [], "eth1", "eth1, 10.1.0.1 (MTU 1500): the default route uses it, a"),
+        (
+            MACHINE,
+            [],
+            "",
+            "eth0, 10.0.0.1 (MTU 1500): it is the likeliest, because nothing says whe",
+        ),
         ((LO, DOCKER, IDLE, ETH0), [], "docker0", "eth0, 10.0.0.1 (MTU 1500): it is the only o"),
         ((LO, TUN, ETH0), [], "tun0", "eth0, 10.0.0.1 (MTU 1500): it is the likeliest"),
-        ((LO, BMC, ETH0), [], "", "eth0, 10.0.0.1 (MTU 1500): it is the only one that others ma"),
-        ((LO, IPV6), [], "", "eth0, fd00::1 (MTU 1500): it is the only one that others may reac"),
+        ((LO, BMC, ETH0), [], "", "eth0, 10.0.0.1 (MTU 1500): it is the only one that others ca"),
+        ((LO, IPV6), [], "", "eth0, fd00::1 (MTU 1500): it is the only one that others can reac"),
         ((LO, DOCKER, IDLE), [], "", "lo, 127.0.0.1 (MTU 1500): no other interface can be used"),
         ((), [], "", "127.0.0.1: no other interface can be used"),
     ],
@@ -139,9 +144,9 @@ def test_without_a_wish(
         ("eth", [NEAR], "eth0, 10.0.0.1 (MTU 1500): X=eth says so"),
         ("eth", [FAR], "eth1, 10.1.0.1 (MTU 1500): X=eth says so"),  # of equals, what leads there
         ("ib,eth", [NEAR], "ib0, 192.168.7.1 (MTU 1500): X=ib,eth says so, though the route to at"
-                           " 10.0.0.9 leads through eth0 (10.0.0.1)"),
+                           " 10.0.0.9 uses eth0 (10.0.0.1)"),
         ("=eth1", [NEAR], "eth1, 10.1.0.1 (MTU 1500): X==eth1 says so, though the route to at 10.0"
-                          ".0.9 leads through eth0 (10.0.0.1)"),
+                          ".0.9 uses eth0 (10.0.0.1)"),
         ("^lo,docker", [FAR], "eth1, 10.1.0.1 (MTU 1500): X=^lo,docker says so"),
         ("^lo,docker", [], "eth0, 10.0.0.1 (MTU 1500): X=^lo,docker says so"),
         ("^lo,eth", [NEAR], "ib0, 192.168.7.1 (MTU 1500): X=^lo,eth says so, though the route to"),
@@ -190,7 +195,7 @@ def test_a_variable_that_matches_nothing_says_what_there_is() -> None:
         "GLOO_SOCKET_IFNAME=wlan: no interface of this machine that is up and has an address"
         " matches; it has lo (127.0.0.1, ::1), docker0 (172.17.0.1), eth2 (down, 10.2.0.1),"
         " eth0 (10.0.0.1), eth1 (10.1.0.1), ib0 (192.168.7.1), tun0 (10.8.0.2);"
-        " the route to at 203.0.113.9 leads through eth1 (10.1.0.1)"
+        " the route to at 203.0.113.9 uses eth1 (10.1.0.1)"
     )
 
 
@@ -202,7 +207,9 @@ def test_loopback_is_refused_when_others_are_remote() -> None:
         choose(MACHINE, wish=wish, towards=[OWN], has_remote_peers=True)
     with pytest.raises(HostError, match=r"is its loopback 127\.0\.0\.1"):
         choose(MACHINE, towards=[target("10.0.0.9", ETH0, "127.0.0.1")])
-    with pytest.raises(HostError, match=r"no interface is up .* it has lo \(127.*eth2 \(down"):
+    with pytest.raises(
+        HostError, match=r"no interface at which .* is up; it has lo \(127.*eth2 \(down"
+    ):
         choose((LO, DOCKER, IDLE), has_remote_peers=True)
 
 
@@ -229,7 +236,7 @@ def test_an_address_that_the_user_names() -> None:
     found = choose(MACHINE, wish=wish_for("10.1.0.1", own=["10.1.0.1"]), towards=[NEAR])
     assert str(found) == (
         "eth1, 10.1.0.1 (MTU 1500): --local-addr 10.1.0.1 says so, though the route to at 10.0.0.9"
-        " leads through eth0 (10.0.0.1)"
+        " uses eth0 (10.0.0.1)"
     )
     assert found.is_own
     found = choose(MACHINE, wish=wish_for("198.51.100.7"), towards=[NEAR])
@@ -251,8 +258,8 @@ def test_a_loopback_address_that_the_user_names() -> None:
 def test_what_was_passed_over_and_whether_there_was_a_choice() -> None:
     found = choose(MACHINE, towards=[NEAR])
     assert found.told.endswith(
-        "; passed over: eth1 (the route leads elsewhere), ib0 (the route leads elsewhere),"
-        " docker0 (bridge of containers)"
+        "; passed over: eth1 (the route uses another one), ib0 (the route uses another one),"
+        " docker0 (container bridge)"
     )
     assert found.had_rivals
     alone = choose((LO, DOCKER, IDLE, ETH0, BMC), towards=[NEAR])
@@ -263,14 +270,14 @@ def test_what_was_passed_over_and_whether_there_was_a_choice() -> None:
         "kind": "network card",
         "speed_mbps": None,
         "mtu": 1500,
-        "reason": "the route to at 10.0.0.9 leads through it",
+        "reason": "the route to at 10.0.0.9 uses it",
         "passed_over": [
-            {"interface": "docker0", "why": "bridge of containers"},
+            {"interface": "docker0", "why": "container bridge"},
         ],
     }
     bridges = [DOCKER.__replace__(name=f"br-{number}") for number in range(9)]
     told = choose((LO, ETH0, *bridges), towards=[NEAR]).told
-    assert told.endswith("br-3 (bridge of containers), 5 more")
+    assert told.endswith("br-3 (container bridge), 5 more")
 
 
 def test_speeds_are_shown_where_they_are_known() -> None:

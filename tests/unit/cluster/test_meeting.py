@@ -206,7 +206,7 @@ def test_two_steps_with_the_same_ports_do_not_mix() -> None:
 def test_no_port_of_a_step_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         process, environ = step(0, 2, "a", [holder.getsockname()[1]])
-        with pytest.raises(StoreConnectionError, match=r"can listen at none of .*in use by"):
+        with pytest.raises(StoreConnectionError, match=r"cannot listen at any of .*in use by"):
             meeting._meet(process, SOON, environ)
 
 
@@ -273,6 +273,6 @@ def test_nothing_is_found_where_nothing_is() -> None:
 
 def test_a_batch_script_is_told_what_to_do() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
-    with pytest.raises(InvalidArgumentError, match="start it by srun -n N"):
+    with pytest.raises(InvalidArgumentError, match="start it with srun -n N"):
         open_launched(environ, timeout=SOON)
     assert "RANK" not in environ

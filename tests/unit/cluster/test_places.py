@@ -228,7 +228,7 @@ def test_only_what_was_asked_for() -> None:
     with pytest.raises(InvalidArgumentError, match="not dstack: DSTACK_NODE_RANK and DSTACK_NODES"):
         recognize(both, HOST, "dstack")
     with pytest.raises(
-        InvalidArgumentError, match="'slrum' is not a known place; choose one of here"
+        InvalidArgumentError, match="'slrum' is not a known environment; choose one of here"
     ):
         recognize(both, HOST, "slrum")
 

@@ -105,14 +105,14 @@ def test_what_a_server_says_when_all_is_well() -> None:
         ("", "it has closed the connection"),
         ("cmd=response_to_init rc=0", "it has closed the connection"),
         ("cmd=response_to_init rc=-1\n", "it refused init: rc=-1"),
-        ("cmd=finalize_ack\n", "'cmd=finalize_ack' is no answer to init"),
-        ("\n", "'' is no answer to init"),
-        ("\xff\xfe\n", "is no answer"),
+        ("cmd=finalize_ack\n", "'cmd=finalize_ack' is not an answer to init"),
+        ("\n", "'' is not an answer to init"),
+        ("\xff\xfe\n", "is not an answer"),
         ("x" * 20000, "its answer has no end"),
         (INIT + "cmd=my_kvsname\n", "its key-value space has no name"),
         (INIT + SPACE + "cmd=maxes vallen_max=-1\n", "it allows values of '-1' characters"),
         (INIT + SPACE + "cmd=maxes\n", "it allows values of '' characters"),
-        (INIT + SPACE + "cmd=maxes vallen_max=20\n", "values may have 19 characters, and this nee"),
+        (INIT + SPACE + "cmd=maxes vallen_max=20\n", "values may have 19 characters, but this nee"),
         (INIT + SPACE + MAXES + PUT, "it has closed the connection"),
         (
             INIT + SPACE + MAXES + "cmd=put_result rc=-1 msg=no_room\n",
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named(answers: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "99999", "9" * 30])
 def test_a_descriptor_that_is_none(text: str) -> None:
-    with pytest.raises(HostError, match=r"PMI_FD is .* no open descriptor of this process"):
+    with pytest.raises(HostError, match=r"PMI_FD is .* not an open descriptor of this process"):
         pmi.pass_on(TEXT, waiting(), {"PMI_FD": text})
 
 
@@ -138,7 +138,7 @@ def test_a_rank_that_does_not_come_ends_the_wait() -> None:
     with served(INIT + SPACE + MAXES + PUT, ends=False) as fd:
         with pytest.raises(StoreTimeoutError, match=r"waited \d+ s for the others"):
             pass_on(fd, TEXT, timeout_s=0.1)
-        with pytest.raises(HostError, match="an earlier exchange was cut short"):
+        with pytest.raises(HostError, match="an earlier exchange was interrupted"):
             pass_on(fd, TEXT)
 
 

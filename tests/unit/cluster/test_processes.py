@@ -212,7 +212,7 @@ def test_a_variable_chooses() -> None:
 
 def test_a_batch_script_without_srun_has_no_rank() -> None:
     process = found(BATCH)
-    assert "start it by srun -n N, or by `rallypoint run`" in process.wrong
+    assert "start it with srun -n N or `rallypoint run`" in process.wrong
 
 
 def test_rank_0_must_be_where_the_others_look() -> None:
@@ -239,7 +239,7 @@ def test_rank_0_must_be_where_the_others_look() -> None:
             {},
             "RALLYPOINT_CLUSTER slurm: this is not slurm: SLURM_JOB_ID is not set",
         ),
-        ({**HYDRA, "RALLYPOINT_CLUSTER": "slrum"}, {}, "'slrum' is not a known place"),
+        ({**HYDRA, "RALLYPOINT_CLUSTER": "slrum"}, {}, "'slrum' is not a known environment"),
         (
             {**OPEN_MPI, **KNOWN["jsrun"][0]},
             {},

@@ -30,8 +30,8 @@ def test_a_greeting_is_found_among_what_a_login_shell_says() -> None:
 
 def test_another_version_is_refused() -> None:
     trouble = version_trouble({"version": "0.0.1"})
-    assert trouble.startswith("it has Rallypoint 0.0.1, and this machine ")
-    assert trouble.endswith("; install the same on all")
+    assert trouble.startswith("it has Rallypoint 0.0.1, but this machine has ")
+    assert trouble.endswith("; install the same version on all")
 
 
 def test_the_end_of_what_was_said() -> None:

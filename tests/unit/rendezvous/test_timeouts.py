@@ -30,7 +30,7 @@ def test_no_number_of_seconds(text: str) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(InvalidArgumentError, match="c10d does not know 'last_cal'"):
+    with pytest.raises(InvalidArgumentError, match="c10d has no option 'last_cal'"):
         read_timeouts({"last_cal": "1"})
 
 

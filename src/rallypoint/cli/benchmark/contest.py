@@ -147,6 +147,6 @@ class Contest:
         except CrewError as error:
             if team.name == OURS:
                 raise
-            print(f"left out from here on: {error}", file=sys.stderr)
+            print(f"left out from now on: {error}", file=sys.stderr)
             self._teams.remove(team)
             team.end()

@@ -150,7 +150,7 @@ class Crew:
                     raise CrewError(self._account("it did not start")) from None
                 if time.monotonic() > deadline:
                     raise CrewError(
-                        self._account(f"not all processes came within {START_S:g} s")
+                        self._account(f"not all processes connected within {START_S:g} s")
                     ) from None
                 continue
             pid, user = _who(connection)
@@ -175,8 +175,8 @@ def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
     ranks = [answer["rank"] for answer in answers]
     if sorted(ranks) != list(range(len(ranks))):
         raise CrewError(
-            f"{name}: its {len(ranks)} processes do not find each other; each thinks it is rank "
-            f"{', '.join(map(str, ranks))}"
+            f"{name}: its {len(ranks)} processes did not find each other; each reports that it is "
+            f"rank {', '.join(map(str, ranks))}"
         )
 
 

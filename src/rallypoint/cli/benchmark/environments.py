@@ -48,13 +48,13 @@ class Environments:
             for program in ("python", "mpiexec"):
                 if not os.access(prefix / "bin" / program, os.X_OK):
                     raise HostError(
-                        f"--mpi-env {name}={prefix}: there is no program bin/{program}; name a "
+                        f"--mpi-env {name}={prefix}: it has no program bin/{program}; name a "
                         f"virtual environment with {PACKAGES[name]} and mpi4py"
                     )
         elif not self._is_made(name):
             if not self._make:
                 raise HostError(
-                    f"{name} is not there; add --get-mpi to put it into {prefix}, or name a "
+                    f"{name} is not installed; add --get-mpi to put it into {prefix}, or name a "
                     f"virtual environment that has it: --mpi-env {name}=DIR (pip install numpy "
                     f"mpi4py {PACKAGES[name]})"
                 )

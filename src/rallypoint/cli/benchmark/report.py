@@ -60,7 +60,7 @@ class Table:
         if self._peers:
             print("# ahead: the time of the fastest peer over ours")
         if load:
-            print(f"# {load}: other work on the machine shows")
+            print(f"# {load}: other work on the machine distorts the times")
 
     def _print(self, cells: Sequence[str]) -> None:
         widths = [*_WIDTHS, *[_PEER_WIDTH] * len(cells)]

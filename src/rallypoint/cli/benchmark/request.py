@@ -80,13 +80,13 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
     """
     if operation not in OPERATIONS:
         raise UsageError(
-            f"{PROGRAM}: there is no operation {operation!r}; name one of {', '.join(OPERATIONS)}."
+            f"{PROGRAM}: unknown operation {operation!r}; choose one of {', '.join(OPERATIONS)}."
         )
     hosts = _hosts(values)
     ranks = _whole("--nproc-per-node", values.get("--nproc-per-node", "1" if hosts else "2"))
     ranks *= max(1, len(hosts))
     if operation == "send" and ranks < 2:
-        raise UsageError(f"{PROGRAM}: send takes two ranks; say --nproc-per-node 2.")
+        raise UsageError(f"{PROGRAM}: send takes two ranks; pass --nproc-per-node 2.")
     dtype = _one_of("--dtype", values.get("--dtype", "float32"), tuple(ITEM_BYTES))
     item_bytes = ITEM_BYTES[dtype] * Collective[operation.upper()].most_blocks(ranks)
     sizes = [
@@ -132,26 +132,26 @@ def _hosts(values: Mapping[str, str]) -> tuple[str, ...]:
     for host in hosts:
         if ":" in host:
             raise UsageError(
-                f"{PROGRAM}: --hosts {host} is no host's name; how many ranks each has, says"
-                " --nproc-per-node."
+                f"{PROGRAM}: --hosts {host} is not a host name; --nproc-per-node gives the number "
+                "of ranks on each host."
             )
         if is_loopback(host) and len(hosts) > 1:
             raise UsageError(
-                f"{PROGRAM}: --hosts {host} is a name that other hosts do not know; say which one"
-                " they do."
+                f"{PROGRAM}: --hosts {host} is a name that other hosts cannot resolve; give one "
+                "that they can."
             )
         if hosts.count(host) > 1:
-            raise UsageError(f"{PROGRAM}: --hosts names {host} twice; once is enough.")
+            raise UsageError(f"{PROGRAM}: --hosts names {host} twice; name it once.")
     if "--hosts" in values and not hosts:
         raise UsageError(f"{PROGRAM}: --hosts names no host.")
     if "--rsh" in values and not hosts:
-        raise UsageError(f"{PROGRAM}: --rsh says how to reach the hosts of --hosts; name some.")
+        raise UsageError(f"{PROGRAM}: --rsh needs --hosts, which it says how to reach.")
     return hosts
 
 
 def _whole(flag: str, text: str, least: int = 1) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise UsageError(f"{PROGRAM}: {flag} needs a whole number from {least} on, not {text!r}.")
+        raise UsageError(f"{PROGRAM}: {flag} needs an integer of at least {least}, not {text!r}.")
     return int(text)
 
 

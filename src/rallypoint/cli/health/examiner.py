@@ -212,9 +212,11 @@ def _unstarted(link: NodeLink, why: str) -> Absence:
         return Absence(name=link.name, why=what, advice=advice, check=7)
     return Absence(
         name=link.name,
-        why=f"nothing can be started there: {what}",
-        advice=f"see that `ssh {link.name} true` works without a password (or what --rsh says), and"
-        " that the same Python is there",
+        why=f"cannot start anything there: {what}",
+        advice=(
+            f"check that `ssh {link.name} true` (or the command of --rsh) works without a "
+            "password, and that the same Python is installed there"
+        ),
     )
 
 
@@ -223,7 +225,7 @@ def _silent(link: NodeLink, why: str) -> Absence:
     return Absence(
         name=link.name,
         why=f"it does not answer: {' '.join(why.removeprefix(f'{link.name}: ').split())}",
-        advice="see whether that machine is overloaded or has lost its network",
+        advice="check whether that machine is overloaded or has lost its network",
     )
 
 

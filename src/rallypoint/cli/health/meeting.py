@@ -109,7 +109,10 @@ class _Arrivals:
             told = json.loads(connection.makefile("rb").readline(1 << 16))
             found = (str(told["version"]), str(told["name"]), told["node_rank"])
         except TokenRefusedError:
-            why = f"the node at {host} has another token than this one, or only one of them has one"
+            why = (
+                f"the node at {host} has a different token than this one, or only one of them "
+                "has a token"
+            )
             absence = Absence(name="", why=why, advice=_OTHER_TOKEN, check=10)
             self._refuse(connection, host, absence)
             return
@@ -119,13 +122,13 @@ class _Arrivals:
         theirs, name, rank = found
         if theirs != version("rallypoint"):
             why = f"{name} has Rallypoint {theirs}, and {self.names[0]} {version('rallypoint')}"
-            advice = "install the same on all nodes"
+            advice = "install the same version on all nodes"
             self._refuse(connection, host, Absence(name="", why=why, advice=advice, check=7))
             return
         with self._change:
             if rank is not None and rank in self.ranks:
-                why = f"its --node-rank is {rank}, which another node has, too"
-                advice = "give each node a number of its own, from 0 on"
+                why = f"its --node-rank is {rank}, which another node also uses"
+                advice = "give each node a different number, starting at 0"
                 self.complaints.append(Absence(name=name, why=why, advice=advice))
             self.links.append(SocketLink(connection, name))
             self.names.append(name)
@@ -152,12 +155,12 @@ class _Arrivals:
         missing = ", ".join(str(rank) for rank in ranks[:8])
         named = f"; missing is node rank {missing}" if None not in self.ranks else ""
         why = (
-            f"{len(self.names)} of {request.fewest} nodes came to {endpoint_of(host, port)} within"
-            f" {request.wait_s:g} s: {listed(tuple(self.names))}{named}"
+            f"{len(self.names)} of {request.fewest} nodes connected to {endpoint_of(host, port)} "
+            f"within {request.wait_s:g} s: {listed(tuple(self.names))}{named}"
         )
         advice = (
-            "start the same command on the others, at the same time (--wait SECONDS waits longer),"
-            " and see what it says there"
+            "start the same command on the other nodes at the same time (--wait SECONDS waits "
+            "longer), and check its output there"
         )
         return [*found, Absence(name="", why=why, advice=advice)]
 
@@ -207,8 +210,8 @@ def _be_guest(request: Request, began: float) -> dict[str, Any]:
 
 _STOPPED = Absence(
     name="",
-    why="the endpoint's node ended, or lost the connection, during the examination",
-    advice="see what it says there",
+    why="the endpoint's node exited or lost the connection during the examination",
+    advice="check its output there",
 )
 
 
@@ -261,7 +264,7 @@ def _introduce(connection: socket.socket, request: Request) -> Absence | Reach |
     try:
         if not prove(connection, request.token):
             host, port = request.endpoints[0]
-            why = f"the node at {endpoint_of(host, port)} has another token than this one"
+            why = f"the node at {endpoint_of(host, port)} has a different token than this one"
             return Absence(name="", why=why, advice=_OTHER_TOKEN, check=10)
         send_line(connection, {**told, "node_rank": request.node_rank})
     except OSError:

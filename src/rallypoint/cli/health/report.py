@@ -91,4 +91,4 @@ def _summary(report: Mapping[str, Any]) -> str:
         for level in (Level.RED, Level.YELLOW)
         if level.word in levels
     ]
-    return f"{nodes}, {report['seconds']} s: {', '.join(told) or 'all is well'}"
+    return f"{nodes}, {report['seconds']} s: {', '.join(told) or 'no problems found'}"

@@ -26,10 +26,10 @@ PATH = Flag("--path", "look whether PATH can be read and written on every node, 
             "checkpoints; may be given again", "PATH", repeats=True)  # fmt: skip
 WAIT = Flag(
     "--wait",
-    "how long to wait for the nodes to come to the endpoint (default 10)",
+    "time to wait for the nodes at the endpoint (default 10)",
     "SECONDS",
 )
-JSON = Flag("--json", "all of it as an object of JSON, for programs")
+JSON = Flag("--json", "print everything as one JSON object, for programs")
 _WAIT_S = 10.0
 _OWN_MEETING = ("--standalone", "--on", "--node-rank", "--local-addr")
 # Endpoints of these are other servers, or a directory.
@@ -113,7 +113,9 @@ def _script(values: Mapping[str, str], command: Sequence[str]) -> str:
 def _on_hosts(values: Mapping[str, str], environ: Mapping[str, str], common: Request) -> Request:
     for name in _OWN_MEETING:
         if name in values:
-            raise UsageError(f"{PROGRAM}: --hosts says which machines take part; leave out {name}.")
+            raise UsageError(
+                f"{PROGRAM}: --hosts already says which machines take part; leave out {name}."
+            )
     hosts = read_hosts(values)
     endpoints = _endpoints(values)
     return replace(

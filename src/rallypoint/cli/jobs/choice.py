@@ -16,8 +16,8 @@ from rallypoint.launch.inspection.entries import Found, running_agents
 
 NO_SUCH_JOB = 5  # the exit status; docs/exit-statuses.md
 JOB_HELP = """\
-JOB is the job's name (--rdzv-id), the beginning of it, or the process number of its launcher. It
-may be left out if only one job runs on this machine. `rallypoint ps` lists them.
+JOB is the job's name (--rdzv-id), the beginning of its name, or the pid of its launcher. It may be
+left out if only one job runs on this machine. `rallypoint ps` lists them.
 """
 
 
@@ -60,10 +60,10 @@ def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
         raise NoSuchJobError(text)
     found = _matching(word, jobs)
     if not found:
-        raise NoSuchJobError(f"no job {word} runs on this machine; there are {_listed(jobs)}.")
+        raise NoSuchJobError(f"no job {word} runs on this machine; running jobs: {_listed(jobs)}.")
     if len(found) > 1:
-        which = f"{word!r} may mean several jobs" if word else "several jobs run here"
-        raise UsageError(f"{which}; name one by its process number: {_listed(found)}.")
+        which = f"{word!r} matches several jobs" if word else "several jobs run here"
+        raise UsageError(f"{which}; choose one by its pid: {_listed(found)}.")
     return found[0]
 
 
@@ -103,7 +103,7 @@ def perform(
             print(usage, JOB_HELP, describe(flags), sep="\n")
             return 0
         if extra:
-            raise UsageError(f"{program}: it takes one job; leave out {extra[0]!r}.")
+            raise UsageError(f"{program}: it takes only one job; leave out {extra[0]!r}.")
         word = job[0] if job else ""
         try:
             chosen = choose_job(word, running_jobs())

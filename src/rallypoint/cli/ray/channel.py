@@ -62,8 +62,8 @@ class Channel:
     def why(self, said: str) -> str:
         """See Connection."""
         if "No module named" in said:
-            return "Rallypoint must be installed there, too, for the Python that runs Ray"
-        return self._lost or "the program there ended before it answered"
+            return "install Rallypoint there as well, for the Python that runs Ray"
+        return self._lost or "the program there exited before it answered"
 
     def _carry_orders(self, orders: int) -> None:
         try:

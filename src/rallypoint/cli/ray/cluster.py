@@ -43,7 +43,7 @@ class Cluster:
                 f"--on ray: there is no Ray cluster here, and {ADDRESS} names none; {_HOW}"
             ) from None
         except (RuntimeError, ValueError) as error:
-            raise HostError(f"--on ray: Ray does not let us in: {first_line(error)}") from None
+            raise HostError(f"--on ray: Ray refused the connection: {first_line(error)}") from None
         self._group: Any = None
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Cluster:
         """Why no actor will ever be up there; empty: its node, or it alone, was lost."""
         errors = self._ray.exceptions
         if "No module named 'rallypoint" in str(error):
-            return "Rallypoint must be installed there, too, for the Python that runs Ray"
+            return "install Rallypoint there as well, for the Python that runs Ray"
         if isinstance(error, errors.ActorUnschedulableError | errors.NodeDiedError):
             return ""
         if isinstance(error, errors.ActorDiedError | errors.ActorUnavailableError):
@@ -130,7 +130,7 @@ def _check(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not is_whole(port):
         raise HostError(
-            f"--on ray: {ADDRESS} is {address}, not HOST:PORT as nodes of the cluster know it;"
+            f"--on ray: {ADDRESS} is {address}, not HOST:PORT as nodes of the cluster use it;"
             f" {_HOW}"
         )
     try:

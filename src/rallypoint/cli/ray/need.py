@@ -62,15 +62,15 @@ def read_need(values: Mapping[str, str], nodes: Sequence[Mapping[str, float]]) -
         workers = whole(values, "--gpus-per-node", gpus_of[0] if gpus_of else 0)
         if not workers:
             raise UsageError(
-                f"{PROGRAM}: --nproc-per-node {text}: no node of this Ray cluster has GPUs now; if"
-                " some will come, say how many each has by --gpus-per-node."
+                f"{PROGRAM}: --nproc-per-node {text}: no node of this Ray cluster has GPUs now; "
+                "if some will be added, say how many each has with --gpus-per-node."
             )
     elif text in ("cpu", "auto"):
         workers = whole(values, "--cpus-per-node", cpus_of[0] if cpus_of else 0)
         if not workers:
             raise UsageError(
-                f"{PROGRAM}: --nproc-per-node {text}: no node of this Ray cluster has CPUs now; say"
-                " how many by --cpus-per-node."
+                f"{PROGRAM}: --nproc-per-node {text}: no node of this Ray cluster has CPUs now; "
+                "say how many with --cpus-per-node."
             )
     else:
         workers = whole(values, "--nproc-per-node", 1)

@@ -110,7 +110,7 @@ def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, 
     why = ""
     if len(fitting) >= missing:
         is_noticed = resting.isdisjoint(facts.bundles.values())
-        why = ", but other jobs use them" if is_noticed else ", and has yet to notice the loss"
+        why = ", but other jobs use them" if is_noticed else ", and has not noticed the loss yet"
     told = f"waiting for {nodes} {need}; Ray has {len(fitting)}{_addresses(fitting)}{why}"
     less = f"; {len(small)} with less{_addresses(small)}" if small else ""
     return told + less

@@ -50,13 +50,13 @@ def read_hosts(values: Mapping[str, str]) -> tuple[RemoteHost, ...]:
     for address in addresses:
         if addresses.count(address) > 1:
             raise UsageError(
-                f"{PROGRAM}: {source} names {address} twice; name it once, with all its workers, as"
-                f" in {address}:8."
+                f"{PROGRAM}: {source} names {address} twice; name it once with its number of "
+                f"workers, as in {address}:8."
             )
         if is_loopback(address) and len(hosts) > 1:
             raise UsageError(
-                f"{PROGRAM}: {source}: other hosts do not know this one as {address}; give the name"
-                " or address by which they do."
+                f"{PROGRAM}: {source}: other hosts cannot reach this one as {address}; give a "
+                "name or address that they can resolve."
             )
     return tuple(hosts)
 
@@ -78,8 +78,8 @@ def _read_host(text: str, source: str) -> RemoteHost:
     is_count = not colon or (is_whole(workers) and int(workers) > 0)
     if not is_name or not is_count or not is_whole_word or (at and not user):
         raise UsageError(
-            f"{PROGRAM}: {source}: {text!r} is no host; write HOST, HOST:N or USER@HOST:N, where N"
-            " is the number of its workers."
+            f"{PROGRAM}: {source}: {text!r} is not a host; write HOST, HOST:N or USER@HOST:N, "
+            "where N is the number of its workers."
         )
     return RemoteHost(f"{user}{at}{address}", workers)
 

@@ -284,7 +284,7 @@ class JobOnHosts:
         running = self._those(Phase.RUNNING)
         told: list[Action] = []
         if running:
-            left = f"{len(running)} of the {self._fewest} hosts that it needs are left"
+            left = f"{len(running)} of the {self._fewest} required hosts are left"
             told = [Say(f"ending the job, as only {left}")]
         return [*told, *_unless_empty(Drop(waiting)), *_unless_empty(Send(running, SIGTERM))]
 

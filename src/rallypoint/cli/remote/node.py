@@ -98,15 +98,17 @@ def _look(order: dict[str, Any]) -> tuple[socket.socket | None, dict[str, object
         os.chdir(directory)
     except OSError as error:
         text = f"cannot work in {directory} there ({error.strerror})"
-        return None, {"error": f"{text}; start the job where all hosts have the same directory"}
+        return None, {"error": f"{text}; start the job in a directory that exists on all hosts"}
     script = order["script"]
     if script and not os.path.exists(script):
         text = f"there is no {script} in {directory} there"
-        return None, {"error": f"{text}; start the job where all hosts have the same files"}
+        return None, {
+            "error": f"{text}; start the job in a directory that has the same files on all hosts"
+        }
     try:
         held = _hold_port()
     except (RallypointError, OSError) as error:
-        return None, {"error": f"no port to meet at: {error}"}
+        return None, {"error": f"found no port to meet at: {error}"}
     return held, {"port": held.getsockname()[1]}
 
 

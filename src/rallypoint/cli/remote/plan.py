@@ -108,8 +108,8 @@ def refuse(names: Sequence[str], values: Mapping[str, str], by: str) -> None:
     for name in names:
         if name in values:
             raise UsageError(
-                f"{PROGRAM}: {by} says which machines take part and where they meet; leave out"
-                f" {name}."
+                f"{PROGRAM}: {by} already says which machines take part and where they meet; "
+                f"leave out {name}."
             )
 
 
@@ -131,8 +131,8 @@ def make_plan(
     """
     if command[:1] == ["-"] and not {"--module", "--no-python"} & values.keys():
         raise UsageError(
-            f"{PROGRAM}: '-' is standard input, which the hosts do not have; save the script in a"
-            " file."
+            f"{PROGRAM}: '-' is standard input, which other hosts cannot read; save the script in "
+            "a file."
         )
     fewest, most = nnodes
     run_id = values.get("--rdzv-id") or new_run_id()
@@ -216,7 +216,7 @@ def read_rsh(values: Mapping[str, str]) -> tuple[str, ...]:
     except ValueError as error:
         raise UsageError(f"{PROGRAM}: --rsh {values['--rsh']}: {error}.") from None
     if not words:
-        raise UsageError(f"{PROGRAM}: --rsh is empty; name a command, or leave it out for ssh.")
+        raise UsageError(f"{PROGRAM}: --rsh is empty; give a command, or leave it out for ssh.")
     return words
 
 

@@ -52,7 +52,7 @@ class ShellConnection:
         ended = f"{os.path.basename(self._command[0])} ended with {told}"
         last = last_lines(said)[-1:]
         if status in _NOT_FOUND:
-            ended = f"{sys.executable} must be on all hosts, with Rallypoint"
+            ended = f"{sys.executable} must exist on all hosts, with Rallypoint installed"
         elif "No module named" in said:
-            ended = f"Rallypoint must be installed there, too, for {sys.executable}"
+            ended = f"install Rallypoint there as well, for {sys.executable}"
         return "; ".join([line.strip().rstrip(".") for line in last] + [ended])

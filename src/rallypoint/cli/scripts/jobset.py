@@ -27,11 +27,11 @@ Four with a worker for each of their eight GPUs:
   rallypoint script jobset --image registry.example.com/digits:1 --nnodes 4 --nproc-per-node 8 \\
       --gpus-per-node 8 --cpus-per-worker 12 --memory 512Gi train.py --epochs 90 > job.yaml
 """
-ANSWERS = "what Kubernetes says of each pod"
+ANSWERS = "set by Kubernetes for each pod"
 FLAGS = (
     Flag("--image", "the container image", "IMAGE"),
     *COMMON_FLAGS,
-    Flag("--memory", "ask for so much memory for each pod, as in 8Gi; its limit, too", "SIZE"),
+    Flag("--memory", "memory to request for each pod, as in 8Gi; also its limit", "SIZE"),
 )
 _GOODBYE_S = 15  # beyond what workers have to end in
 # A pod is called NAME-node-0-INDEX-xxxxx, which is to be a DNS label.
@@ -50,13 +50,15 @@ def text_of(request: Request) -> str:
     """
     name, cpus, (_, most) = _name(request), request.cpus, request.nodes
     if "--image" not in request.values:
-        raise UsageError(f"{request.program}: --image is missing; name the container image to run.")
+        raise UsageError(
+            f"{request.program}: --image is missing; it names the container image to run."
+        )
     if "--token-file" in request.values:
         raise UsageError(f"{request.program}: the token is in a Secret; leave out --token-file.")
     if not cpus:
         raise UsageError(
             f"{request.program}: --nproc-per-node {request.values['--nproc-per-node']} counts a"
-            " machine's CPUs, and pods have parts of machines; give a number."
+            " machine's CPUs, but a pod has only part of a machine; give a number."
         )
     command = request.run(without={flag.name for flag in FLAGS})
     return _MANIFEST.format(
@@ -94,8 +96,8 @@ def _name(request: Request) -> str:
         return usual[:longest].strip("-") or "train"
     if not _LABEL.fullmatch(given) or len(given) > longest:
         raise UsageError(
-            f"{request.program}: --job-name is {given!r}; it must begin with a letter and have"
-            f" only a to z, 0 to 9 and - in it, at most {longest} of them."
+            f"{request.program}: --job-name is {given!r}; it must start with a letter and contain "
+            f"only a to z, 0 to 9 and -, at most {longest} characters."
         )
     return given
 

@@ -14,9 +14,9 @@ from rallypoint.cli.options import Flag, UsageError
 
 # Flags for all kinds of script, beside those of `rallypoint run`.
 COMMON_FLAGS = (
-    Flag("--job-name", "what the scheduler calls it (default: SCRIPT's name)", "NAME"),
-    Flag("--gpus-per-node", "ask for so many GPUs on each node", "N"),
-    Flag("--cpus-per-worker", "ask for so many CPUs for each worker (default 1)", "N"),
+    Flag("--job-name", "the job's name in the scheduler (default: SCRIPT's name)", "NAME"),
+    Flag("--gpus-per-node", "number of GPUs to request on each node", "N"),
+    Flag("--cpus-per-worker", "number of CPUs to request for each worker (default 1)", "N"),
 )
 # Those that differ from node to node, or that say what the scheduler says.
 _ANSWERED = (
@@ -85,8 +85,8 @@ class Request(Record, kw_only=True):
         each = self.count("--cpus-per-worker", 1)
         if workers in ("gpu", "xpu") and not self.gpus:
             raise UsageError(
-                f"{self.program}: --nproc-per-node {workers} counts the devices of a node, so the"
-                " script must ask for some; add --gpus-per-node N."
+                f"{self.program}: --nproc-per-node {workers} counts the devices of a node, so the "
+                "script must request some; add --gpus-per-node N."
             )
         if workers in ("gpu", "xpu", "auto") and self.gpus:
             return self.gpus * each
@@ -104,7 +104,7 @@ class Request(Record, kw_only=True):
         text = self.values.get(name, str(default))
         if not is_whole(text) or (name in self.values and not int(text)):
             raise UsageError(
-                f"{self.program}: {name} is {text!r}; it must be a whole number from 1 on."
+                f"{self.program}: {name} is {text!r}; it must be an integer of at least 1."
             )
         return int(text)
 

@@ -11,21 +11,21 @@ USAGE = """\
 usage: rallypoint script slurm [FLAGS] SCRIPT [ARGUMENTS...]
 
 Print a batch script for Slurm that runs SCRIPT on several nodes, with comments that say what each
-line is for. It submits nothing: read it, add what your cluster asks for (--account, --partition),
-and give it to sbatch.
+line is for. It submits nothing: read it, add what your cluster requires (--account, --partition),
+and pass it to sbatch.
 
 Four nodes with a worker for each of their eight GPUs:
   rallypoint script slurm --nnodes 4 --nproc-per-node 8 --gpus-per-node 8 --cpus-per-worker 12 \\
       --time 12:00:00 train.py --epochs 90 > job.sh
   sbatch job.sh
 
-Two nodes at least, and up to eight, as Slurm has them; the job goes on without those that fail:
+At least two nodes and up to eight, as Slurm has them; the job goes on without those that fail:
   rallypoint script slurm --nnodes 2:8 --nproc-per-node 8 train.py > job.sh
 """
-ANSWERS = "what Slurm says of each node"
+ANSWERS = "set by Slurm for each node"
 FLAGS = (
     *COMMON_FLAGS,
-    Flag("--time", "its time limit, as in 12:00:00 (default: the partition's)", "TIME"),
+    Flag("--time", "time limit, as in 12:00:00 (default: the partition's)", "TIME"),
 )
 _MARGIN_S = 30  # beyond what workers have to end in; Slurm may also signal a minute early
 
@@ -38,7 +38,7 @@ def text_of(request: Request) -> str:
     """
     values, (fewest, most), cpus = request.values, request.nodes, request.cpus
     lines = ["#!/bin/bash", request.made_by]
-    lines += ["# Add what your cluster asks for (--account, --partition), and give it to sbatch."]
+    lines += ["# Add what your cluster requires (--account, --partition), and pass it to sbatch."]
     lines += [f"#SBATCH --job-name={shlex.quote(request.job_name)}"]
     if request.is_elastic:
         lines += [f"#SBATCH --nodes={fewest}-{most}"]
@@ -54,23 +54,24 @@ def text_of(request: Request) -> str:
     lines += [f"#SBATCH --gpus-per-node={request.gpus}"] if request.gpus else []
     lines += [f"#SBATCH --time={shlex.quote(values['--time'])}"] if "--time" in values else []
     lines += [
-        "# Before the time limit: so long the workers have to save what they did, and to end.",
+        "# Sent before the time limit: the workers have this long to save their work and end.",
         f"#SBATCH --signal=TERM@{request.shutdown_s + _MARGIN_S}",
-        "# Started again if it is preempted or a node fails; its output goes on in the same file.",
+        "# Restarted if it is preempted or a node fails; its output continues in the same file.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
         "",
     ]
     if "--token-file" not in values:
         lines += [
-            "# Who does not know it is not let in; drawn each time that the job starts.",
+            "# Only nodes that know this token can join; a new one is drawn at each start of the "
+            "job.",
             "drawn=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n')",
             "export RALLYPOINT_TOKEN=${RALLYPOINT_TOKEN:-$drawn}",
             "",
         ]
     # Slurm says of how many nodes this is one; not that fewer will do.
     own = {flag.name for flag in FLAGS} | (set() if request.is_elastic else {"--nnodes"})
-    lines += ["# A launcher that has left (a drained node's) does not end those of other nodes."]
+    lines += ["# When one launcher exits (on a drained node), those of other nodes keep running."]
     lines += [
         _srun(cpus, is_elastic=request.is_elastic),
         f"    {shlex.join(request.run(without=own))}",

@@ -120,4 +120,4 @@ def _in_words(clock: Offset) -> str:
         case "time of day":
             return "clock by the time of day: no collective was seen on both nodes"
         case _:
-            return "clock not aligned: nothing tells how"
+            return "clock not aligned: no reference was found"

@@ -31,7 +31,7 @@ def unpack(kind: type[T], value: object) -> T:
     """
     found = _unpack(kind, value)
     if not isinstance(found, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return found
 
 
@@ -53,5 +53,5 @@ def _unpack(kind: object, value: object) -> object:
         isinstance(value, each) for each in (inner or (kind,)) if isinstance(each, type)
     )  # one of several, as in int | None, or a plain one
     if not is_it:
-        raise TypeError(f"{value!r} is no {kind}")
+        raise TypeError(f"{value!r} is not a {kind}")
     return value

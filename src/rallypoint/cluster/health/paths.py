@@ -31,7 +31,7 @@ def look_at_path(path: str, *, is_script: bool = False, wait_s: float = PATIENCE
             child.communicate(timeout=_LAST_S)
         return PathLook(path=path, state=PathState.HANGS, is_script=is_script)
     except (ValueError, KeyError):
-        why = f"the look at it ended with status {child.returncode}"
+        why = f"the check of it ended with status {child.returncode}"
         return PathLook(path=path, state=PathState.UNREADABLE, detail=why, is_script=is_script)
     return PathLook(
         path=path,

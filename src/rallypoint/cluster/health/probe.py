@@ -199,7 +199,7 @@ def _meet(address: str, port: int, secret: bytes) -> tuple[socket.socket | None,
         if prove(sock, secret):
             return sock, reach, detail
     except TimeoutError:
-        reach, detail = Reach.DROPPED, "it was silent once connected"
+        reach, detail = Reach.DROPPED, "it was silent after connecting"
     except OSError as error:
         reach, detail = Reach.STRANGER, error.strerror or str(error)
     else:

@@ -104,8 +104,8 @@ def _first(
 
 def _one_way(probe: EndpointProbe) -> str:
     return (
-        f"this host can connect to {endpoint_of(probe.host, probe.port)}, so it may be that a"
-        f" firewall lets through one direction only; allow TCP from {probe.host} to this host"
+        f"this host can connect to {endpoint_of(probe.host, probe.port)}, so a firewall may "
+        f"block the other direction; allow TCP from {probe.host} to this host"
     )
 
 

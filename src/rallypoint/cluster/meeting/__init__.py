@@ -190,7 +190,7 @@ def _serve(process: Process, token: bytes) -> StoreServer:
         except StoreConnectionError as error:
             refusal = error
     raise StoreConnectionError(
-        f"rank 0 of {process.place} can listen at none of {', '.join(process.endpoints)}"
+        f"rank 0 of {process.place} cannot listen at any of {', '.join(process.endpoints)}"
         f" ({refusal}); set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
         endpoint=process.endpoints[0],
         operation="init_process_group",
@@ -225,8 +225,8 @@ def _read(text: str) -> tuple[list[Place], bytes]:
         return [(address, int(port)) for address in addresses], bytes.fromhex(token)
     except ValueError:
         raise HostError(
-            f"what the launcher passed on from rank 0 is {text[:80]!r}, which says nothing; all"
-            " ranks need the same version of rallypoint."
+            f"the launcher passed on {text[:80]!r} from rank 0, which is not an address; all "
+            "ranks need the same version of rallypoint."
         ) from None
 
 
@@ -246,10 +246,10 @@ def _pass_on(
 
         return pmix.pass_on(text, waiting, environ)
     raise HostError(
-        f"{process.place} started this as rank {process.rank} of {process.size} ({process.by}), and"
-        " offers no way to find the others (PMI_FD and PMIX_NAMESPACE are not set); import"
-        " mpi4py.MPI before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and"
-        " MASTER_PORT."
+        f"{process.place} started this as rank {process.rank} of {process.size} ({process.by}), "
+        "but offers no way to find the others (PMI_FD and PMIX_NAMESPACE are not set); import "
+        "mpi4py.MPI before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+        "MASTER_PORT."
     )
 
 
@@ -267,9 +267,9 @@ def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Wait
     """The store at the first of these places whose server knows the token."""
     listed = ", ".join(endpoint_of(host, port) for host, port in places)
     left = timedelta(seconds=max(waiting.left_s, 0.001))
-    looking = Waiting(left, f"a store of rank 0's at {listed}", speaks=process.rank == 1)
+    looking = Waiting(left, f"rank 0's store at {listed}", speaks=process.rank == 1)
     patience_s = _FIRST_TRY_S
-    why = "nobody listens there"
+    why = "nothing listens there"
     while True:
         for host, port in places:
             if not _listens(host, port, patience_s):

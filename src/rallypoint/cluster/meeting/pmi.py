@@ -40,7 +40,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
     """
     fd = _descriptor(environ)
     if fd in _cut_short:
-        raise _trouble("an earlier exchange was cut short")
+        raise _trouble("an earlier exchange was interrupted")
     wire = _Wire(fd, waiting)
     _cut_short.add(fd)
     wire.ask("init pmi_version=1 pmi_subversion=1", "response_to_init")
@@ -49,7 +49,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         raise _trouble("its key-value space has no name")
     most = _number(wire.ask("get_maxes", "maxes").get("vallen_max", ""))
     if len(text) >= most:
-        raise _trouble(f"values may have {most - 1} characters, and this needs {len(text)}")
+        raise _trouble(f"values may have {most - 1} characters, but this needs {len(text)}")
     if text:
         wire.ask(f"put kvsname={space} key={_KEY} value={text}", "put_result")
     wire.ask("barrier_in", "barrier_out")
@@ -110,7 +110,7 @@ class _Wire:
         line = self._receive()
         answer = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if answer.get("cmd") != expected:
-            raise _trouble(f"{line[:80]!r} is no answer to {request.partition(' ')[0]}")
+            raise _trouble(f"{line[:80]!r} is not an answer to {request.partition(' ')[0]}")
         if answer.get("rc", "0") != "0":
             why = answer.get("msg", f"rc={answer['rc']}")
             raise _trouble(f"it refused {request.partition(' ')[0]}: {why[:80]}")
@@ -145,7 +145,7 @@ class _Wire:
             if len(line) > _MOST_LINE:
                 raise _trouble("its answer has no end")
         if not line.isascii():
-            raise _trouble(f"{line[:80]!r} is no answer")
+            raise _trouble(f"{line[:80]!r} is not an answer")
         return line.decode("ascii").rstrip("\n")
 
 
@@ -155,7 +155,9 @@ def _descriptor(environ: Mapping[str, str]) -> int:
         fd = int(text)
         os.fstat(fd)
     except (ValueError, OverflowError, OSError):
-        raise _trouble(f"PMI_FD is {text!r}, which is no open descriptor of this process") from None
+        raise _trouble(
+            f"PMI_FD is {text!r}, which is not an open descriptor of this process"
+        ) from None
     return fd
 
 
@@ -167,5 +169,5 @@ def _number(text: str) -> int:
 
 def _trouble(what: str) -> HostError:
     return HostError(
-        f"the launcher cannot pass on where the ranks meet (PMI): {what}; {_NEXT_STEP}"
+        f"the launcher cannot pass on the ranks' meeting point (PMI): {what}; {_NEXT_STEP}"
     )

@@ -53,7 +53,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
         why = lines[-1] if lines else f"exit status {child.returncode}"
         raise HostError(
-            f"the launcher cannot pass on where the ranks meet (PMIx): {why}; import mpi4py.MPI"
+            f"the launcher cannot pass on the ranks' meeting point (PMIx): {why}; import mpi4py.MPI"
             " before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
     atexit.register(_end, child, os.getpid())

@@ -101,7 +101,7 @@ def _look_up(pmix: ctypes.CDLL, key: bytes) -> bytes:
 
 
 def _load(libraries: Sequence[str]) -> ctypes.CDLL:
-    why = "none was named"
+    why = "no PMIx server was named"
     for path in libraries:
         try:
             return ctypes.CDLL(path)

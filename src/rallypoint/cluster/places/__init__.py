@@ -80,7 +80,7 @@ def find_kind(
         return ""
     if on and on not in KINDS:
         raise InvalidArgumentError(
-            f"{on!r} is not a known place; choose one of {', '.join((*HERE, *KINDS))}."
+            f"{on!r} is not a known environment; choose one of {', '.join((*HERE, *KINDS))}."
         )
     for level in levels:
         kinds = [

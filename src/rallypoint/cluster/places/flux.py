@@ -19,16 +19,15 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     wrong = ""
     if size > nodes:
         wrong = (
-            f"Flux starts {size} tasks on {nodes} nodes (FLUX_JOB_SIZE, FLUX_JOB_NNODES);"
-            " `rallypoint run` is to be started once for each node, as in flux run"
-            f" -N {nodes} -n {nodes} rallypoint run ..., or with --on here if each is to be a job"
-            " of its own."
+            f"Flux starts {size} tasks on {nodes} nodes (FLUX_JOB_SIZE, FLUX_JOB_NNODES); start "
+            f"`rallypoint run` once on each node, as in flux run -N {nodes} -n {nodes} rallypoint "
+            "run ..., or with --on here if each should be its own job."
         )
     elif nodes > 1:
         wrong = (
-            f"Flux started this as {rank} of {nodes} (FLUX_TASK_RANK), and does not say where the"
-            " others are; add --nnodes, --rdzv-backend c10d and --rdzv-endpoint with a host of the"
-            " job, or --on here if each is to be a job of its own."
+            f"Flux started this as {rank} of {nodes} (FLUX_TASK_RANK), but does not say where the "
+            "others are; add --nnodes, --rdzv-backend c10d and --rdzv-endpoint with a host of the "
+            "job, or --on here if each should be its own job."
         )
     return Reading(
         place=f"Flux job {job}",

@@ -29,8 +29,8 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     if stem == host.name or not domain:
         return found.__replace__(
             wrong=(
-                f"this pod of an Indexed Job ({_INDEX}) has no name that the others can find; give"
-                " the Job's pods a subdomain, and a headless Service of that name."
+                f"this pod of an Indexed Job ({_INDEX}) has no name that the others can resolve; "
+                "give the Job's pods a subdomain and a headless Service of that name."
             )
         )
     names = [f"{stem}-{number}.{domain}:{PORT}" for number in range(MOST_ENDPOINTS)]

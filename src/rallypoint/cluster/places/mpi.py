@@ -83,17 +83,17 @@ def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
     wrong = ""
     if local_size > 1:
         wrong = (
-            f"{launcher.name} started {local_size} of this on one machine"
-            f" ({launcher.local_size}); `rallypoint run` is to be started once for each, as in"
-            f" {launcher.once_per_node} rallypoint run --nproc-per-node {local_size} ..., or with"
-            " --on here if each is to be a job of its own; or leave it out, and these processes are"
-            " the job's ranks."
+            f"{launcher.name} started {local_size} of this on one machine "
+            f"({launcher.local_size}); start `rallypoint run` once on each machine, as in "
+            f"{launcher.once_per_node} rallypoint run --nproc-per-node {local_size} ..., or with "
+            "--on here if each should be its own job; or leave out `rallypoint run`, and these "
+            "processes are the job's ranks."
         )
     elif size > 1:
         wrong = (
-            f"{launcher.name} started this as {rank} of {size} ({launcher.rank}), and does not say"
-            " where the others are; add --nnodes, --rdzv-backend c10d and --rdzv-endpoint with a"
-            " host of the job, or --on here if each is to be a job of its own."
+            f"{launcher.name} started this as {rank} of {size} ({launcher.rank}), but does not "
+            "say where the others are; add --nnodes, --rdzv-backend c10d and --rdzv-endpoint with "
+            "a host of the job, or --on here if each should be its own job."
         )
     return Reading(
         place=launcher.name,

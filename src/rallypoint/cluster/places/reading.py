@@ -55,11 +55,11 @@ def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
     text = environ.get(name, "")
     if not text:
         raise InvalidArgumentError(
-            f"{name} is not set, though others of its kind are; --on here ignores them."
+            f"{name} is not set, although related variables are; --on here ignores them."
         )
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise InvalidArgumentError(
-            f"{name} is {text!r} in the environment; it must be a whole number from {least} on."
+            f"{name} is {text!r} in the environment; it must be an integer of at least {least}."
             " --on here ignores it."
         )
     return int(text)

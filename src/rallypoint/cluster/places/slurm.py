@@ -49,9 +49,9 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     return found.__replace__(
         by=_LIST,
         wrong=(
-            f"srun starts {tasks} tasks on a node ({_TASKS}={environ[_TASKS]}), and `rallypoint"
-            " run` starts the workers itself: srun --ntasks-per-node=1 rallypoint run"
-            f" --nproc-per-node {tasks} ..., or --on here if each task is to be a job of its own."
+            f"srun starts {tasks} tasks on a node ({_TASKS}={environ[_TASKS]}), but `rallypoint "
+            "run` starts the workers itself: srun --ntasks-per-node=1 rallypoint run "
+            f"--nproc-per-node {tasks} ..., or --on here if each task should be its own job."
         ),
     )
 
@@ -95,9 +95,9 @@ def read_process(environ: Mapping[str, str]) -> Process:
             place=f"Slurm job {job}, outside of its steps",
             by="SLURM_JOB_ID",
             wrong=(
-                f"srun has not started this process of Slurm job {job} ({_LIST} is not set), so it"
-                " has no rank; start it by srun -n N, or by `rallypoint run`, or set"
-                f" {', '.join(ENV)}."
+                f"srun has not started this process of Slurm job {job} ({_LIST} is not set), so "
+                "it has no rank; start it with srun -n N or `rallypoint run`, or set "
+                f"{', '.join(ENV)}."
             ),
         )
     step, node = whole(environ, _STEP), whole(environ, "SLURM_NODEID")

@@ -14,7 +14,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     lists = sorted(name for name in environ if name.startswith("VC_") and name.endswith("_HOSTS"))
     if len(lists) != 1:
         raise InvalidArgumentError(
-            f"a Volcano job of one kind of task is needed, and this has {len(lists)}"
+            f"only Volcano jobs with one kind of task are supported, but this one has {len(lists)}"
             f" ({', '.join(lists) or 'no VC_..._HOSTS'}); add --nnodes, --node-rank and"
             " --rdzv-endpoint, or --on here."
         )

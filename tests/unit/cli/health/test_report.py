@@ -27,7 +27,7 @@ def cluster(*absences: Absence, somaxconn: int = 4096) -> ClusterFacts:
 def test_all_is_well() -> None:
     report = report_of(cluster(), 4.12)
     shown = as_text(report, is_colourful=True, is_verbose=False)
-    assert shown == "1 node, 16 checks, 4.1 s: all is well"
+    assert shown == "1 node, 16 checks, 4.1 s: no problems found"
     assert exit_status(report) == 0
     verbose = as_text(report, is_colourful=False, is_verbose=True).splitlines()
     assert (len(verbose), verbose[0]) == (17, "green   1 names")

@@ -29,12 +29,21 @@ def plan_of(*words: str) -> Plan:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--on", "ray", "--hosts", "a,b"), "--on ray says which machines take part and where"),
+        (
+            ("--on", "ray", "--hosts", "a,b"),
+            "--on ray already says which machines take part and where",
+        ),
         (("--on", "ray", "--rdzv-endpoint", "a"), "leave out --rdzv-endpoint."),
         (("--on", "ray", "--node-rank", "1"), "leave out --node-rank."),
         (("--on", "ray", "--nnodes", "4:2"), "--nnodes is '4:2'"),
-        (("--cpus-per-node", "2"), "--cpus-per-node is about nodes of Ray's; add --on ray."),
-        (("--gpus-per-node", "2"), "--gpus-per-node is about nodes of Ray's; add --on ray."),
+        (
+            ("--cpus-per-node", "2"),
+            "--cpus-per-node is only for nodes of a Ray cluster; add --on ray.",
+        ),
+        (
+            ("--gpus-per-node", "2"),
+            "--gpus-per-node is only for nodes of a Ray cluster; add --on ray.",
+        ),
     ],
 )
 def test_flags_that_contradict_it(

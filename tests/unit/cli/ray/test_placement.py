@@ -139,5 +139,5 @@ def test_what_is_missing() -> None:
     assert told([big], [Agent("1", 0)], 1) == ""
     lost = [Agent("1", 0, ended_at=0.0)]
     assert shortage(Facts([big, node("3", 8)], {0: "1"}), lost, ONE_CPU, fewest=1, now=0.0) == (
-        "waiting for 1 node with 1 CPU; Ray has 1 (10.0.0.3), and has yet to notice the loss"
+        "waiting for 1 node with 1 CPU; Ray has 1 (10.0.0.3), and has not noticed the loss yet"
     )

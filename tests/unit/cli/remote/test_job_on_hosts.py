@@ -121,7 +121,7 @@ def test_those_that_do_not_end_by_themselves_are_asked_to() -> None:
     job = begun(3)
     job.ended(1, 1, 2.0)
     actions = job.tick(2.0 + OTHERS_S)
-    assert words(actions) == ["ending the job, as only 2 of the 3 hosts that it needs are left"]
+    assert words(actions) == ["ending the job, as only 2 of the 3 required hosts are left"]
     assert without_words(actions) == [Send((0, 2), SIGTERM)]
     let_go_at = 2.0 + OTHERS_S + SHUTDOWN_S + MARGIN_S
     assert job.wake_at == let_go_at
@@ -269,9 +269,9 @@ def test_a_host_that_cannot_start_ends_a_job_that_has_not_begun() -> None:
     for name in "ab":
         job.added(name)
     job.greeted(1, 2, 1.0)
-    actions = job.failed(0, "Rallypoint must be installed there", 1.0)
+    actions = job.failed(0, "install Rallypoint there", 1.0)
     assert without_words(actions) == [Drop((1,))]
-    assert words(actions) == ["cannot start on a: Rallypoint must be installed there"]
+    assert words(actions) == ["cannot start on a: install Rallypoint there"]
 
 
 def test_a_host_that_is_lost_before_it_begins_is_waited_for() -> None:

@@ -81,7 +81,10 @@ def test_a_token_file_stays_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--standalone"], "--hosts says which machines take part and where they meet; leave"),
+        (
+            ["--standalone"],
+            "--hosts already says which machines take part and where they meet; leave",
+        ),
         (["--node-rank", "0"], "leave out --node-rank."),
         (["--master-addr", "a"], "leave out --master-addr."),
         (["--rdzv-endpoint", "a"], "leave out --rdzv-endpoint."),
@@ -92,7 +95,7 @@ def test_a_token_file_stays_here(tmp_path: Path) -> None:
         (["--nnodes", "1"], "--nnodes is 1, but there are 2 hosts; name one"),
         (["--nnodes", "x"], "--nnodes is 'x'"),
         (["--env", "NONE"], "--env NONE: this variable is not set here; set it, as in NONE=..."),
-        (["--rsh", ""], "--rsh is empty; name a command"),
+        (["--rsh", ""], "--rsh is empty; give a command"),
         (["--rsh", "a 'b"], "--rsh a 'b: No closing quotation"),
         (["--nproc-per-node", "many"], "--nproc-per-node is 'many'"),
         (["--tee", "9"], "--tee: '9' does not name streams"),
@@ -116,7 +119,7 @@ def test_a_script_is_a_file() -> None:
 def test_what_is_about_hosts_needs_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--rsh", "srun"], ["--env", "HOME"]):
         assert run([*words, __file__]) == 2
-        assert f"{words[0]} is about the hosts of --hosts; name some" in capsys.readouterr().err
+        assert f"{words[0]} needs --hosts or --hostfile" in capsys.readouterr().err
 
 
 def test_the_commands_of_the_guide() -> None:

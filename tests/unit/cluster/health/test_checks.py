@@ -116,7 +116,7 @@ DROPPED = {"reach": Reach.DROPPED, "detail": "no answer within 1.5 s"}
         ([(1, 0), (1, 2)], "n1: it cannot connect to any other node (no answer within "),
         (
             [(0, 1), (2, 1), (1, 0), (1, 2)],
-            "n1: it cannot connect to any other node, nor any other node to it (",
+            "n1: it cannot connect to any other node, nor they to it (",
         ),
         ([(0, 1)], "n0: cannot connect to n1, though n1 can connect the other way (no answer"),
     ],
@@ -156,7 +156,7 @@ def test_a_name_on_the_loopback_is_one_cause_on_all_nodes() -> None:
         probes={(1, 0): DROPPED, (2, 0): DROPPED},
     )
     line = text(found)
-    assert line.startswith("all nodes: the name n0 means 127.0.1.1, a loopback address")
+    assert line.startswith("all nodes: the name n0 resolves to 127.0.1.1, a loopback address")
     assert "put '10.0.0.1 n0' in /etc/hosts" in line
     lone = cluster(node(0, own_name=lookup))
     assert diagnose(lone) == []  # as on any Debian that runs jobs of its own
@@ -165,7 +165,9 @@ def test_a_name_on_the_loopback_is_one_cause_on_all_nodes() -> None:
 def test_a_name_that_leads_elsewhere() -> None:
     other = Lookup(host="n1", addresses=("10.9.9.9",))
     found = cluster(node(0, names=(other,)), node(1))
-    assert "n0: the name n1 means 10.9.9.9, and that node has 10.0.0.2" in text(found, Level.YELLOW)
+    assert "n0: the name n1 resolves to 10.9.9.9, but that node has 10.0.0.2" in text(
+        found, Level.YELLOW
+    )
 
 
 def test_an_unknown_name_explains_what_follows() -> None:
@@ -176,7 +178,7 @@ def test_an_unknown_name_explains_what_follows() -> None:
 
 def test_an_own_name_that_means_nothing() -> None:
     found = cluster(node(0, own_name=Lookup(host="n0", error="not known")), node(1))
-    assert "its own name n0 means nothing to it" in text(found, Level.YELLOW)
+    assert "its own name n0 cannot be resolved there" in text(found, Level.YELLOW)
 
 
 def test_endpoints() -> None:
@@ -201,13 +203,15 @@ def test_endpoints() -> None:
         held
     )
     local = three(endpoints=(("127.0.0.1", 29400),))
-    assert "the endpoint's host is 127.0.0.1, which is another machine on each node" in text(local)
+    assert "the endpoint's host is 127.0.0.1, which means a different machine on each node" in text(
+        local
+    )
 
 
 def test_what_cannot_be_examined() -> None:
-    absence = Absence(name="n3", why="nothing can be started there", advice="see that ssh works")
+    absence = Absence(name="n3", why="cannot start anything there", advice="see that ssh works")
     found = three(absences=(absence,))
-    assert text(found) == "n3: nothing can be started there; see that ssh works"
+    assert text(found) == "n3: cannot start anything there; see that ssh works"
 
 
 def test_interfaces() -> None:
@@ -237,10 +241,10 @@ def test_large_messages_and_slow_links() -> None:
     assert "ip link set eth0 mtu 1400" in line
     slow = alike([(2, 0), (2, 1)], mbit_s=9.5)
     assert text(three(probes=slow)).startswith(
-        "n2: data from it goes at 9.5 Mbit/s, while others do 9.0 Gbit/s"
+        "n2: data from it moves at 9.5 Mbit/s, while others do 9.0 Gbit/s"
     )
     pair = cluster(node(0), node(1), probes={(0, 1): {"mbit_s": 9.5}})
-    assert "data between them goes at 9.5 Mbit/s" in text(pair, Level.YELLOW)
+    assert "data between them moves at 9.5 Mbit/s" in text(pair, Level.YELLOW)
     late = alike([(0, 1), (2, 1)], latency_us=50e3)
     assert "take 50 ms, while others take 0.1 ms" in text(three(probes=late), Level.YELLOW)
 
@@ -264,7 +268,7 @@ def test_versions() -> None:
     found = cluster(
         *(node(number, paths=(replace(look, digest="aab"[number]),)) for number in range(3))
     )
-    assert text(found).startswith("n2: the script t.py is another one than on the other nodes")
+    assert text(found).startswith("n2: the script t.py differs from the one on the other nodes")
 
 
 def test_devices() -> None:
@@ -274,11 +278,11 @@ def test_devices() -> None:
     twice = node(0, devices=gpus, settings={"CUDA_VISIBLE_DEVICES": "0,0"})
     assert "CUDA_VISIBLE_DEVICES=0,0 names a GPU twice" in text(cluster(twice))
     many = node(0, devices=replace(gpus, visible=2), settings={"CUDA_VISIBLE_DEVICES": "0,1,9"})
-    assert "names more than the 4 GPUs that are there" in text(cluster(many))
+    assert "names more GPUs than the 4 of this node" in text(cluster(many))
     few = node(0, devices=gpus, workers="8")
     assert "--nproc-per-node is 8, and there are 4 GPUs" in text(cluster(few), Level.YELLOW)
     busy = node(0, devices=Devices(cpus=4), workers="4", settings={"OMP_NUM_THREADS": "2"})
-    assert "want 8 CPUs, and 4 may be used" in text(cluster(busy), Level.YELLOW)
+    assert "need 8 CPUs, but 4 may be used" in text(cluster(busy), Level.YELLOW)
 
 
 def test_clocks() -> None:
@@ -304,7 +308,7 @@ def test_disks_and_limits() -> None:
     line = text(cluster(node(0, disks=(same, disk))))  # one file system is told once
     assert line.startswith("/tmp, the directory for temporary files, is full: 0 MiB free of 8192")
     inodes = replace(disk, free_bytes=4 * GIB, has_inodes=False)
-    assert "no room for more files" in text(cluster(node(0, disks=(inodes,))))
+    assert "no inodes left for more files" in text(cluster(node(0, disks=(inodes,))))
     nearly = replace(disk, free_bytes=GIB // 2)
     assert "nearly full: 512 MiB" in text(cluster(node(0, disks=(nearly,))), Level.YELLOW)
     shm = Disk(
@@ -312,7 +316,7 @@ def test_disks_and_limits() -> None:
     )
     assert "/dev/shm has only 64 MiB" in text(cluster(node(0, disks=(shm,))), Level.YELLOW)
     files = node(0, limits=Limits(open_files=64))
-    assert "may open 64 files there, and 1024 may be needed" in text(cluster(files))
+    assert "may open 64 files there, but 1024 may be needed" in text(cluster(files))
     locked = node(
         0,
         limits=Limits(open_files=1 << 20, memlock_bytes=64 << 10),
@@ -352,9 +356,9 @@ def test_surroundings_token_and_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "devices", "what"),
     [
-        ({"NCCL_IB_DISABLE": "1"}, Devices(has_infiniband=True), "the InfiniBand that is there"),
+        ({"NCCL_IB_DISABLE": "1"}, Devices(has_infiniband=True), "using the node's InfiniBand"),
         ({"NCCL_P2P_DISABLE": "1"}, Devices(gpus=2, visible=2), "through main memory"),
-        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, Devices(), "makes each call of NCCL wait"),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, Devices(), "makes each NCCL call block"),
         ({"GLOO_SOCKET_IFNAME": "^lo"}, Devices(), "which gloo does not understand"),
     ],
 )

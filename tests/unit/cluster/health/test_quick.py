@@ -57,7 +57,7 @@ def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.startswith(
         "n0:29400, where the nodes are to meet, does not answer; allow TCP to po"
     )
-    assert "see that the job has been started on n0" in found(monkeypatch, Reach.REFUSED)
+    assert "check that the job has been started on n0" in found(monkeypatch, Reach.REFUSED)
     whole = quick.told_with("it failed.", text)
     assert whole == f"it failed; found on {os.uname().nodename}: {text}"
 
@@ -65,10 +65,12 @@ def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     loopback = Lookup(host="n0", addresses=("127.0.1.1",))
     text = found(monkeypatch, Reach.REFUSED, lookup=loopback)
-    assert text.startswith("the name n0 means 127.0.1.1, a loopback address")
+    assert text.startswith("the name n0 resolves to 127.0.1.1, a loopback address")
     unknown = Lookup(host="n0", error="Name or service not known")
     text = found(monkeypatch, Reach.UNKNOWN, lookup=unknown)
-    assert text.startswith("the name n0 is not known (Name or service not known); add its address")
+    assert text.startswith(
+        "the name n0 cannot be resolved (Name or service not known); add its address"
+    )
 
 
 def test_the_interface_that_a_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def test_the_interface_that_a_variable_chooses(monkeypatch: pytest.MonkeyPatch) 
 
 def test_who_waits_for_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
     text = found(monkeypatch, is_caller=False)
-    assert "a firewall lets through one direction only; allow TCP from n0 to this host" in text
+    assert "a firewall may block the other direction; allow TCP from n0 to this host" in text
 
 
 def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,7 +284,7 @@ def test_an_etcd_that_forgot_is_told_again(etcd: SimEtcd) -> None:
     etcd.forget()
     answer = Agent("C", etcd).stand(1, 1.0, before_all((PLACE,)).__replace__(host="A"))
     assert isinstance(answer, str)
-    assert "forgotten" in answer
+    assert "has lost the job's record" in answer
 
 
 def test_while_etcd_is_away_all_members_must_be_heard() -> None:

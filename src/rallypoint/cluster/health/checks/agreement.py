@@ -42,7 +42,7 @@ def versions(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             what=f"it has {told}" if len(where) == 1 else f"they have {told}",
             advice="install the same driver on all nodes"
             if is_only_driver
-            else "install the same versions on all nodes, or use one environment that all share",
+            else "install the same versions on all nodes, or use one shared environment",
         )
     yield from _script(cluster)
 
@@ -66,7 +66,7 @@ def _script(cluster: ClusterFacts) -> Iterator[Finding]:
             level=Level.RED,
             check=7,
             where=tuple(few),
-            what=f"the script {path} is another one than on the other nodes",
+            what=f"the script {path} differs from the one on the other nodes",
             advice="copy the same file to all nodes, or keep it in a directory that all share",
         )
 
@@ -80,8 +80,7 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             level=Level.YELLOW,
             check=8,
             what=f"the nodes have different numbers of GPUs: {told}",
-            advice="see that the driver runs on all (nvidia-smi), and give the nodes their own"
-            " --nproc-per-node",
+            advice="check the driver on all nodes (nvidia-smi), or give each its --nproc-per-node",
         )
     for node in cluster.nodes:
         yield from _visible_devices(node)
@@ -101,7 +100,7 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 level=Level.YELLOW,
                 check=8,
                 where=(node.name,),
-                what=f"{workers} workers with OMP_NUM_THREADS={threads} want {wanted} CPUs, and"
+                what=f"{workers} workers with OMP_NUM_THREADS={threads} need {wanted} CPUs, but"
                 f" {node.devices.cpus:g} may be used there",
                 advice="start fewer workers, or ask for more CPUs (--cpus-per-task under Slurm,"
                 " resources in a pod)",
@@ -116,7 +115,7 @@ def _visible_devices(node: NodeFacts) -> Iterator[Finding]:
     if len(set(names)) < len(names):
         what = f"{_VARIABLE}={text} names a GPU twice"
     elif node.devices.visible < len(names):
-        what = f"{_VARIABLE}={text} names more than the {node.devices.gpus} GPUs that are there"
+        what = f"{_VARIABLE}={text} names more GPUs than the {node.devices.gpus} of this node"
     else:
         return
     yield Finding(
@@ -151,7 +150,7 @@ def clocks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 _STATES: Mapping[PathState, tuple[str, str]] = {
     PathState.MISSING: (
         "does not exist",
-        "create it, or mount the file system that has it",
+        "create it, or mount its file system",
     ),
     PathState.UNREADABLE: ("cannot be read", "give this user access to it"),
     PathState.READ_ONLY: (
@@ -160,7 +159,7 @@ _STATES: Mapping[PathState, tuple[str, str]] = {
     ),
     PathState.HANGS: (
         "does not answer within 2 s",
-        "its file system hangs: see that its server runs (mount, dmesg), and mount it anew",
+        "its file system hangs: check its server (mount, dmesg), and remount it",
     ),
 }
 

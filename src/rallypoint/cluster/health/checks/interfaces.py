@@ -73,7 +73,7 @@ def differences(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 level=Level.YELLOW,
                 check=4,
                 what=f"the interfaces of the nodes differ: {_by_value(told)}",
-                advice="set the same on all, or choose another network with"
+                advice="set the same on all nodes, or choose another network with"
                 " RALLYPOINT_SOCKET_IFNAME",
             )
 

@@ -27,7 +27,7 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 node,
                 Level.RED if found.open_files < wanted // 4 else Level.YELLOW,
                 12,
-                f"a process may open {found.open_files} files there, and {wanted} may be needed",
+                f"a process may open {found.open_files} files there, but {wanted} may be needed",
                 "raise the hard limit (ulimit -Hn, LimitNOFILE of the service)",
             )
         if node.devices.has_infiniband and 0 <= found.memlock_bytes < 1 << 30:
@@ -35,8 +35,8 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 node,
                 Level.YELLOW,
                 12,
-                f"a process may lock {found.memlock_bytes >> 10} KiB of memory, and InfiniBand"
-                " needs all that it sends",
+                f"a process may lock {found.memlock_bytes >> 10} KiB of memory, but InfiniBand "
+                "must lock all that it sends",
                 "set memlock to unlimited (/etc/security/limits.conf, LimitMEMLOCK)",
             )
         if found.memory.share > _NEARLY_FULL:
@@ -70,16 +70,20 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
     else:
         full, nearly = _FULL_BYTES, _NEARLY_FULL_BYTES
     if disk.free_bytes < full or not disk.has_inodes:
-        left = f"{disk.free_bytes >> 20} MiB free" if disk.has_inodes else "no room for more files"
+        left = (
+            f"{disk.free_bytes >> 20} MiB free"
+            if disk.has_inodes
+            else "no inodes left for more files"
+        )
         is_shm = disk.path == SHM
         yield _finding(
             node,
             Level.RED,
             12,
             f"{where} is full: {left} of {disk.total_bytes >> 20} MiB",
-            f"delete what is left over there (ls -l {SHM})"
+            f"delete leftover files there (ls -l {SHM})"
             if is_shm
-            else "delete what is not needed, or name another place (TMPDIR, --log-dir)",
+            else "delete files that are not needed, or name another place (TMPDIR, --log-dir)",
         )
     elif disk.free_bytes < nearly:
         yield _finding(
@@ -88,7 +92,7 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
             12,
             f"{where} is nearly full: {disk.free_bytes >> 20} MiB of {disk.total_bytes >> 20} MiB"
             " are free",
-            "delete what is not needed, or name another place (TMPDIR, --log-dir)",
+            "delete files that are not needed, or name another place (TMPDIR, --log-dir)",
         )
     elif disk.path == SHM and disk.total_bytes <= _LITTLE_SHM:
         yield _finding(

@@ -13,7 +13,7 @@ _WHAT = {
     Reach.REFUSED: "refuses connections",
     Reach.DROPPED: "does not answer",
     Reach.UNREACHABLE: "cannot be reached",
-    Reach.STRANGER: "is another program's",
+    Reach.STRANGER: "is used by another program",
 }
 
 
@@ -51,7 +51,7 @@ def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 check=2,
                 where=(node.name,),
                 what=node.probe_error,
-                advice="end what holds them, or give a wider --port-range",
+                advice="end the processes that hold them, or give a wider --port-range",
                 explains=frozenset((each.number, node.number) for each in cluster.nodes),
             )
 
@@ -64,7 +64,10 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
                 yield Finding(
                     level=Level.RED,
                     check=2,
-                    what=f"the endpoint's host is {host}, which is another machine on each node",
+                    what=(
+                        f"the endpoint's host is {host}, which means a different machine on each "
+                        "node"
+                    ),
                     advice="give the first node's name or address, with --rdzv-endpoint or"
                     " --master-addr",
                 )
@@ -109,11 +112,13 @@ def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
     if probe.reach is Reach.STRANGER:
         return "choose another port with --rdzv-endpoint (or --master-port), or end that program"
     if probe.reach is Reach.UNREACHABLE:
-        return f"look at the route to {host} (ip route get), or name an address that is reachable"
+        return f"check the route to {host} (ip route get), or give a reachable address"
     if probe.role != MEETING:  # a port like any other: the next job has another one
-        ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
-    firewall = f"allow TCP to {ports} in the firewall of {host}, and in those between"
+        ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024"
+    firewall = f"allow TCP to {ports} in the firewall of {host}, and in any between"
     if probe.reach is Reach.REFUSED and host not in cluster.hosts:
-        what = "the job has been started" if probe.role == MEETING else "that process still runs"
-        return f"see that {what} on {host}; if so, {firewall}"
+        what = (
+            "the job has been started" if probe.role == MEETING else "that process is still running"
+        )
+        return f"check that {what} on {host}; if so, {firewall}"
     return firewall

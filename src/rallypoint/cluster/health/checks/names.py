@@ -19,9 +19,11 @@ def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 level=Level.YELLOW,
                 check=1,
                 where=(node.name,),
-                what=f"its own name {node.own_name.host} means nothing to it"
-                f" ({node.own_name.error})",
-                advice="add it to /etc/hosts: Rallypoint does without, but gloo and others do not",
+                what=(
+                    f"its own name {node.own_name.host} cannot be resolved there "
+                    f"({node.own_name.error})"
+                ),
+                advice="add it to /etc/hosts: Rallypoint does not need it, but gloo and others do",
             )
         elif _is_loopback(node.own_name):
             yield _loopback(cluster, node, node.own_name)
@@ -38,7 +40,7 @@ def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> 
             level=Level.RED,
             check=1,
             where=(node.name,),
-            what=f"the name {lookup.host} is not known ({lookup.error})",
+            what=f"the name {lookup.host} cannot be resolved ({lookup.error})",
             advice=f"add {_address_of(cluster, lookup.host)} to /etc/hosts or to the name service,"
             " or give addresses instead of names",
             explains=explains,
@@ -52,9 +54,11 @@ def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> 
                 level=Level.YELLOW,
                 check=1,
                 where=(node.name,),
-                what=f"the name {lookup.host} means {', '.join(lookup.addresses)}, and that node"
-                f" has {', '.join(target.addresses)}",
-                advice="if no address translation lies between, correct /etc/hosts or the name"
+                what=(
+                    f"the name {lookup.host} resolves to {', '.join(lookup.addresses)}, but that "
+                    f"node has {', '.join(target.addresses)}"
+                ),
+                advice="unless an address translation lies between, correct /etc/hosts or the name"
                 " service",
             )
 
@@ -67,8 +71,10 @@ def _loopback(
         level=Level.RED,
         check=1,
         where=(node.name,),
-        what=f"the name {lookup.host} means {lookup.addresses[0]}, a loopback address, which other"
-        " nodes cannot reach",
+        what=(
+            f"the name {lookup.host} resolves to {lookup.addresses[0]}, a loopback address, "
+            "which other nodes cannot reach"
+        ),
         advice=f"put {_address_of(cluster, lookup.host)} in /etc/hosts instead of"
         f" {lookup.addresses[0]} {lookup.host}",
         explains=explains,

@@ -115,7 +115,7 @@ def _unconnected(
     if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
         return tuple(node.name for node in cluster.nodes), "neither can connect to the other"
     if group.shape is Shape.AROUND:
-        return (name,), "it cannot connect to any other node, nor any other node to it"
+        return (name,), "it cannot connect to any other node, nor they to it"
     if group.shape is Shape.INTO:
         return (name,), "no other node can connect to it"
     if group.shape is Shape.OUT:
@@ -126,14 +126,14 @@ def _unconnected(
 
 
 def _advice(cluster: ClusterFacts, group: Group, reach: Reach) -> str:
-    ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
+    ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024"
     bound = "" if cluster.port_range else " (or fewer, with --port-range)"
     name = cluster.name(group.node)
     if reach is Reach.STRANGER:
-        return "look for another machine that has the same address"
+        return "check whether another machine has the same address"
     if reach is Reach.UNREACHABLE:
         return (
-            "look at the routes between them (ip route), or choose a network that all share with"
+            "check the routes between them (ip route), or choose a network that all share with"
             " RALLYPOINT_SOCKET_IFNAME"
         )
     if group.shape is Shape.OUT:
@@ -159,8 +159,10 @@ def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Find
             where=where,
             what=f"messages {way} that are larger than a packet of the network get lost, while"
             " small ones arrive",
-            advice=f"some link takes only smaller packets than the MTU: lower it on all nodes (ip"
-            f" link set {interface} mtu 1400, say), or raise it on the switches between",
+            advice=(
+                "some link carries only packets smaller than the MTU: lower the MTU on all nodes "
+                f"(ip link set {interface} mtu 1400, say), or raise it on the switches between"
+            ),
             explains=group.pairs,
         )
 
@@ -185,9 +187,11 @@ def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]
             level=Level.RED,
             check=6,
             where=where,
-            what=f"data {way} goes at {_rate(rate)}, while others do {_rate(usual)}",
-            advice="look at the cable, the switch port, the negotiated speed (ethtool) and limits"
-            " on that link (tc qdisc), or leave that node out",
+            what=f"data {way} moves at {_rate(rate)}, while others do {_rate(usual)}",
+            advice=(
+                "check the cable, the switch port, the negotiated speed (ethtool) and limits on "
+                "that link (tc qdisc), or leave that node out"
+            ),
             explains=group.pairs,
         )
     yield from _late(cluster, measured)
@@ -200,9 +204,11 @@ def _slow_between_two(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[
             level=Level.YELLOW,
             check=6,
             where=tuple(node.name for node in cluster.nodes),
-            what=f"data between them goes at {_rate(min(rates))}",
-            advice="if the network is meant to be faster, look at the negotiated speed (ethtool)"
-            " and at limits on the link (tc qdisc)",
+            what=f"data between them moves at {_rate(min(rates))}",
+            advice=(
+                "if the network is meant to be faster, check the negotiated speed (ethtool) and "
+                "limits on the link (tc qdisc)"
+            ),
         )
 
 
@@ -223,7 +229,7 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
             where=where,
             what=f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others"
             f" take {usual / 1e3:.1f} ms",
-            advice="see whether that node is at another place, or busy",
+            advice="check whether that node is in another place, or busy",
         )
 
 

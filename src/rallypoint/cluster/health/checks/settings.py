@@ -36,7 +36,7 @@ def token(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             level=Level.YELLOW,
             check=10,
             where=without,
-            what="no token is set, so whoever reaches the port can take part in the job",
+            what="no token is set, so anyone who can connect to the port can join the job",
             advice="set the same RALLYPOINT_TOKEN, or --token-file, on all nodes",
         )
 
@@ -84,18 +84,18 @@ def _bad(node: NodeFacts) -> list[tuple[bool, str, str]]:
     return [
         (
             settings.get("NCCL_IB_DISABLE") == "1" and devices.has_infiniband,
-            "NCCL_IB_DISABLE=1 keeps NCCL from the InfiniBand that is there",
+            "NCCL_IB_DISABLE=1 keeps NCCL from using the node's InfiniBand",
             "unset it",
         ),
         (
             settings.get("NCCL_P2P_DISABLE") == "1" and devices.visible > 1,
-            "NCCL_P2P_DISABLE=1 makes GPUs of a node exchange data through main memory",
+            "NCCL_P2P_DISABLE=1 makes the GPUs of a node exchange data through main memory",
             "unset it, unless it works around a known fault of this machine",
         ),
         (
             bool(blocking),
-            f"{' and '.join(blocking)}=1 makes each call of NCCL wait, which is slow",
-            "unset it; time-outs are noticed without it",
+            f"{' and '.join(blocking)}=1 makes each NCCL call block, which is slow",
+            "unset it; timeouts are detected without it",
         ),
         (
             gloo.startswith("^") or "," in gloo,
