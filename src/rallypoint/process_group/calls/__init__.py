@@ -1,1 +1,1 @@
-"""What each call does: arguments checked, laid out as blocks, given to the engine or a library."""
+"""What each call does: check arguments, lay out blocks, pass them to the engine or a library."""

@@ -1,7 +1,7 @@
-"""all_to_all: each rank has something for each; as lists of arrays, or as parts of one.
+"""all_to_all: each rank sends a block to each rank, given as lists of arrays or parts of one array.
 
-Names, arguments and semantics are torch.distributed's. Blocks may differ in length: both sides of
-each say how long it is.
+Names, arguments and semantics are torch.distributed's. Blocks may differ in length; the sender and
+the receiver of each block both state its length.
 """
 
 from __future__ import annotations
@@ -34,10 +34,26 @@ def all_to_all(
     """Send an array to each rank and receive one from each.
 
     Args:
-        output_tensor_list: by sender, as large as what that rank sends here; filled in.
-        input_tensor_list: by receiver.
+        output_tensor_list: one array per sender, of the size that it sends to this rank; filled in.
+        input_tensor_list: one array per receiver.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce; MismatchError if a rank expects another size than is sent to it.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not a list of arrays or CPU tensors, or a dtype is not
+            supported, or an output is read-only.
+        InvalidArgumentError: a list does not have one array per rank, dtypes differ, or there is no
+            such algorithm.
+        MismatchError: a rank expects another size than is sent to it, or ranks called different
+            operations.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "all_to_all")
     if chosen is None:
@@ -76,11 +92,27 @@ def all_to_all_single(
 
     Args:
         output, input: cut along their first dimension, evenly unless sizes are given.
-        output_split_sizes: how much of the first dimension comes from each rank.
-        input_split_sizes: how much of the first dimension goes to each rank. If one rank gives
-            sizes of either kind, all must.
+        output_split_sizes: how much of the first dimension of `output` comes from each rank.
+        input_split_sizes: how much of the first dimension of `input` goes to each rank. If one rank
+            gives sizes of either kind, all must.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_to_all.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or a dtype is not supported, or
+            the output is read-only.
+        InvalidArgumentError: the arrays cannot be cut so, dtypes differ, or there is no such
+            algorithm.
+        MismatchError: a rank expects another size than is sent to it, or ranks called different
+            operations.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_to_all_single"
     chosen = joined(group, name)

@@ -1,9 +1,9 @@
 """One call of a collective: arguments to memory, memory to the engine, results to the arguments.
 
-The common calls, of one contiguous array, or of one in and one out, one of which may be a list, go
-straight to the engine, the latter by `done_at_once`; they come to `run` only if the engine cannot
-take their buffers. What a collective does with its blocks is `base.collective`; here they are
-only laid out.
+The common calls (one contiguous array, or one input and one output of which one may be a list) go
+straight to the engine; those with an output use `done_at_once`. They reach `run` only if the engine
+cannot take their buffers. `base.collective` says what a collective does with its blocks; this
+module only lays them out.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def done_at_once(
 ) -> bool:
     """Run a collective on NumPy arrays, if the engine can take them as they are.
 
-    The checks of `run` take ten times as long as a small collective; here the engine does them.
+    The checks of `run` take ten times as long as a small collective; here the engine makes them.
 
     Args:
         collective: a plain int: adding to an enum's members is slow.
-        source, target: all blocks that go in, and all that come out, if any do. One may be a list
-            of arrays like the other. They may overlap in a reduce only.
-        what: to be told of if there is trouble, in place of `source`.
+        source, target: all input blocks, and all output blocks if there are any. One of them may be
+            a list of arrays like the other. They may overlap only in a reduce.
+        what: the array to name in an error, instead of `source`.
 
     Returns:
-        False, with nothing done, if they overlap or something else is to be looked at by `run`.
+        False, with nothing done, if the buffers overlap or something else must be handled by `run`.
 
     Raises as `run`.
     """
@@ -93,16 +93,16 @@ def run(
     then: Callable[[], None] | None = None,
     kind: type[OneWork] = OneWork,
 ) -> OneWork | DelegatedWork | None:
-    """Run a collective, or begin it.
+    """Run a collective, or start it.
 
     Args:
         operation: the public function, for messages.
         inputs, outputs: arrays of one dtype, contiguous or not.
         root: a rank in the group.
-        uneven: blocks may differ in length, here or elsewhere.
-        algorithm: the one that must serve it; the group's choice unless given.
-        results: what a work has as its result; the outputs unless given.
-        then: called when it has gone well and the outputs are filled in.
+        uneven: blocks may differ in length, here or on other ranks.
+        algorithm: the algorithm to use; the group's choice if None.
+        results: the result of the work; the outputs unless given.
+        then: called after success, when the outputs are filled in.
         kind: of the work.
 
     Raises as `collectives.all_reduce`.
@@ -193,7 +193,7 @@ def _done_as_one(
     outputs: Sequence[Array],
     called: Called,
 ) -> bool:
-    """Run a collective with all blocks side by side; False if the engine does not take it."""
+    """Run a collective with all blocks adjacent; False if the engine does not take it."""
     source, target = _joined(inputs), _room_for(outputs)
     pair = ([source], [target]) if source is not None and target is not None else ([], [])
     if source is not None and not _can_share(group, collective, *pair, called.root):
@@ -207,7 +207,7 @@ def _done_as_one(
 
 
 def _refusal(code: int, called: Called, op: Operator | None) -> CallerError:
-    """The error for a call that the engine did not begin."""
+    """The error for a call that the engine did not start."""
     operation, what = called.operation, describe(called.what)
     if code == BAD_OPERATOR:
         name = op.name if isinstance(op, ReduceOp) else op
@@ -216,12 +216,12 @@ def _refusal(code: int, called: Called, op: Operator | None) -> CallerError:
 
 
 def _of(arrays: Sequence[Array], group: ProcessGroup) -> Array:
-    """What a rank has for itself: one of a list for all ranks, or the only one."""
+    """A rank's own block: one of a list for all ranks, or the only one."""
     return arrays[group.own_rank if len(arrays) == group.size() else 0]
 
 
 def _check_own(source: Array, target: Array, operation: str) -> None:
-    """Peers find out what does not fit theirs; for what stays here there is nobody but us."""
+    """Peers check blocks that they exchange; a block that stays on this rank is checked here."""
     if source.size != target.size:
         raise InvalidArgumentError(
             f"{operation}: {describe(source)} is sent to this rank itself, but {describe(target)} "
@@ -230,7 +230,7 @@ def _check_own(source: Array, target: Array, operation: str) -> None:
 
 
 def _is_simple(arrays: Sequence[Array]) -> bool:
-    """Whether arrays say themselves what they hold, and are few, or small enough to be joined."""
+    """Whether arrays need no conversion, and are few, or small enough to be joined."""
     if dtype_name(arrays[0]) == "bfloat16":
         return False
     return len(arrays) <= 2 or sum(array.nbytes for array in arrays) <= SMALL_BYTES
@@ -250,7 +250,7 @@ def _room_for(arrays: Sequence[Array]) -> Array | None:
 
 
 def _spread(target: Array, arrays: Sequence[Array]) -> None:
-    """Put what is in `_room_for(arrays)` into the arrays."""
+    """Copy the contents of `_room_for(arrays)` into the arrays."""
     if len(arrays) == 1 and target is arrays[0]:
         return
     start = 0
@@ -268,12 +268,12 @@ def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None
 
 
 def packed(array: Array) -> Array:
-    """The same items in memory that the engine can take: the array itself if it is in such."""
+    """The same items in memory that the engine can take; the array itself if it already is."""
     return array if _is_packed(array) else np.array(array, order="C")
 
 
 def room_of(array: Array) -> Array:
-    """Such memory for an array's items: the array itself if it is in such."""
+    """Engine memory for an array's items; the array itself if its memory qualifies."""
     return array if _is_packed(array) else np.empty(array.shape, array.dtype)
 
 
@@ -288,7 +288,7 @@ def _can_share(
     targets: Sequence[Array],
     root: int,
 ) -> bool:
-    """Whether the engine can take this memory: apart, or one block in place of another."""
+    """Whether the engine can take this memory: buffers apart, or one block within another."""
     if not sources or not targets or not _overlap(sources, targets):
         return True
     is_root = group.own_rank == root
@@ -313,7 +313,7 @@ def _overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
 
 
 def _block(arrays: Sequence[Array], place: int, blocks: int) -> int:
-    """Where a block begins."""
+    """The address of a block."""
     if len(arrays) == blocks:
         return address(arrays[place])
     return address(arrays[0]) + place * (arrays[0].nbytes // blocks)

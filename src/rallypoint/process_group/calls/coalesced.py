@@ -1,7 +1,7 @@
-"""Several collectives as one call: begun one after the other, waited for together.
+"""Several collectives as one call: started one after the other, waited for together.
 
-Names, arguments and semantics are torch.distributed's. Arrays are not packed together: each goes
-its own way, the next begins when the one before it is done, and nobody waits in between.
+Names, arguments and semantics are torch.distributed's. Arrays are not packed together: each is a
+collective of its own that starts when the previous one is done, without a wait in between.
 """
 
 from __future__ import annotations
@@ -31,7 +31,26 @@ def all_reduce_coalesced(
     timeout: timedelta | None = None,
     algorithm: str | None = None,
 ) -> Work | None:
-    """all_reduce of several arrays, or of one; raises as all_reduce."""
+    """all_reduce of several arrays, or of one.
+
+    Args:
+        tensors: one array or a list of them, each combined in place; the same shapes and dtypes on
+            every rank.
+        op: how items are combined; see all_reduce.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
     if joined(group, "all_reduce_coalesced") is None:
         return None
     works = [
@@ -53,11 +72,22 @@ def all_gather_coalesced(
     """all_gather of several arrays.
 
     Args:
-        output_tensor_lists: for each rank, a list of arrays as large as those that it passes as
+        output_tensor_lists: for each rank, a list of arrays with the sizes of that rank's
             `input_tensor_list`; filled in.
-        input_tensor_list: as many arrays on every rank.
+        input_tensor_list: equally many arrays on every rank.
 
-    Raises as all_gather.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_gather_coalesced"
     chosen = joined(group, name)
@@ -84,7 +114,7 @@ def all_gather_coalesced(
 
 
 class CoalescingManager(ManyWorks):
-    """The collectives of a block; with `async_ops`, what to wait for once it is over."""
+    """The collectives of a block; with `async_ops`, what to wait for afterwards."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -94,18 +124,19 @@ class CoalescingManager(ManyWorks):
 def _coalescing_manager(
     group: Group = None, device: object = None, async_ops: bool = False
 ) -> Iterator[CoalescingManager]:
-    """Have the collectives of a group in a ``with`` block go side by side.
+    """Run the collectives of a group in a ``with`` block side by side.
 
-    Within the block they return at once, and their arrays must not be touched. At its end they
-    are completed; with `async_ops`, they are when the manager's `wait()` returns. Unlike torch's it
-    takes all collectives and operators in any mixture. `device` is accepted for torch's sake.
+    Within the block they return at once, and their arrays must not be touched. They are completed
+    at the end of the block or, with `async_ops`, when the manager's `wait()` returns. Unlike
+    torch's, it accepts any mixture of collectives and operators. `device` is accepted for
+    compatibility with torch and ignored.
 
         with dist._coalescing_manager():
             for array in arrays:
                 dist.all_reduce(array)
 
     Raises:
-        InvalidArgumentError: it is within another one of the same group.
+        InvalidArgumentError: it is nested in another one of the same group.
     """
     chosen = resolve(group)
     if chosen.deferred is not None:

@@ -1,7 +1,7 @@
 """Collectives on one array: all_reduce, reduce, broadcast, and the barriers.
 
-Names, arguments and semantics are torch.distributed's; arrays are NumPy arrays or CPU tensors of
-PyTorch of any shape. A contiguous NumPy array goes straight to the engine.
+Names, arguments and semantics are torch.distributed's. Arrays are NumPy arrays or PyTorch tensors
+of any shape. A contiguous NumPy array goes straight to the engine.
 """
 
 from __future__ import annotations
@@ -47,27 +47,30 @@ def all_reduce(
 ) -> Work | None:
     """Combine the arrays of all ranks item by item, in place, with equal bits on each rank.
 
+    All ranks must call the collectives of a group in the same order, so threads that call them
+    concurrently need a group each.
+
     Args:
         tensor: any shape, writable; the same shape and dtype on every rank.
         op: how items are combined. AVG rounds integers towards zero; float16 and bfloat16 are
             combined as float32 and rounded once.
-        async_op: return at once; the array must not be touched before the operation is completed.
-        timeout: how long it may wait for a peer; the group's unless given.
-        algorithm: the one that must serve this call: a name of docs/algorithms.md, or a file of
-            one's own, which is proved first. The same on every rank; the group's choice unless
-            given.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
     Returns:
-        The operation, if `async_op` is true and this rank is in the group.
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or read-only.
-        MismatchError: ranks called different operations, or with other sizes, dtypes, operators or
-            algorithms.
-        InvalidArgumentError: there is no such algorithm for it.
-        ProgramError: an algorithm of one's own is wrong; with the rank, step and chunk at fault.
-        PeerLostError: a rank died or left.
-        CollectiveTimeoutError: a rank did not come within the group's timeout.
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
+            it is read-only.
+        MismatchError: ranks called different operations, or with different sizes, dtypes, operators
+            or algorithms.
+        InvalidArgumentError: there is no such algorithm for this operation.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "all_reduce")
     if chosen is None:
@@ -115,7 +118,29 @@ def reduce(
 ) -> Work | None:
     """Combine the arrays of all ranks item by item into the array of rank `dst`.
 
-    The arrays of the other ranks stay as they are. Raises as all_reduce.
+    The arrays of the other ranks are not changed.
+
+    Args:
+        tensor: any shape; the same shape and dtype on every rank; writable on `dst`.
+        dst, group_dst: the rank that gets the result: its global rank, or its rank in the group.
+        op: how items are combined; see all_reduce.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "reduce")
     if chosen is None:
@@ -153,7 +178,30 @@ def broadcast(
     timeout: timedelta | None = None,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy the array of rank `src` into the arrays of all ranks; raises as all_reduce."""
+    """Copy the array of rank `src` into the arrays of all ranks.
+
+    Args:
+        tensor: any shape; the same size and dtype on every rank; read on `src`, filled in
+            elsewhere.
+        src, group_src: the rank that sends: its global rank, or its rank in the group.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
     chosen = joined(group, "broadcast")
     if chosen is None:
         return None
@@ -191,9 +239,14 @@ def barrier(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Wait until all ranks of the group have come here; raises as all_reduce.
+    """Wait until all ranks of the group have called barrier.
 
-    `device_ids` is accepted for torch's sake; there are no devices.
+    `device_ids` is accepted for compatibility with torch and ignored.
+
+    Raises:
+        MismatchError: ranks called different operations.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "barrier")
     if chosen is None:
@@ -220,17 +273,18 @@ def barrier(
 def monitored_barrier(
     group: Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until all ranks of the group have come here; after `timeout`, say who has not.
+    """Wait until all ranks of the group have called this; after `timeout`, name the missing ones.
 
-    Ranks meet at the store, so that the group can still be used after a failure. All ranks that
-    come get the same verdict: that of the first whose time is over, which names all that were
-    missing then. With a time-out of 0 rank 0 only looks who is here already.
+    The ranks meet at the store, so the group remains usable after a failure. All waiting ranks
+    report the same missing ranks: those that were missing when the first of them timed out. With a
+    timeout of 0, rank 0 only checks which ranks have already arrived.
 
     Args:
-        wait_all_ranks: as in torch, have the message begin with all missing ranks, not the first.
+        timeout: how long to wait; the group's timeout if None.
+        wait_all_ranks: as in torch: the message starts with all missing ranks, not only the first.
 
     Raises:
-        CollectiveTimeoutError: some ranks did not come.
+        CollectiveTimeoutError: some ranks did not arrive in time.
     """
     chosen = joined(group, "monitored_barrier")
     if chosen is None:
@@ -257,7 +311,7 @@ def monitored_barrier(
 
 
 def _are_missing(store: Store, keys: list[str], wait: timedelta) -> bool:
-    """Whether some of the keys do not come in time."""
+    """Whether some of the keys are not set in time."""
     if wait == _AT_ONCE:
         return not store.check(keys)
     try:
@@ -270,7 +324,7 @@ def _are_missing(store: Store, keys: list[str], wait: timedelta) -> bool:
 def _not_there(
     group: ProcessGroup, missing: list[int], wait: timedelta, tells_all: bool
 ) -> CollectiveTimeoutError:
-    """In torch's words, for which programs look, and ours."""
+    """The error, in torch's words, which programs look for, and in ours."""
     ranks = [group.ranks[rank] for rank in missing]
     listed, own = ", ".join(map(str, ranks)), group.ranks[group.own_rank]
     seconds = f"{wait.total_seconds():g} s"

@@ -1,8 +1,8 @@
 """Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter.
 
-Names, arguments and semantics are torch.distributed's. Where it takes a list of arrays, blocks may
-differ in length if every rank knows how (all_gather, reduce_scatter). Forms that take one large
-array hold the ranks' blocks one after the other.
+Names, arguments and semantics are torch.distributed's. Functions that take a list of arrays allow
+blocks of different lengths if every rank knows all lengths (all_gather, reduce_scatter). Functions
+that take one large array store the ranks' blocks one after the other.
 """
 
 from __future__ import annotations
@@ -43,10 +43,25 @@ def all_gather(
     """Collect the arrays of all ranks on every rank.
 
     Args:
-        tensor_list: one array per rank, of as many items as that rank's `tensor`; filled in.
+        tensor_list: one array per rank, with as many items as that rank's `tensor`; filled in.
         tensor: this rank's array; the same dtype on every rank.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "all_gather")
     if chosen is None:
@@ -88,10 +103,25 @@ def all_gather_into_tensor(
     """Collect the arrays of all ranks on every rank, one after the other in one array.
 
     Args:
-        output_tensor: as many times as large as `input_tensor` as there are ranks, of any shape.
+        output_tensor: any shape, with (number of ranks) * `input_tensor.size` items; filled in.
         input_tensor: the same size and dtype on every rank; may be this rank's part of the output.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_gather_into_tensor"
     chosen = joined(group, name)
@@ -138,9 +168,25 @@ def gather(
 
     Args:
         tensor: the same size and dtype on every rank.
-        gather_list: on `dst` one array per rank, filled in; elsewhere None.
+        gather_list: on `dst` one array per rank, filled in; None on the other ranks.
+        dst, group_dst: the rank that collects: its global rank, or its rank in the group.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "gather")
     if chosen is None:
@@ -189,13 +235,29 @@ def scatter(
     timeout: timedelta | None = None,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Hand each rank its array of a list that rank `src` (0 unless given) has.
+    """Give each rank its array from a list on rank `src` (0 unless given).
 
     Args:
         tensor: filled in; the same size and dtype on every rank.
-        scatter_list: on `src` one array per rank; elsewhere None.
+        scatter_list: on `src` one array per rank; None on the other ranks.
+        src, group_src: the rank that has the list: its global rank, or its rank in the group.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "scatter")
     if chosen is None:
@@ -250,13 +312,29 @@ def reduce_scatter(
     timeout: timedelta | None = None,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Combine the ranks' lists item by item, and hand each rank its array of the result.
+    """Combine the ranks' lists item by item, and give each rank its array of the result.
 
     Args:
         output: filled in with the combination of all ranks' ``input_list[own rank]``.
-        input_list: one array per rank, of as many items as that rank's `output`.
+        input_list: one array per rank, with as many items as that rank's `output`.
+        op: how items are combined; see all_reduce.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "reduce_scatter"
     chosen = joined(group, name)
@@ -305,13 +383,29 @@ def reduce_scatter_tensor(
     timeout: timedelta | None = None,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Combine the ranks' arrays item by item, and hand each rank its part of the result.
+    """Combine the ranks' arrays item by item, and give each rank its part of the result.
 
     Args:
         output: filled in; may be this rank's part of `input`.
-        input: as many times as large as `output` as there are ranks, of any shape.
+        input: any shape, with (number of ranks) * `output.size` items.
+        op: how items are combined; see all_reduce.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
-    Raises as all_reduce.
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
+            or an output is read-only.
+        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
+            algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "reduce_scatter_tensor"
     chosen = joined(group, name)

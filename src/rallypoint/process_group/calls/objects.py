@@ -1,8 +1,8 @@
 """Collectives on Python objects, under torch.distributed's names.
 
-Objects travel pickled, between the ranks of one job only: unpickling runs code that the sender
-chose, so every rank must trust every other, as it does anyway by running the same program. Nothing
-that comes from outside the group is unpickled.
+Objects are pickled, and exchanged only between the ranks of one group. Unpickling runs code that
+the sender chose, so every rank must trust every other; ranks that run the same program do so
+anyway. Nothing from outside the group is unpickled.
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ def broadcast_object_list(
 
     Args:
         object_list: of the same length on every rank.
-        device: accepted for torch's sake.
+        device: accepted for compatibility with torch and ignored.
 
-    Raises as all_reduce; whatever pickle raises for an object that it cannot take.
+    Raises:
+        InvalidArgumentError: a list has the wrong length, or there is no such rank.
+        MismatchError: ranks called different operations.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+        Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
     chosen = _at_once(group, "broadcast_object_list")
     if chosen is None:
@@ -53,7 +58,19 @@ def broadcast_object_list(
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:  # noqa: ANN401
-    """Collect an object of each rank in `object_list`, which has one place for each."""
+    """Collect an object of each rank in `object_list`.
+
+    Args:
+        object_list: one element for each rank; filled in.
+        obj: this rank's object; any that pickle takes.
+
+    Raises:
+        InvalidArgumentError: a list has the wrong length, or there is no such rank.
+        MismatchError: ranks called different operations.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+        Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
+    """
     chosen = _at_once(group, "all_gather_object")
     if chosen is None:
         return
@@ -74,10 +91,17 @@ def gather_object(
     group: Group = None,
     group_dst: int | None = None,
 ) -> None:
-    """Collect an object of each rank on rank `dst` (0 unless given).
+    """Collect an object of each rank on rank `dst`.
 
     Args:
-        object_gather_list: on `dst` a list with one place for each rank; elsewhere None.
+        object_gather_list: on `dst` a list with one element for each rank; None on the other ranks.
+
+    Raises:
+        InvalidArgumentError: a list has the wrong length, or there is no such rank.
+        MismatchError: ranks called different operations.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+        Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
     chosen = _at_once(group, "gather_object")
     if chosen is None:
@@ -110,11 +134,18 @@ def scatter_object_list(
     group: Group = None,
     group_src: int | None = None,
 ) -> None:
-    """Hand each rank its object of a list that rank `src` (0 unless given) has.
+    """Give each rank its object from a list on rank `src` (0 unless given).
 
     Args:
-        scatter_object_output_list: its first item becomes this rank's object.
-        scatter_object_input_list: on `src` one object for each rank; elsewhere ignored.
+        scatter_object_output_list: its first element becomes this rank's object.
+        scatter_object_input_list: on `src` one object for each rank; ignored on the other ranks.
+
+    Raises:
+        InvalidArgumentError: a list has the wrong length, or there is no such rank.
+        MismatchError: ranks called different operations.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+        Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
     chosen = _at_once(group, "scatter_object_list")
     if chosen is None:
@@ -149,7 +180,13 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to a rank, which must receive as many.
 
-    `device` and `use_batch` are accepted for torch's sake.
+    `device` and `use_batch` are accepted for compatibility with torch and ignored.
+
+    Raises:
+        InvalidArgumentError: `dst` is this rank or not a rank of the group.
+        DeadlockError: the receiver waits for this rank, so neither can make progress.
+        PeerLostError: the receiver died or left the group.
+        CollectiveTimeoutError: the objects were not received within the group's timeout.
     """
     chosen = joined(group, "send_object_list")
     if chosen is None:
@@ -168,9 +205,19 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive objects in place of those in a list; returns the sender's global rank, or -1.
+    """Receive objects into a list, replacing those in it.
 
-    `device` and `use_batch` are accepted for torch's sake.
+    `device` and `use_batch` are accepted for compatibility with torch and ignored.
+
+    Returns:
+        The sender's global rank; -1 if this rank is not in the group.
+
+    Raises:
+        InvalidArgumentError: `src` is this rank or not a rank of the group.
+        MismatchError: the sender sent another number of objects.
+        DeadlockError: the sender waits for this rank, so neither can make progress.
+        PeerLostError: the sender died or left the group.
+        CollectiveTimeoutError: nothing was sent within the group's timeout.
     """
     chosen = joined(group, "recv_object_list")
     if chosen is None:
@@ -193,7 +240,7 @@ def _sizes(pickled: list[Array]) -> Array:
 
 
 def _at_once(group: Group, operation: str) -> ProcessGroup | None:
-    """`joined`, for what takes several collectives, each of which needs the one before it."""
+    """`joined`, for calls that need several collectives, each of which depends on the previous."""
     chosen = joined(group, operation)
     if chosen is not None and chosen.deferred is not None:
         raise InvalidArgumentError(

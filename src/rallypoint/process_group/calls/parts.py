@@ -1,4 +1,4 @@
-"""How an array, or a tensor, is divided among ranks: how large parts are, whether they fit."""
+"""How an array or tensor is divided among ranks: sizes of parts, and whether they fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rallypoint.process_group.memory.arrays import Array, describe
 
 
 def check_items(array: Array, items: int, operation: str, name: str) -> None:
-    """Refuse an array of another number of items."""
+    """Refuse an array with the wrong number of items."""
     held = math.prod(array.shape)
     if held != items:
         raise InvalidArgumentError(
@@ -31,10 +31,10 @@ def check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
 def part_sizes(
     array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
 ) -> list[int]:
-    """How much of an array's first dimension each rank has: as given, or evenly.
+    """Each rank's share of an array's first dimension: as given, or evenly.
 
     Raises:
-        InvalidArgumentError: it cannot be cut so.
+        InvalidArgumentError: the array cannot be cut so.
     """
     length = _length(array)
     if not sizes:

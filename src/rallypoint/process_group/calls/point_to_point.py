@@ -1,7 +1,8 @@
 """Messages from one rank to another, under torch.distributed's names.
 
-A message goes to the receive of its sender and tag that was called first. A small one is on its
-way when `send` returns, a large one has arrived. Ranks that wait for each other are told so.
+A message goes to the first receive that was called for its sender and tag. When `send` returns, a
+small message is on its way, and a large one has arrived. Ranks that wait for each other get an
+error.
 """
 
 from __future__ import annotations
@@ -39,15 +40,21 @@ def send(
 ) -> None:
     """Send an array to a rank; returns when the array may be changed again.
 
-    With ``RALLYPOINT_SYNCHRONOUS_SEND=1`` it also waits until the message is received, which shows
-    programs that rely on luck.
+    With ``RALLYPOINT_SYNCHRONOUS_SEND=1`` it also waits until the message is received, which
+    reveals programs that depend on buffering.
+
+    Args:
+        tensor: an array or CPU tensor of any shape.
+        dst, group_dst: the receiver: its global rank, or its rank in the group.
+        tag: an integer; the receiver must pass the same.
 
     Raises:
-        InvalidArgumentError: `dst` is this rank or none of the group.
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported.
+        InvalidArgumentError: `dst` is this rank or not a rank of the group.
         MismatchError: the receiver expects another size or dtype.
-        DeadlockError: the receiver waits for this rank, and neither can ever go on.
-        PeerLostError: the receiver died or left.
-        CollectiveTimeoutError: it was not received within the group's timeout.
+        DeadlockError: the receiver waits for this rank, so neither can make progress.
+        PeerLostError: the receiver died or left the group.
+        CollectiveTimeoutError: the message was not received within the group's timeout.
     """
     chosen = joined(group, "send")
     if chosen is None:
@@ -74,10 +81,24 @@ def recv(
     *,
     timeout: timedelta | None = None,
 ) -> int:
-    """Receive an array from a rank, or from any if none is given, into `tensor`; raises as send.
+    """Receive an array into `tensor`, from a rank or, if none is given, from any.
+
+    Args:
+        tensor: writable; of the size and dtype that is sent; filled in.
+        src, group_src: the sender: its global rank, or its rank in the group.
+        tag: as given by the sender.
 
     Returns:
         The sender's global rank; -1 if this rank is not in the group.
+
+    Raises:
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
+            it is read-only.
+        InvalidArgumentError: `src` is this rank or not a rank of the group.
+        MismatchError: the sender sent another size or dtype.
+        DeadlockError: the sender waits for this rank, so neither can make progress.
+        PeerLostError: the sender died or left the group.
+        CollectiveTimeoutError: nothing was sent within the group's timeout.
     """
     chosen = joined(group, "recv")
     if chosen is None:
@@ -105,7 +126,17 @@ def isend(
     *,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """Begin to send an array, which must not be changed before the work is completed."""
+    """Start to send an array, which must not be changed before the work is completed.
+
+    Returns:
+        The operation, or None if this rank is not in the group. Its `wait` raises the errors of
+        send.
+
+    Raises:
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported.
+        InvalidArgumentError: `dst` is this rank or not a rank of the group, or too many messages
+            are outstanding.
+    """
     chosen = joined(group, "isend")
     if chosen is None:
         return None
@@ -122,7 +153,18 @@ def irecv(
     *,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """Begin to receive an array, from any rank if none is given; `source_rank()` tells whose."""
+    """Start to receive an array, from any rank if none is given.
+
+    Returns:
+        The operation, or None if this rank is not in the group. Its `wait` raises the errors of
+        recv; its `source_rank()` is the sender.
+
+    Raises:
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
+            it is read-only.
+        InvalidArgumentError: `src` is this rank or not a rank of the group, or too many messages
+            are outstanding.
+    """
     chosen = joined(group, "irecv")
     if chosen is None:
         return None
@@ -132,7 +174,7 @@ def irecv(
 
 @dataclass(frozen=True, slots=True)
 class P2POp:
-    """A send or receive to be begun with others by batch_isend_irecv: `op` is isend or irecv."""
+    """A send or receive for batch_isend_irecv; `op` is isend or irecv."""
 
     op: Callable[..., Work | None]
     tensor: Any
@@ -147,10 +189,10 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Begin sends and receives, in any order; returns their works.
+    """Start sends and receives, in any order; returns their works.
 
     Raises:
-        InvalidArgumentError: the list is empty, or holds something else.
+        InvalidArgumentError: the list is empty, or contains something else.
     """
     if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise InvalidArgumentError("p2p_op_list must be a list of at least one P2POp")
@@ -173,7 +215,7 @@ def post_message(
     then: Callable[[], None] | None = None,
     kind: type[OneWork] = OneWork,
 ) -> OneWork | DelegatedWork:
-    """Begin a send or receive: `operation` says which. `other` is a rank in the group, or -1.
+    """Start a send or receive, as `operation` says. `other` is a rank in the group, or -1.
 
     `results`, `then` and `kind` are as in `calls.run`.
     """

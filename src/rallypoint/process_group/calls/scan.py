@@ -1,4 +1,4 @@
-"""scan: what all_reduce would give if each rank were the last one. Not in torch; MPI has it."""
+"""scan: each rank gets what all_reduce of the ranks up to it would give. Not in torch; MPI has it."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ def scan(
 ) -> Work | None:
     """Combine item by item the arrays of ranks 0 to this one, in place, as MPI_Scan does.
 
-    With 1, 2, 3 on three ranks and SUM, rank 0 gets 1, rank 1 gets 3, rank 2 gets 6. An extension:
-    torch.distributed has no such call. Operands are combined in the order of ranks, and in the same
-    way each time, so the bits are the same from run to run.
+    With 1, 2, 3 on three ranks and SUM, rank 0 gets 1, rank 1 gets 3, rank 2 gets 6. This is an
+    extension: torch.distributed has no such call. Operands are combined in the order of ranks, and
+    in the same way each time, so the bits are the same from run to run.
 
     Args:
         tensor: any shape, writable; the same shape and dtype on every rank.
-        op: how items are combined; not AVG, as no two ranks would divide by the same number.
-        async_op: return at once; the array must not be touched before the operation is completed.
-        timeout: how long it may wait for a peer; the group's unless given.
-        algorithm: the one that must serve this call; see all_reduce.
+        op: how items are combined; not AVG, because each rank would divide by a different number.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
 
     Returns:
-        The operation, if `async_op` is true and this rank is in the group.
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or read-only; or a backend
-            other than the engine serves the group, and has no scan.
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
+            it is read-only; or the group's backend is not the engine, and has no scan.
         InvalidArgumentError: op is AVG, or there is no such algorithm.
-        MismatchError: ranks called different operations, or with other sizes, dtypes, operators or
-            algorithms.
-        ProgramError: an algorithm of one's own is wrong; with the rank, step and chunk at fault.
-        PeerLostError: a rank died or left.
-        CollectiveTimeoutError: a rank did not come within the group's timeout.
+        MismatchError: ranks called different operations, or with different sizes, dtypes, operators
+            or algorithms.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     chosen = joined(group, "scan")
     if chosen is None:

@@ -3,8 +3,8 @@
     mesh_dim_names=("data", "model")        ranks 0 1 2      "data" groups: 0 3, 1 4, 2 5
     mesh_shape=(2, 3)                             3 4 5      "model" groups: 0 1 2, 3 4 5
 
-There are no devices here: it says which ranks communicate. What torch's mesh can beyond the methods
-below is refused by name.
+A mesh has no devices here: it says which ranks communicate. Methods of torch's mesh that are not
+below raise an error that names those that are.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Ranks = np.ndarray[Any, Any]
 
 
 class DeviceMesh:
-    """A grid of global ranks; all ranks of the default group make it, with the same arguments.
+    """A grid of global ranks; all ranks of the default group create it, with the same arguments.
 
     Args:
-        device_type: kept as an attribute; ``"cpu"`` is as good as any other.
+        device_type: kept as an attribute; otherwise unused.
         mesh: the ranks, as nested lists or an array; each at most once.
         mesh_dim_names: a name for each dimension.
         backend_override: dimension (by name or number) -> backend of its groups; the default
-            group's unless given.
+            group's backend unless given.
 
     Attributes:
         mesh: the ranks, as an array.
@@ -40,8 +40,8 @@ class DeviceMesh:
 
     Raises:
         NotInitializedError: there is no default group.
-        InvalidArgumentError: invalid ranks or names.
-        StoreTimeoutError: some ranks did not come; the message names them.
+        InvalidArgumentError: ranks or names are invalid.
+        StoreTimeoutError: some ranks did not join; the message names them.
     """
 
     _groups: list[ProcessGroup | None]  # this rank's, by dimension
@@ -83,14 +83,14 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """The mesh of groups that exist: of one group a line, of several a dimension each.
+        """Create the mesh of existing groups: a line for one group, a dimension each for several.
 
         Args:
-            mesh: the ranks; needed for several groups. Along each dimension, this rank's line must
-                be the ranks of that group.
+            mesh: the ranks; required for several groups. Along each dimension, this rank's line
+                must be the ranks of that group.
 
         Raises:
-            InvalidArgumentError: groups and mesh do not fit together.
+            InvalidArgumentError: the groups and the mesh do not match.
         """
         groups = group if isinstance(group, list) else [group]
         if mesh is None and len(groups) != 1:
@@ -115,16 +115,16 @@ class DeviceMesh:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks there are along each dimension."""
+        """The number of ranks along each dimension."""
         return tuple(self.mesh.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return self.mesh.ndim
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """How many ranks there are, in all or along a dimension."""
+        """The number of ranks, in total or along a dimension."""
         return self.mesh.size if mesh_dim is None else self.shape[self._dimension(mesh_dim)]
 
     def get_rank(self) -> int:
@@ -132,30 +132,38 @@ class DeviceMesh:
         return self._own_rank
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """This rank's place in the mesh; None if it is not in it."""
+        """This rank's coordinates in the mesh; None if it is not in it."""
         return self._coordinate
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """This rank's place along a dimension, which may be left out if there is but one.
+        """This rank's position along a dimension, which may be omitted if there is only one.
 
         Raises:
-            InvalidArgumentError: no such dimension, or this rank is not in the mesh.
+            InvalidArgumentError: there is no such dimension, or this rank is not in the mesh.
         """
         return self._member()[self._dimension(mesh_dim)]
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """The group of this rank's line along a dimension; raises as get_local_rank."""
+        """The group of this rank's line along a dimension; omit `mesh_dim` if there is only one.
+
+        Raises:
+            InvalidArgumentError: there is no such dimension, or this rank is not in the mesh.
+        """
         self._member()
         group = self._groups[self._dimension(mesh_dim)]
         assert group is not None
         return group
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """This rank's groups, by dimension; raises as get_local_rank."""
+        """This rank's groups, one for each dimension.
+
+        Raises:
+            InvalidArgumentError: there is no such dimension, or this rank is not in the mesh.
+        """
         return [self.get_group(dim) for dim in range(self.ndim)]
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """The mesh of some dimensions, by name, through this rank; its groups are the same."""
+        """The submesh of the named dimensions through this rank; it uses the same groups."""
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         dims = [self._dimension(name) for name in names]
         if not dims or len(set(dims)) < len(dims):
@@ -187,7 +195,7 @@ class DeviceMesh:
         return self._coordinate
 
     def _line(self, dim: int) -> list[int]:
-        """The ranks that differ from this one along one dimension only, and this one."""
+        """This rank, and the ranks that differ from it only along one dimension."""
         place: list[int | slice] = list(self._member())
         place[dim] = slice(None)
         return [int(rank) for rank in self.mesh[tuple(place)]]
@@ -222,9 +230,15 @@ def init_device_mesh(
     """The mesh of the first ranks, in order; forms the default group first if there is none.
 
     Args:
-        mesh_shape: how many ranks along each dimension.
+        mesh_shape: the number of ranks along each dimension.
+        device_type, mesh_dim_names, backend_override: as in DeviceMesh.
 
-    The others, and the errors raised, are those of DeviceMesh.
+    Raises:
+        InvalidArgumentError: there are too few ranks, or names are invalid.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError, CollectiveTimeoutError: some ranks did not join; the message names them.
+        PeerLostError: a rank died while a group was forming.
+        HostError: ranks on different machines cannot connect.
     """
     shape = tuple(mesh_shape)
     if not shape or any(type(size) is not int or size < 1 for size in shape):
@@ -251,7 +265,7 @@ def _names(names: Sequence[str] | None, dims: int) -> tuple[str, ...] | None:
 
 
 def _line_of(ranks: Ranks, dim: int, backend: str | None) -> ProcessGroup | None:
-    """Form the groups along a dimension, on every rank in the same order; this rank's, if any."""
+    """Form the groups along a dimension, in the same order on every rank; returns this rank's."""
     whole = resolve(None)
     own: ProcessGroup | None = None
     for line in np.moveaxis(ranks, dim, -1).reshape(-1, ranks.shape[dim]).tolist():

@@ -1,6 +1,6 @@
 """Forms and dissolves the default process group, and groups beside it.
 
-How a group comes to be is `opening`; which of them is the default one is decided here.
+`opening` forms a group; this module decides which one is the default group.
 """
 
 from __future__ import annotations
@@ -31,40 +31,43 @@ def init_process_group(
 ) -> None:
     """Form the default process group; every rank of the job must call it.
 
-    While it waits, the lowest rank that is there says every 10 s which ranks are missing.
+    While ranks wait, the lowest rank present prints the missing ranks every 10 s.
 
     Args:
         backend: "rallypoint": shared memory within a machine and TCP between machines; "shm":
-            shared memory, one machine; "tcp": TCP between any two ranks; or another library's:
+            shared memory, one machine; "tcp": TCP between any two ranks; or another library:
             "gloo", "nccl", "hccl", "mpi", or one for each kind of device, as in
-            "cpu:gloo,cuda:nccl" (docs/guides/backends.md). RALLYPOINT_BACKEND unless given, or else
+            "cpu:gloo,cuda:nccl" (docs/guides/backends.md). Default: RALLYPOINT_BACKEND, or else
             "rallypoint".
-        init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-            `rallypoint run` and torchrun set them, or else what mpirun, srun or flux run says
+        init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set
+            by `rallypoint run` and torchrun, or else what mpirun, srun or flux run provide
             (docs/guides/mpi.md); or ``tcp://host:port``; or ``file:///path``.
-        timeout: how long an operation may wait for a peer; 30 minutes unless given.
-        world_size, rank: instead of the environment's; needed for ``tcp://``, ``file://``, `store`.
-        store: an open store that all ranks share, instead of an `init_method`.
-        group_name: kept apart from groups of other names at the same store.
-        pg_options: accepted for torch's sake; it says nothing here.
-        device_id: the number of this process's device, or a torch.device, where the backend takes
-            memory of one; the one that LOCAL_RANK says unless given.
-        algorithm: for every collective that has it, and for the groups made later: a name of
-            docs/algorithms.md, or a file of one's own (docs/guides/custom-algorithms.md).
-            RALLYPOINT_ALGORITHM unless given.
+        timeout: how long an operation waits for a peer; 30 minutes unless given.
+        world_size, rank: instead of those in the environment; required for ``tcp://``, ``file://``
+            and `store`.
+        store: an open store that all ranks share, instead of `init_method`.
+        group_name: keeps this group apart from groups of other names at the same store.
+        pg_options: accepted for compatibility with torch and ignored.
+        device_id: the number of this process's device, or a torch.device, for backends that use
+            device memory; LOCAL_RANK's device unless given.
+        algorithm: for every collective that has it, also in groups created later: a name from
+            docs/algorithms.md, or a file with your own (docs/guides/custom-algorithms.md). Default:
+            RALLYPOINT_ALGORITHM.
         links: a link model, by name or as a TOML file: algorithms are chosen by the times that it
-            predicts. RALLYPOINT_LINKS unless given. Of both, what rank 0 says counts for all.
+            predicts. Default: RALLYPOINT_LINKS. For `algorithm` and `links`, rank 0's values apply
+            to all.
 
-    A process that was forked off a member may form groups of its own, and has no part in those.
+    A process that was forked from a member may form its own groups, but cannot use the parent's.
 
     Raises:
-        AlreadyInitializedError: there is a default group already.
-        InvalidArgumentError: an impossible argument or environment variable.
+        AlreadyInitializedError: there is already a default group.
+        InvalidArgumentError: an argument or environment variable has an impossible value.
         StoreConnectionError: the store cannot be reached.
-        StoreTimeoutError, CollectiveTimeoutError: some ranks did not come; the message names them.
-        HostError: a backend's library, or a device, is missing, and how to get it; ranks on
-            different machines cannot connect; or, for "shm", there are such; or
-            whatever started this program offers no way to find the others.
+        StoreTimeoutError, CollectiveTimeoutError: some ranks did not join; the message names them.
+        PeerLostError: a rank died while the group was forming.
+        HostError: a backend's library or a device is missing (the message says how to get it);
+            ranks on different machines cannot connect; backend="shm" and the ranks are on several
+            machines; or the program that started this one offers no way to find the others.
     """
     default = GroupMember.WORLD
     if default is not None and not default.is_parents:
@@ -110,23 +113,31 @@ def form_process_group(
 ) -> ProcessGroup:
     """Form a group beside the default one, also with processes that other launchers started.
 
-    A trainer can so send new weights to workers that serve the model, each in a job of its own:
+    A trainer can use it to send new weights to workers that serve the model, which are jobs of
+    their own:
 
         group = dist.form_process_group(
             init_method="tcp://trainer:29600", world_size=3, rank=0, group_name="weights"
         )
         dist.broadcast(weights, src=0, group=group)
 
-    Its ranks are 0 to `world_size` - 1, whatever each process is called in its own job, and mean
-    the same in `src` and `dst`. It has a store of its own, at which whoever reaches it may take
-    part: choose a network that you trust. `destroy_process_group(group)` leaves it.
+    Its ranks are 0 to `world_size` - 1, independent of each process's rank in its own job; `src`
+    and `dst` mean these ranks. The group has its own store, and anyone who can connect to it can
+    join, so use a network that you trust. `destroy_process_group(group)` leaves the group.
 
     Args:
-        init_method: ``tcp://HOST:PORT``, where rank 0 is, or ``file:///PATH`` on a file system that
-            all share; or a `store`.
-        group_name: the same for all, and not that of another group at the same store.
+        init_method: ``tcp://HOST:PORT``, an address of rank 0's host, or ``file:///PATH`` on a file
+            system that all share; or pass a `store`.
+        group_name: the same for all members, and different from other groups at the same store.
+        backend, timeout, world_size, rank, store, pg_options, device_id, algorithm, links: as in
+            init_process_group.
 
-    The others are those of init_process_group, and so are the errors raised.
+    Raises:
+        InvalidArgumentError: an argument or environment variable has an impossible value.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError, CollectiveTimeoutError: some ranks did not join; the message names them.
+        PeerLostError: a rank died while the group was forming.
+        HostError: a backend's library or a device is missing, or ranks cannot connect.
     """
     if store is None and init_method in (None, "env://"):
         raise InvalidArgumentError(
@@ -148,10 +159,10 @@ def form_process_group(
 
 
 def destroy_process_group(group: Group = None) -> None:
-    """Leave a group, or the default one and those made of it, and give the memory back.
+    """Leave a group, or the default group and those created from it, and free their memory.
 
-    Peers that still wait for this rank are told. After the default group's end a new one may be
-    formed by init_process_group.
+    Peers that still wait for this rank get an error. After the default group was destroyed,
+    init_process_group can form a new one.
 
     Raises:
         NotInitializedError: there is no default group.

@@ -1,7 +1,7 @@
-"""shrink_group: the ranks that are left of a group form one without the others, also after a death.
+"""shrink_group: the remaining ranks of a group form a new one, also after a death.
 
-A default group's successor is a world of its own at the same store, in which ranks are numbered
-anew; another group's is formed by its ranks' numbers in the default group, which stay.
+The successor of a default group is a world of its own at the same store, with new rank numbers. The
+successor of another group is formed by its ranks in the default group, which do not change.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def shrink_group(
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: object = None,
 ) -> ProcessGroup:
-    """Form a group of a group's ranks without some of them, and leave the old one.
+    """Form a new group from a group's ranks without some of them, and leave the old one.
 
-    The ranks that stay call it, all with the same arguments; those to be excluded do not. It may
-    follow a PeerLostError, whose `rank` says whom to leave out:
+    The ranks that stay call it, all with the same arguments; the excluded ranks do not. It may
+    follow a PeerLostError, whose `rank` is the one to exclude:
 
         try:
             dist.all_reduce(gradient)
@@ -36,26 +36,27 @@ def shrink_group(
             dist.shrink_group([error.rank])
             dist.all_reduce(gradient)
 
-    If it is the default group, the new one takes its place, its ranks are numbered from 0 on, and
-    all groups that were made of it are left, too. They meet at the old group's store, which must
-    have survived: it does if `rallypoint run` or torchrun serves it.
+    If it is the default group, the new group replaces it, its ranks are numbered from 0, and all
+    groups created from the old one are left as well. The ranks meet at the old group's store, which
+    must have survived: it does if `rallypoint run` or torchrun serves it.
 
     Args:
         ranks_to_exclude: ranks in the group, not global ones.
         group: the default group unless given.
-        shrink_flags: SHRINK_ABORT: first end, with an error, what still waits in the old group.
-        pg_options: accepted for torch's sake; it says nothing here.
+        shrink_flags: SHRINK_ABORT: first end calls that still wait in the old group with an error.
+        pg_options: accepted for compatibility with torch and ignored.
 
     Returns:
         The new group.
 
     Raises:
-        InvalidTypeError: ranks_to_exclude is no list of integers.
-        InvalidArgumentError: ranks_to_exclude is empty, names a rank twice, one that the group has
-            not, this one or all; or there is no such flag.
+        InvalidTypeError: ranks_to_exclude is not a list of integers.
+        InvalidArgumentError: ranks_to_exclude is empty, names a rank twice, all ranks, this rank,
+            or a rank that is not in the group; or there is no such flag.
         NotInitializedError: there is no default group, or the group was left.
         StoreConnectionError: the store has ended.
-        StoreTimeoutError, CollectiveTimeoutError, PeerLostError: some that stay did not come.
+        StoreTimeoutError, CollectiveTimeoutError, PeerLostError: some of the staying ranks did not
+            join.
     """
     old = resolve(group)
     _check(ranks_to_exclude, old, shrink_flags)
@@ -106,7 +107,7 @@ def _next_group(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
 
 
 def _nothing() -> None:
-    """The store is the old world's to close, until it is left to this one."""
+    """Keep the store open: it belongs to the old world until that is left."""
 
 
 def _next_world(old: ProcessGroup, kept: list[int]) -> ProcessGroup:

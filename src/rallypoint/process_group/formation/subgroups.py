@@ -1,7 +1,7 @@
 """Groups of some of the ranks: new_group and its relatives, as in torch.distributed.
 
-Members agree on a group's name by counting, or by its ranks; they alone meet at the store. A rank
-that is not a member counts and returns, which costs it nothing else.
+Members agree on a group's name by counting, or by its ranks; only they meet at the store. A rank
+that is not a member counts and returns, at no other cost.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def new_group(
 
     Args:
         ranks: global ranks of the members; None for all.
-        timeout: how long its operations may wait for a peer; the default group's unless given.
+        timeout: how long its operations wait for a peer; the default group's unless given.
         backend: one of init_process_group's; the default group's unless given.
-        use_local_synchronization: only the members call it. The group is then known by its ranks,
-            and each member must form groups of the same ranks equally often.
-        group_desc: what the group is for, in a few words.
+        use_local_synchronization: only the members call it. The group is then identified by its
+            ranks, and each member must form groups of the same ranks equally often.
+        group_desc: a short description of the group.
         sort_ranks: number the members by their global ranks, not by their order in `ranks`.
-        pg_options: accepted for torch's sake; it says nothing here.
+        pg_options: accepted for compatibility with torch and ignored.
         device_id: as in init_process_group.
 
     Returns:
@@ -47,8 +47,12 @@ def new_group(
 
     Raises:
         NotInitializedError: there is no default group.
-        InvalidArgumentError: not ranks of the default group, or one of them twice.
-        StoreTimeoutError: some members did not come; the message names them.
+        InvalidArgumentError: `ranks` are not ranks of the default group, or one appears twice.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError, CollectiveTimeoutError: some members did not join; the message names
+            them.
+        PeerLostError: a member died while the group was forming.
+        HostError: members on different machines cannot connect, or a backend's library is missing.
     """
     world = resolve(None).world
     return form_group(
@@ -125,15 +129,20 @@ def new_subgroups(
     pg_options: object = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
-    """Cut a group into subgroups of `group_size` neighbouring ranks; all ranks call it.
+    """Split a group into subgroups of `group_size` consecutive ranks; all ranks call it.
 
-    Unless given, it is the number of ranks on each host, as LOCAL_WORLD_SIZE says.
+    `group_size` defaults to the number of ranks on each host (LOCAL_WORLD_SIZE).
 
     Returns:
-        The subgroup of this rank, and all of them (NON_GROUP_MEMBER for those of others).
+        This rank's subgroup, and the list of all of them (NON_GROUP_MEMBER for those of other
+        ranks).
 
     Raises:
-        InvalidArgumentError: the group's size is no multiple of `group_size`.
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: the group's size is not a multiple of `group_size`.
+        StoreTimeoutError, CollectiveTimeoutError: some members did not join; the message names
+            them.
+        PeerLostError: a member died while the group was forming.
     """
     ranks = get_process_group_ranks(group)
     if group_size is None:
@@ -160,13 +169,18 @@ def new_subgroups_by_enumeration(
     pg_options: object = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
-    """Form subgroups that do not overlap, each given by its global ranks; all ranks call it.
+    """Form disjoint subgroups, each given by its global ranks; all ranks call it.
 
     Returns:
-        The subgroup of this rank or None, and all of them (NON_GROUP_MEMBER for those of others).
+        This rank's subgroup or None, and the list of all of them (NON_GROUP_MEMBER for those of
+        other ranks).
 
     Raises:
-        InvalidArgumentError: no subgroups, or a rank in two of them.
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: there are no subgroups, or a rank is in two of them.
+        StoreTimeoutError, CollectiveTimeoutError: some members did not join; the message names
+            them.
+        PeerLostError: a member died while the group was forming.
     """
     _check_disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     subgroups = [
@@ -188,10 +202,15 @@ def split_group(
     """Form subgroups of a group, given by their ranks *in that group*; all of its ranks call it.
 
     Returns:
-        The subgroup of this rank, or None if it is in none of them.
+        This rank's subgroup, or None if it is in none of them.
 
     Raises:
-        InvalidArgumentError: no subgroups, a rank in two of them, or no rank of the group.
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: there are no subgroups, a rank is in two of them, or a rank is not in
+            the group.
+        StoreTimeoutError, CollectiveTimeoutError: some members did not join; the message names
+            them.
+        PeerLostError: a member died while the group was forming.
     """
     parent = resolve(parent_pg)
     _check_disjoint(split_ranks, "split_ranks")
