@@ -1,4 +1,4 @@
-"""How reductions combine items: ReduceOp, and a sum of inputs that are multiplied first."""
+"""How reductions combine items: ReduceOp, and a sum of inputs that are scaled first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def premul_sum(factor: float) -> PremulSum:
 
 
 def supports_complex(reduceOp: Operator) -> bool:  # noqa: N803 - torch.distributed's name
-    """Whether complex numbers can be combined so: not where they would need an order, or bits."""
+    """Whether complex numbers can be combined so; not by operators that need an order or bits."""
     return isinstance(reduceOp, PremulSum) or reduceOp in (
         ReduceOp.SUM,
         ReduceOp.AVG,
@@ -41,7 +41,7 @@ def check_operator(op: object, operation: str) -> Operator:
     """An operator as the caller gave it, ours or torch.distributed's.
 
     Raises:
-        InvalidArgumentError: it is none, or lacks its factor.
+        InvalidArgumentError: it is not an operator, or lacks its factor.
     """
     op = _of_torch(op)
     if op is ReduceOp.PREMUL_SUM:
@@ -57,7 +57,7 @@ def check_operator(op: object, operation: str) -> Operator:
 
 
 def _of_torch(op: object) -> object:
-    """Our operator for one of torch's, which is recognised without importing torch."""
+    """Our operator for torch's, which is recognised without importing torch."""
     value: Any = getattr(op, "op", op)  # of a ReduceOp, the RedOpType
     if type(value).__qualname__ != "ReduceOp.RedOpType":
         return op
@@ -67,7 +67,7 @@ def _of_torch(op: object) -> object:
 
 
 def code_and_factor(op: Operator | None) -> tuple[int, float | None]:
-    """What the engine calls an operator; without one, SUM."""
+    """The engine's code for an operator; SUM if there is none."""
     if isinstance(op, PremulSum):
         return ReduceOp.PREMUL_SUM, op.factor
     return (0 if op is None else op), None

@@ -1,8 +1,8 @@
 """From a call to the encoded program that serves it: choose, build, encode. Pure.
 
-What a group was told at its start counts for all of its calls, unless a call asks for an algorithm
-of its own. Such an algorithm is part of the program's identity, so that the engine finds out at the
-first message if ranks asked for different ones (docs/decisions/045-asked-for.md).
+The options that a group got at its start apply to all of its calls, unless a call requests an
+algorithm. That algorithm is part of the program's identity, so the engine finds out at the first
+message if ranks requested different ones (docs/decisions/045-asked-for.md).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MOST_VARIANTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmOptions:
-    """How programs are to be chosen, unless as always; the same on all ranks of a group.
+    """How programs are chosen instead of by default; the same on all ranks of a group.
 
     Attributes:
-        override: an algorithm's name, or the file of one's own.
+        override: an algorithm's name, or the file of the user's own.
         model_text: a link model, as `schedule.cost.links.parse_model` reads it.
     """
 
@@ -42,13 +42,13 @@ class AlgorithmOptions:
 
 
 class Algorithms:
-    """What a rank's calls may be served by: the group's options, and what calls ask for.
+    """The algorithms that can serve a rank's calls: the group's, and those that calls request.
 
     Attributes:
         options: the group's.
-        variants: what calls have asked for -> a number that is added to a collective's, so that
-            the engine remembers other programs for it. A plain dict, as the call path looks there.
-            The numbers are this rank's own: what ranks compare are the programs.
+        variants: requested algorithm -> a number that is added to a collective's, so the engine
+            caches separate programs for it. A plain dict, because the call path reads it. The
+            numbers are local to this rank: ranks compare programs.
     """
 
     def __init__(self, options: AlgorithmOptions) -> None:
@@ -58,10 +58,10 @@ class Algorithms:
         self._asked: list[str | Custom] = [_found(options.override)]
 
     def variant(self, name: str | None) -> int:
-        """The variant of an algorithm, read now if it is asked for the first time; None has 0.
+        """The variant of an algorithm, which is loaded at its first request; None has 0.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError: there is none of this name, or no such file.
+            InvalidTypeError, InvalidArgumentError: there is no such algorithm or file.
         """
         if name is None:
             return 0
@@ -78,18 +78,18 @@ class Algorithms:
         return self.variants[name]
 
     def in_words(self, variant: int) -> str:
-        """What a call asked for, to be told beside what others did; empty for nothing special."""
+        """The algorithm that a call requested, for reports of ranks' calls; empty by default."""
         asked = self._asked[variant // VARIANT]
         if isinstance(asked, Custom):
             return f"algorithm={asked.path} ({asked.name})"
         return f"algorithm={asked}" if variant else ""
 
     def planner(self, rank: int, ranks: int, per_host: int = 0) -> Planner:
-        """What makes the programs of a rank.
+        """What builds the programs of a rank.
 
-        What is chosen follows from arguments that are the same on every rank. Blocks of different
-        lengths are served by the direct algorithms, which every rank can run without knowing all,
-        unless a call asks for another one that can.
+        The choice depends only on arguments that are the same on every rank. Blocks of different
+        lengths are served by the direct algorithms, which every rank can run without knowing all
+        lengths, unless a call requests another one that can.
 
         Args:
             per_host: how many consecutive ranks share a host; 0 if all do.
@@ -130,11 +130,12 @@ def _found(name: str) -> str | Custom:
 
 
 def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: bool) -> Program:
-    """The program of the algorithm that a call asks for; nothing else will do.
+    """The program of the algorithm that a call requested, without a fallback.
 
     Raises:
-        InvalidArgumentError: it is for other collectives, or cannot serve blocks that differ.
-        ProgramError: it does not take so many ranks, or, if it is the user's, is wrong.
+        InvalidArgumentError: it is for other collectives, or cannot serve blocks of different
+            lengths.
+        ProgramError: it does not support that many ranks, or is the user's own and wrong.
     """
     operation = collective.operation
     if isinstance(asked, Custom):
@@ -161,9 +162,9 @@ def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: 
 
 
 def ranks_per_host(hosts: Sequence[int]) -> int:
-    """How many consecutive ranks share a host, if that is so; the last host may have fewer.
+    """How many consecutive ranks share a host; the last host may have fewer.
 
-    0 if all ranks are on one host; 1 if they are spread in any other way, as if each were alone.
+    0 if all ranks are on one host; 1 for any other placement, as if each rank were alone.
     """
     if len(set(hosts)) == 1:
         return 0

@@ -1,7 +1,7 @@
-"""Handles of operations that go on while Python does something else: torch.distributed's Work.
+"""Handles of operations that run while Python does something else: torch.distributed's Work.
 
-The engine carries them out (engine.work); here they get their group's errors, results and futures.
-An operation's arrays must not be touched before it is completed.
+The engine carries them out (engine.work); this module adds their group's errors, results and
+futures. Do not touch an operation's arrays before it is completed.
 """
 
 from __future__ import annotations
@@ -22,46 +22,49 @@ from rallypoint.store.store import seconds_of
 
 
 class Work(Protocol):
-    """One operation under way, or several."""
+    """One operation in progress, or several."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is completed; returns True.
+        """Wait until the operation is completed; returns True.
+
+        Args:
+            timeout: the limit for this wait; the operation's own timeout if None.
 
         Raises:
-            PeerError: it failed; MismatchError, PeerLostError and the others say how.
-            CollectiveTimeoutError: `timeout` is over; the operation still goes on.
+            MismatchError, DeadlockError, PeerLostError, PeerError: the operation failed.
+            CollectiveTimeoutError: `timeout` is over; the operation is still running.
         """
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or with an error; never waits."""
+        """Whether the operation has ended, with or without an error; never waits."""
 
     def is_success(self) -> bool:
-        """Whether it is over and went well."""
+        """Whether the operation has ended without an error."""
 
     def exception(self) -> Exception | None:
-        """Once it is completed: what went wrong, or None."""
+        """The error of a completed operation, or None."""
 
     def result(self) -> list[Any]:
-        """The arrays that it fills in."""
+        """The arrays that the operation fills in."""
 
     def source_rank(self) -> int:
-        """Of a receive that is completed: the sender's global rank; else -1."""
+        """The sender's global rank of a completed receive; otherwise -1."""
 
     def get_future(self) -> Future:
-        """What will hold `result()` once it is completed, and can call back then."""
+        """A future of `result()`, to wait for or to chain callbacks to."""
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback(self)` when it is completed: at once if it is, else in another thread."""
+        """Call `callback(self)` on completion: now if completed, else in another thread."""
 
 
 class Called(NamedTuple):
-    """What was called, for the words of an error.
+    """A call's details, for the text of an error.
 
     Attributes:
         what: its arrays.
         root: a rank in the group.
-        variant: which algorithm was asked for (planning.Algorithms).
-        site: where the user's code called, if the call has returned since.
+        variant: which algorithm was requested (planning.Algorithms).
+        site: where the user's code made the call, if the call has since returned.
     """
 
     operation: str
@@ -72,7 +75,7 @@ class Called(NamedTuple):
     site: Site | None = None
 
     def error(self, group: ProcessGroup, code: int) -> RallypointError:
-        """The error for a result of the engine that is not 0."""
+        """The error for a nonzero result of the engine."""
         return failure(
             group,
             code,
@@ -90,7 +93,7 @@ class OneWork(EngineWork):
 
     Args:
         native: what the communicator's `submit` or `post` returned.
-        outputs: what it fills in.
+        outputs: the arrays that it fills in.
         finish: as in engine.work.
     """
 
@@ -144,7 +147,7 @@ class ManyWorks:
         self.works = list(works)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See Work; the timeout is that of each."""
+        """See Work; the timeout applies to each."""
         return all(work.wait(timeout) for work in self.works)
 
     def is_completed(self) -> bool:
@@ -156,7 +159,7 @@ class ManyWorks:
         return all(work.is_success() for work in self.works)
 
     def exception(self) -> Exception | None:
-        """See Work: the first one's."""
+        """See Work: the first error."""
         return next((error for work in self.works if (error := work.exception())), None)
 
     def result(self) -> list[Any]:
@@ -164,7 +167,7 @@ class ManyWorks:
         return [array for work in self.works for array in work.result()]
 
     def source_rank(self) -> int:
-        """See Work: of several, there is none."""
+        """See Work: -1, because there are several operations."""
         return -1
 
     def get_future(self) -> Future:
@@ -172,7 +175,7 @@ class ManyWorks:
         return Future.of(self)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See Work: of the last one."""
+        """See Work: on completion of the last one."""
         left, lock = [len(self.works)], threading.Lock()
 
         def one_done(_: object) -> None:
@@ -189,7 +192,7 @@ class ManyWorks:
 
 
 def together(works: Sequence[Work | None], async_op: bool) -> Work | None:
-    """Several operations as one: waited for, or returned if `async_op` is true."""
+    """Several operations as one: completed, or returned if `async_op` is true."""
     whole = ManyWorks([work for work in works if work is not None])
     if async_op:
         return whole
@@ -198,9 +201,9 @@ def together(works: Sequence[Work | None], async_op: bool) -> Work | None:
 
 
 class Future:
-    """A value that comes later: as much of torch.futures.Future as communication needs.
+    """A value that is available later: the part of torch.futures.Future that communication needs.
 
-    Callbacks run in a thread of their own, or at once if the value is there already.
+    Callbacks run in a separate thread, or immediately if the value is already available.
     """
 
     def __init__(self) -> None:
@@ -212,13 +215,13 @@ class Future:
 
     @classmethod
     def of(cls, work: Work) -> Future:
-        """Of a work's result."""
+        """The future of a work's result."""
         future = cls()
         work.add_done_callback(lambda _: future._settle(work.result(), work.exception()))
         return future
 
     def done(self) -> bool:
-        """Whether the value, or an error, is there."""
+        """Whether the value or an error is available."""
         return self._is_done.is_set()
 
     def wait(self) -> Any:  # noqa: ANN401 - whatever the callbacks return
@@ -227,15 +230,15 @@ class Future:
         return self.value()
 
     def value(self) -> Any:  # noqa: ANN401 - whatever the callbacks return
-        """The value, which must be there; raises the error if there is one instead."""
+        """The value, which must be available; raises the error if there is one instead."""
         if self._error is not None:
             raise self._error
         return self._value
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call `callback(self)` once the value or the error is there.
+        """Call `callback(self)` once the value or an error is available.
 
-        What it raises is reported as an error of a thread is (threading.excepthook).
+        Its exceptions are reported as those of threads are (threading.excepthook).
         """
         with self._lock:
             if not self._is_done.is_set():
@@ -244,7 +247,7 @@ class Future:
         self._call(callback)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """A future of what `callback(self)` returns, once this one's value is there."""
+        """A future of what `callback(self)` returns, once this one's value is available."""
         following = Future()
 
         def go_on(_: Future) -> None:
@@ -267,7 +270,7 @@ class Future:
             self._call(callback)
 
     def _call(self, callback: Callable[[Future], object]) -> None:
-        """Whatever it does: others follow."""
+        """Run a callback; its errors do not affect the others."""
         try:
             callback(self)
         except BaseException as error:

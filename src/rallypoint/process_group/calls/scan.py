@@ -1,4 +1,4 @@
-"""scan: each rank gets what all_reduce of the ranks up to it would give. Not in torch; MPI has it."""
+"""scan: each rank gets what all_reduce of the ranks up to it gives. Not in torch; MPI has it."""
 
 from __future__ import annotations
 

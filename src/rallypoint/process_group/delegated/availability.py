@@ -1,4 +1,4 @@
-"""What can be used here, under torch.distributed's names."""
+"""Which backends can be used here, under torch.distributed's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEFAULTS = {"cpu": ENGINES[0], "cuda": "nccl", "npu": "hccl"}
 class Backend(str):
     """A backend's name, in lower case: ``Backend("GLOO") == Backend.GLOO == "gloo"``.
 
-    Which there are, and what each needs: docs/guides/backends.md.
+    docs/guides/backends.md lists the backends and what each needs.
     """
 
     __slots__ = ()
@@ -29,7 +29,7 @@ class Backend(str):
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether groups of this backend, or of all in ``"cpu:gloo,cuda:nccl"``, can be formed here."""
+    """Whether groups of this backend, or of all in ``"cpu:gloo,cuda:nccl"``, can form here."""
     try:
         return not any(why_absent(name) for name in parse_backend(backend).values())
     except InvalidArgumentError:
@@ -37,10 +37,10 @@ def is_backend_available(backend: str) -> bool:
 
 
 def get_default_backend_for_device(device: object) -> str:
-    """The backend for tensors of a device: "cpu", "cuda:1", or a torch.device.
+    """The default backend for tensors of a device: "cpu", "cuda:1", or a torch.device.
 
     Raises:
-        InvalidArgumentError: none is known.
+        InvalidArgumentError: there is none for it.
     """
     kind = str(device).partition(":")[0]
     if kind not in _DEFAULTS:
@@ -51,7 +51,7 @@ def get_default_backend_for_device(device: object) -> str:
 
 
 def is_available() -> bool:
-    """Whether this package can communicate: always."""
+    """Whether this package can communicate: always True."""
     return True
 
 

@@ -1,7 +1,7 @@
 """One call of a collective or message at another backend: arrays to blocks, and results back.
 
-What differs in length, and what a library would spoil, is dealt with here, so that a library has
-but one form of each collective to serve:
+Blocks of different lengths, and data that a library would overwrite, are handled here, so a library
+only has to serve one form of each collective:
 
     given                                       passed to the library
     lists, or one large array                   a flat block for each rank
@@ -41,7 +41,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class _Prepared:
-    """Blocks, and what is to be done with those that are copies once the call is over."""
+    """Blocks, and what to do after the call with those that are copies."""
 
     inputs: list[Block]
     outputs: list[Block]
@@ -82,11 +82,11 @@ def run(
     results: Sequence[Any] | None,
     then: Callable[[], None] | None,
 ) -> DelegatedWork | None:
-    """Run a collective, or begin it; arguments and errors are those of calls.call.run.
+    """Run a collective, or start it; arguments and errors are those of calls.call.run.
 
     Raises:
-        InvalidTypeError: the library cannot do that; the message says what can.
-        InvalidArgumentError: an algorithm is asked for, of which libraries know nothing.
+        InvalidTypeError: the library does not support it; the message says what does.
+        InvalidArgumentError: an algorithm is requested, which libraries do not offer.
     """
     if algorithm is not None:
         raise InvalidArgumentError(
@@ -143,7 +143,7 @@ def post(
     results: Sequence[Any],
     then: Callable[[], None] | None,
 ) -> DelegatedWork:
-    """Begin a send or receive; `other` is a rank in the group, or -1."""
+    """Start a send or receive; `other` is a rank in the group, or -1."""
     if type(tag) is not int or tag < 0:
         raise InvalidArgumentError(f"{operation}: tag={tag!r} must be an integer >= 0")
     sends = operation in ("send", "isend")
@@ -170,7 +170,7 @@ def _prepare(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> _Prepared:
-    """The blocks that the library gets, and how what comes out returns to where it belongs."""
+    """The blocks for the library, and how to return its output to the caller's arrays."""
     if collective is Collective.BARRIER:
         return _Prepared([], [])
     is_root = group.own_rank == root
@@ -197,7 +197,7 @@ def _prepare(
 
 
 def _in_place(end: End, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Prepared:
-    """One block, which is both; where nothing comes out, a copy that the library may spoil."""
+    """One block for input and output; without an output, a copy that the library may overwrite."""
     if not outputs:
         return _Prepared([], [end.adopt(_copied(inputs[0]))])
     array, room = outputs[0], _contiguous(outputs[0])
@@ -212,7 +212,7 @@ def _in_place(end: End, inputs: Sequence[Array], outputs: Sequence[Array]) -> _P
 
 
 def _cut(blocks: list[Block], count: int) -> list[Block]:
-    """One for each rank, of one that holds them all."""
+    """A block for each rank, cut from one that holds them all."""
     if len(blocks) != 1 or count <= 1:
         return blocks
     items = len(blocks[0]) // count
@@ -222,7 +222,7 @@ def _cut(blocks: list[Block], count: int) -> list[Block]:
 def _made_even(
     end: End, group: ProcessGroup, collective: Collective, ready: _Prepared
 ) -> Collective:
-    """Blocks of equal length instead of such as differ; the collective that serves these."""
+    """Blocks of equal length instead of unequal ones; the collective that serves these."""
     blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
     sizes = [len(block) for block in blocks]
     if len(set(sizes)) <= 1 or collective is Collective.ALL_TO_ALL:
@@ -285,7 +285,7 @@ def _by_messages(
 
 
 def _contiguous(array: Array) -> Array:
-    """Contiguous memory with the same items: the array itself if it is that."""
+    """Contiguous memory with the same items; the array itself if it is contiguous."""
     return array if array.flags.c_contiguous else _copied(array)
 
 

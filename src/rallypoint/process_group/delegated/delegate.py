@@ -1,6 +1,6 @@
-"""What a backend's library does for a group: the interface that each of them implements.
+"""The interface that each backend's library implements for a group.
 
-Memory comes as flat, contiguous blocks of one dtype: what `Delegate.adopt` has made of arrays.
+Memory is passed as flat, contiguous blocks of one dtype, made from arrays by `Delegate.adopt`.
 Collectives are those of base/collective.py, with blocks of equal length except in ALL_TO_ALL.
 """
 
@@ -21,16 +21,16 @@ Block = Any  # a NumPy array, or a tensor of torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Who forms a group, and with whom.
+    """A member of a group that forms, and its peers.
 
     Attributes:
         name: the backend's.
-        store: where the library's ranks may meet; its keys begin with `prefix`.
+        store: where the library's ranks can meet; its keys begin with `prefix`.
         rank: of this process in the group.
         ranks: the members' global ranks.
         address: at which the others reach this process; loopback if all are on its host.
         device: of this process; None: chosen by LOCAL_RANK.
-        title: what people call the group.
+        title: the group's name for people.
         environ: this process's variables.
     """
 
@@ -56,7 +56,7 @@ class Request:
             have one, in `outputs`, which is also the input; in a REDUCE it may be overwritten on
             all ranks.
         root: a rank in the group.
-        timeout_s: how long it may wait for peers.
+        timeout_s: how long to wait for peers.
     """
 
     collective: Collective
@@ -69,10 +69,11 @@ class Request:
 
 
 class Pending(Protocol):
-    """What a library has begun. Whatever a method raises is given to `Delegate.trouble`."""
+    """An operation that a library has started. Its exceptions are passed to `Delegate.trouble`."""
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is over; on a device, until what the caller does there next comes after it.
+        """Wait until it is over; on a device, until the caller's next work there is ordered after
+        it.
 
         Raises:
             TimeoutError: `timeout_s` is over; it may be waited for again.
@@ -82,7 +83,7 @@ class Pending(Protocol):
         """Whether it is over; never waits."""
 
     def source(self) -> int:
-        """Of a receive that is over: the sender's rank in the group."""
+        """The sender's rank in the group, of a receive that is over."""
 
 
 class Trouble(Enum):
@@ -100,8 +101,7 @@ class Delegate(Protocol):
     Attributes:
         name: the backend's.
         device: the kind of device whose memory it takes.
-        patience_s: how long it may wait at a time; infinite if a wait that ends without success
-            cannot be tried again.
+        patience_s: the longest single wait; infinite if a wait that timed out cannot be repeated.
     """
 
     name: str
@@ -109,29 +109,29 @@ class Delegate(Protocol):
     patience_s: float
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        """What the library cannot do of this, and what can instead; empty: it can."""
+        """Which part of this the library does not support, and what does; empty if it does."""
 
     def adopt(self, array: Any) -> Block:  # noqa: ANN401 - an array, or a DeviceArray
         """The flat memory of a contiguous array, shared; checked to be on the right device.
 
         Raises:
-            InvalidTypeError: it cannot.
+            InvalidTypeError: the library cannot take it.
         """
 
     def empty(self, model: Block, items: int) -> Block:
-        """New memory for so many items like the model's."""
+        """New memory for `count` items like the model's."""
 
     def begin(self, request: Request) -> Pending:
-        """Begin a collective."""
+        """Start a collective."""
 
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
-        """Begin to send to a rank of the group, or to receive from it, or from any: -1."""
+        """Start to send to a rank of the group, or to receive from it, or from any (-1)."""
 
     def trouble(self, error: Exception) -> Trouble:
-        """What an error of the library's means."""
+        """What an error of the library means."""
 
     def close(self) -> None:
-        """Give back what the library holds; peers may still be in calls without this rank."""
+        """Free what the library holds; peers may still be in calls without this rank."""
 
     def abort(self) -> None:
-        """The same at once; calls under way may fail."""
+        """The same at once; calls in progress may fail."""

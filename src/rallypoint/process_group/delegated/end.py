@@ -1,8 +1,8 @@
 """One group's end of another backend, with errors that people can act on.
 
-The first error of the library breaks it, as it does the engine's communicators: what the library
-would do next is not known. Who died is asked of the store, where each member has a key that goes
-with it.
+The library's first error breaks the end, as with the engine's communicators: the library's further
+behaviour is not known. The store tells which rank died: each member has a key there that is deleted
+with its connection.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 
 class _Lost(NamedTuple):
-    """A member that is there no more: its rank in the group, and how it said that it left."""
+    """A member that is gone: its rank in the group, and how it said that it left."""
 
     rank: int
     way_out: str
 
 
 class _LostError(TimeoutError):
-    """A member that is waited for is there no more."""
+    """A member that this rank waits for is gone."""
 
     def __init__(self, lost: _Lost) -> None:
         super().__init__()
@@ -56,10 +56,10 @@ class End:
     """A member's end of a group at one library.
 
     Args:
-        prefix: what the members' keys at the store begin with.
+        prefix: the beginning of the members' keys at the store.
         ranks: their global ranks.
-        timeout_s: how long an operation may wait for a peer.
-        title: what people call the group.
+        timeout_s: how long an operation waits for a peer.
+        title: the group's name for people.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class End:
         self._has_left = False
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        """What the library cannot do of this, and what can instead; empty: it can."""
+        """Which part of this the library does not support, and what does; empty if it does."""
         return self._delegate.why_not(collective, dtype, operator)
 
     def begin(self, request: Request, operation: str) -> Pending:
-        """Begin a collective.
+        """Start a collective.
 
         Raises:
             PeerError: the group is broken, or the library refused.
@@ -101,25 +101,25 @@ class End:
     def transfer(
         self, *, sends: bool, peer: int, tag: int, block: Block, operation: str
     ) -> Pending:
-        """Begin a send or a receive; raises as `begin`."""
+        """Start a send or a receive; raises as `begin`."""
         return self._guarded(
             lambda: self._delegate.transfer(sends=sends, peer=peer, tag=tag, block=block), operation
         )
 
     def wait(self, pending: Pending, left_s: float, timeout_s: float, operation: str) -> None:
-        """Wait until it is over, for as long as is left of its time.
+        """Wait until it is over, for as long as its timeout allows.
 
         Raises:
-            PeerError: it failed, or its time is over.
+            PeerError: it failed or timed out.
         """
         self._guarded(lambda: self._wait(pending, left_s), operation, timeout_s)
 
     def is_done(self, pending: Pending, operation: str) -> bool:
-        """Whether it is over; never waits. Raises as `wait`, of what failed."""
+        """Whether it is over; never waits. Raises as `wait` if it failed."""
         return self._guarded(pending.is_done, operation)
 
     def _wait(self, pending: Pending, left_s: float) -> None:
-        """In between, look whether somebody has left who can never come."""
+        """Check between waits whether a needed member has left."""
         until = time.monotonic() + left_s
         while True:
             left_s = until - time.monotonic()
@@ -133,11 +133,11 @@ class End:
                     raise _LostError(found) from None
 
     def set_timeout(self, timeout_s: float) -> None:
-        """How long operations that begin from now on may wait for a peer."""
+        """How long operations that start from now on wait for a peer."""
         self.timeout_s = timeout_s
 
     def leave(self) -> None:
-        """Take part no more; peers that wait for this rank find that it has left."""
+        """Leave the group; peers that wait for this rank find that it has left."""
         if not self._has_left:
             self._has_left = True
             self._say_left()
@@ -145,7 +145,7 @@ class End:
                 (self._delegate.close if self._error is None else self._delegate.abort)()
 
     def abort(self) -> None:
-        """Leave, and end what is under way."""
+        """Leave, and end operations in progress."""
         if not self._has_left:
             self._has_left = True
             self._say_left()
@@ -183,7 +183,7 @@ class End:
             return self._error
 
     def _put(self, error: Exception, operation: str, timeout_s: float) -> PeerError:
-        """An error of the library's in our words, with the rank at fault if the store shows it."""
+        """The library's error in our words, with the rank at fault if the store shows it."""
         is_late = isinstance(error, TimeoutError)
         trouble = Trouble.LATE if is_late else self._delegate.trouble(error)
         said = _first_sentence(error)
@@ -214,7 +214,7 @@ class End:
         return kind(f"{self._where}{text}{_UNUSABLE}", rank=rank, operation=operation)
 
     def _find_lost(self, trouble: Trouble) -> _Lost | None:
-        """The member that is there no more, if the store shows one."""
+        """The member that is gone, if the store shows one."""
         presence = Presence(self._store, self._prefix, self._ranks)
         try:
             if trouble is Trouble.LATE:
@@ -237,6 +237,6 @@ class End:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Without the place in the library's source before it, and the advice after it."""
+    """Without the preceding place in the library's source and the advice that follows."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".!")

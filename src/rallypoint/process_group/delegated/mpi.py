@@ -1,7 +1,7 @@
-"""Groups whose calls MPI serves, by mpi4py: under mpirun and its like only.
+"""Groups whose calls MPI serves, through mpi4py; only under mpirun and similar launchers.
 
-Every call is begun without waiting and then asked for again and again, so that it can end at its
-deadline, which MPI has none of. MPI goes on with a call only while it is asked.
+Every call is started as nonblocking and then polled, so that it can end at its deadline, which MPI
+does not offer. MPI makes progress only while it is polled.
 """
 
 # ruff: noqa: ANN401 - mpi4py's objects
@@ -62,7 +62,7 @@ def why_absent(name: str) -> str:
 
 
 def why_not(dtype: str, operator: Operator | None) -> str:
-    """What MPI cannot combine, and what can; empty: it can, or nothing is combined."""
+    """Which part of this MPI cannot combine, and what can; empty if it can, or combines nothing."""
     if operator is None:
         return ""
     if dtype not in _OPERATORS:
@@ -102,7 +102,7 @@ def connect(member: Member) -> MpiDelegate:
 
 
 class _MpiPending:
-    """A request of MPI, asked for again and again; `finish` runs once it is over."""
+    """A request of MPI, which is polled; `finish` runs once it is over."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class MpiDelegate:
         return Trouble.LOST if kind in lost else Trouble.OTHER
 
     def close(self) -> None:
-        """See Delegate: MPI would wait for all others here, so that it gets all back at its end."""
+        """See Delegate: MPI would wait for all others here, so its own end frees everything."""
 
     def abort(self) -> None:
         """See Delegate."""
@@ -237,7 +237,7 @@ class MpiDelegate:
         return _MpiPending(self._lock, request, self._open, finish, status)
 
     def _abort_if_unfinished(self) -> None:
-        """At exit: MPI may wait for ever for calls that never ended, before the process can."""
+        """At exit: MPI could wait forever for calls that never ended."""
         if self._open and not self._mpi.Is_finalized():
             print(
                 f"rallypoint: rank {self._rank} exits before MPI has completed "
@@ -302,7 +302,7 @@ class MpiDelegate:
 
 
 def _bytes(block: Block) -> Block:
-    """What is not combined is moved, whatever it is."""
+    """Items that are not combined are moved as bytes."""
     return block.view(np.uint8)
 
 
@@ -311,7 +311,7 @@ def _joined(blocks: Sequence[Block]) -> Block:
 
 
 def _room(blocks: Sequence[Block]) -> tuple[Block, Callable[[], None]]:
-    """Memory for all blocks, and what puts its parts where they belong."""
+    """Memory for all blocks, and what copies its parts to them."""
     room = np.empty(sum(block.nbytes for block in blocks), np.uint8)
 
     def spread() -> None:

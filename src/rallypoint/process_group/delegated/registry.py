@@ -1,7 +1,7 @@
-"""Which backends there are, by name: the engine's own, those of known libraries, and packages'.
+"""The backends by name: the engine's own, those of known libraries, and those of other packages.
 
-Another package adds one by an entry point of the group ``rallypoint.backends``, whose name is the
-backend's and whose value a function that takes a `Member` and returns a `Delegate`.
+A package adds one with an entry point of the group ``rallypoint.backends``: its name is the
+backend's, and its value a function that takes a `Member` and returns a `Delegate`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _KNOWN = {
 
 
 def parse_backend(backend: object) -> dict[str, str]:
-    """What serves each kind of device: ``"cpu:gloo,cuda:nccl"``, or one name for its own kind.
+    """The backend for each kind of device: ``"cpu:gloo,cuda:nccl"``, or a name for its own kind.
 
     Raises:
-        InvalidArgumentError: no such backend, or not for that kind of device.
+        InvalidArgumentError: there is no such backend, or not for that kind of device.
     """
     text = str(backend).lower()
     if ":" not in text:
@@ -71,7 +71,7 @@ def device_of(name: str) -> str:
 
 
 def why_absent(name: str) -> str:
-    """What a known backend lacks on this machine, and how to get it; empty: nothing."""
+    """What a known backend lacks on this machine, and how to get it; empty if nothing."""
     if name not in _KNOWN:
         return ""
     return str(importlib.import_module(_KNOWN[name][1]).why_absent(name))
@@ -82,7 +82,7 @@ def connect(member: Member) -> Delegate:
 
     Raises:
         HostError: something is missing on this machine; the message says how to get it.
-        Exception: whatever the library raises.
+        Exception: any exception of the library.
     """
     if member.name in _KNOWN:
         module, _, name = _KNOWN[member.name][2].partition(":")

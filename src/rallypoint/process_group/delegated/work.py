@@ -1,4 +1,4 @@
-"""Handles of operations of other backends, with the face of process_group.work.Work."""
+"""Handles of operations of other backends, with the interface of process_group.work.Work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rallypoint.store.store import seconds_of
 
 
 class DelegatedWork:
-    """One operation under way.
+    """One operation in progress.
 
     Args:
-        outputs: what it fills in.
-        finish: called once it has gone well, before anyone is told.
+        outputs: the arrays that it fills in.
+        finish: called after success, before waiters are notified.
         timeout_s: from now on.
     """
 
@@ -79,7 +79,7 @@ class DelegatedWork:
 
     @property
     def peer(self) -> int:
-        """Of a receive that is over: the sender's rank in the group."""
+        """The sender's rank in the group, of a receive that is over."""
         return self._pending.source()
 
     def source_rank(self) -> int:
@@ -93,7 +93,7 @@ class DelegatedWork:
         return Future.of(self)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See Work: in a thread that waits for it."""
+        """See Work: runs in a thread that waits for the operation."""
 
         def serve() -> None:
             self._settle()
@@ -108,7 +108,7 @@ class DelegatedWork:
             threading.Thread(target=serve, name="rallypoint-callbacks", daemon=True).start()
 
     def _wait_a_while(self, wait_s: float) -> None:
-        """As long as the caller has time, which is none of the library's business."""
+        """Wait for as long as the caller allows, which the library does not know."""
         until, pause_s = time.monotonic() + wait_s, 1e-5
         while not self._is_done():
             if time.monotonic() > until:
@@ -121,7 +121,7 @@ class DelegatedWork:
             pause_s = min(2 * pause_s, 1e-3)
 
     def _is_done(self) -> bool:
-        """Whether the library is done with it, well or not."""
+        """Whether the library is done with it, with or without an error."""
         try:
             return self._error is not None or self._end.is_done(self._pending, self.operation)
         except PeerError as error:
@@ -129,7 +129,7 @@ class DelegatedWork:
             return True
 
     def _settle(self) -> None:
-        """Until it is over; then finish, once. Whoever comes meanwhile waits."""
+        """Wait until it is over, then finish, once; concurrent callers wait."""
         with self._lock:
             if self._is_over:
                 return

@@ -1,1 +1,1 @@
-"""How groups come to be and end: ranks meet at a store, connect, leave; no calls are made here."""
+"""How groups form and end: ranks meet at a store, connect, and leave. No calls are made here."""

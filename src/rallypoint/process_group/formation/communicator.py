@@ -1,12 +1,12 @@
-"""Brings the members of one group together: they meet at a store, are connected, and agree.
+"""Brings the members of one group together: they meet at a store, connect, and agree.
 
-    1. each member says on which host it is; the first one makes a table of that
-    2. on each host, the first member makes the shared region and hands it to the others
+    1. each member says on which host it is; the first one makes a table of the hosts
+    2. on each host, the first member creates the shared region and hands it to the others
     3. members on different hosts connect with each other (mesh.py)
 
-Nothing of an earlier group can be taken for this one's, because no two groups of a job have the
-same prefix. The last member to be done clears away what they left at the store. Who should be in
-which group is decided elsewhere.
+No two groups of a job have the same prefix, so nothing of an earlier group can be mistaken for this
+one's. The last member to finish deletes the keys at the store. Which ranks form which group is
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ EAGER_HOSTS = 64  # docs/decisions/092-far-peers.md
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the first member tells all others.
+    """What the first member sends to all others.
 
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
         have_cores: by rank, whether there is a core for each rank of its machine.
-        secret: what only members know.
-        streams: connections for data between two ranks on different hosts.
+        secret: a secret of the members.
+        streams: the number of data connections between two ranks on different hosts.
         is_sparse: connections between hosts are made when they are first needed.
     """
 
@@ -104,17 +104,18 @@ def form_communicator(
     done: str = "",
     is_across_jobs: bool = False,
 ) -> tuple[Communicator, Algorithms]:
-    """Form the communicator of `members` (global ranks), of whom this is the one at `rank`.
+    """Form the communicator of `members` (global ranks); this process is the one at `rank`.
 
-    Returns it with its algorithms, by the first member's `options`, which count for all. `name` is
-    what people call the group. Once no member needs the store any more, the last one clears away
-    what they left there, and the key `way`, and sets the key `done`. Members of several jobs
-    (`is_across_jobs`) know each other by this store alone, and not by a run's name or its token.
+    Returns it with its algorithms, from the first member's `options`, which apply to all. `name` is
+    the group's name for people. Once no member needs the store, the last one deletes their keys and
+    the key `way`, and sets the key `done`. Members of several jobs (`is_across_jobs`) know each
+    other only through this store, not by a run's name or its token.
 
     Raises:
-        StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
-        PeerLostError: a member came and died.
-        HostError: members on different hosts cannot connect; or, for "shm", are on different ones.
+        StoreTimeoutError, CollectiveTimeoutError: members did not join; the message names them.
+        PeerLostError: a member joined and died.
+        HostError: members on different hosts cannot connect; or backend "shm" has members on
+            several hosts.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
@@ -190,7 +191,7 @@ def _wished_streams() -> int:
 
 
 def _eager_hosts() -> int:
-    """Up to so many hosts, each rank is connected with each on another host from the start."""
+    """Up to this many hosts, each rank connects to each rank on other hosts at the start."""
     text = os.environ.get("RALLYPOINT_EAGER_HOSTS", str(EAGER_HOSTS))
     if not text.isdecimal():
         raise InvalidArgumentError(f"RALLYPOINT_EAGER_HOSTS={text!r} must be a number of hosts")
@@ -200,10 +201,10 @@ def _eager_hosts() -> int:
 def say_formed(
     store: Store, prefix: str, ranks: int, keys: Sequence[str], *, way: str = "", done: str = ""
 ) -> None:
-    """This rank needs nothing more of what lies at the store; the last one clears that away.
+    """Report that this rank no longer needs the keys at the store; the last one deletes them.
 
     Args:
-        keys: what lies there beside what await_ranks has left.
+        keys: further keys, besides those of await_ranks.
         way, done: as in form_communicator.
     """
     if store.add(formed_key(prefix), 1) < ranks:
@@ -242,7 +243,7 @@ def _connect(
     look: NetworkLook,
     admission: Pass,
 ) -> tuple[list[FarPeer], LateMesh | None]:
-    """Connect with the members on other hosts, if there are any; they reach us as chosen."""
+    """Connect with the members on other hosts, if there are any."""
     far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
     if not far or network is None:
         return [], None
@@ -286,14 +287,14 @@ def _connect(
 
 
 def _admission(prefix: str, secret: str, *, is_across_jobs: bool) -> Pass:
-    """What connections of the group are recognised by."""
+    """What identifies connections of the group."""
     run = "" if is_across_jobs else os.environ.get("TORCHELASTIC_RUN_ID", "")
     token = "" if is_across_jobs else os.environ.get("RALLYPOINT_TOKEN", "")
     return Pass(f"{run}/{prefix}", bytes.fromhex(secret), os.fsencode(token))
 
 
 def _told(network: NetworkChoice) -> str:
-    """What others are to know of it if they cannot connect."""
+    """What to report about it if others cannot connect."""
     return f"its host chose {network.name or network.address}: {network.why}"
 
 
@@ -307,7 +308,7 @@ def _share(
     attach: Callable[[int], Communicator],
     presence: Presence,
 ) -> tuple[Communicator, PeerMemoryAccess]:
-    """Map the region that the members of this host share; what they read of each other's memory."""
+    """Map the region shared by the members of this host; returns what peer memory is readable."""
     wished = _wished_reach()
     if wished:
         let_peers_read()

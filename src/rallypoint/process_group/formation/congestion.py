@@ -1,10 +1,11 @@
 """The congestion control of connections between hosts.
 
-BBR sends at the rate that it believes a path to carry, and on paths as short as those within a
-cluster it believes in half of it (docs/decisions/046-tcp.md). So where a machine uses BBR for
-everything, connections begin with Reno, which every kernel has and everybody may use, and go back
-to BBR if a round trip takes long. Not the other way round: who has begun with BBR stays paced.
-Source: tcp(7), TCP_CONGESTION; struct tcp_info in linux/tcp.h; net/ipv4/tcp_bbr.c, bbr_init.
+BBR sends at the rate that it estimates for a path, and on paths as short as those within a cluster
+its estimate is half of the real rate (docs/decisions/046-tcp.md). So where a machine uses BBR by
+default, connections start with Reno, which every kernel has and everybody may use, and switch to
+BBR if a round trip takes long. The opposite order does not work: a connection that started with BBR
+remains paced. Source: tcp(7), TCP_CONGESTION; struct tcp_info in linux/tcp.h; net/ipv4/tcp_bbr.c,
+bbr_init.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _MIN_RTT = slice(148, 152)  # tcpi_min_rtt, within struct tcp_info
 
 
 class Congestion:
-    """What is chosen for the connections of a group: by the user, or by the length of a path.
+    """The choice for the connections of a group: by the user, or by the length of a path.
 
     Args:
-        short_us: a round trip that is not BBR's business; by default one within a building.
+        short_us: round trips up to this use Reno; by default those within a building.
 
     Raises:
-        InvalidArgumentError: what the user names is no name.
+        InvalidArgumentError: the user's value is not a name.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, short_us: int = 1000) -> None:
@@ -43,10 +44,10 @@ class Congestion:
             )
 
     def prepare(self, sock: socket.socket) -> None:
-        """Before it connects, or anybody connects to it.
+        """Prepare a socket before it connects, or a listener.
 
         Raises:
-            HostError: the kernel does not have or permit what the user wishes.
+            HostError: the kernel does not have or permit the user's choice.
         """
         usual = control_of(sock)
         if self._wished:
@@ -62,17 +63,17 @@ class Congestion:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What a prepared connection begins with, and goes back to if its round trip is long."""
+        """What a prepared connection starts with, and switches to if its round trip is long."""
         return self._wished or ("reno" if self._left else ""), self._left
 
     def settle(self, sock: socket.socket) -> None:
-        """Once it is connected."""
+        """Make the final choice for a connected socket."""
         if self._left and _round_trip_us(sock) >= self._short_us:
             _set(sock, self._left)
 
 
 def control_of(sock: socket.socket) -> str:
-    """The congestion control of a connection, by name."""
+    """The name of a connection's congestion control."""
     name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LONGEST_NAME + 1)
     return name.rstrip(b"\0").decode()
 
@@ -82,7 +83,7 @@ def _set(sock: socket.socket, name: str) -> None:
 
 
 def _round_trip_us(sock: socket.socket) -> int:
-    """The shortest that the kernel has seen."""
+    """The shortest round trip that the kernel has measured."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.stop)
     return int.from_bytes(info[_MIN_RTT], "little")
 

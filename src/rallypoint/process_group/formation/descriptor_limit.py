@@ -1,4 +1,4 @@
-"""How many descriptors this process may have, and whether that is enough for a group."""
+"""How many descriptors this process may open, and whether that is enough for a group."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SPARE = 200  # for whatever else the program opens
 
 
 def make_room(needed: int, wished: int, *, ranks: int) -> None:
-    """Raise the limit of descriptors for so many connections, as far as the system lets us.
+    """Raise the limit of descriptors for a number of connections, as far as the system allows.
 
     Args:
-        needed: connections without which the group cannot form, with so many `ranks`.
-        wished: connections that may be made later, these among them.
+        needed: connections without which the group of `ranks` cannot form.
+        wished: connections that may be made later, including the needed ones.
 
     Raises:
         HostError: the limit is lower than what is needed.

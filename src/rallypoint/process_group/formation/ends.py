@@ -1,7 +1,7 @@
-"""Brings the members of a group together whose calls another backend's library serves.
+"""Brings together the members of a group whose calls another backend's library serves.
 
 They meet at the store, as those of the engine do, and the library connects them in its own way.
-Each member's key stays there for as long as it is in the group, so that others can see who died.
+Each member's key stays there while it is in the group, so that others can see which member died.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def form_ends(
     Args:
         backends: the names of other backends.
         device: of this process; None: by LOCAL_RANK.
-        title: what people call the group.
+        title: the group's name for people.
 
     Raises:
         HostError: a library is missing, on this rank or another, or cannot connect the members.
-        StoreTimeoutError, CollectiveTimeoutError: members did not come; the message names them.
-        PeerLostError: a member came and died.
+        StoreTimeoutError, CollectiveTimeoutError: members did not join; the message names them.
+        PeerLostError: a member joined and died.
     """
     ends: dict[str, End] = {}
     for name in backends:
@@ -85,7 +85,7 @@ def form_ends(
 
 
 def _check_all_have(name: str, members: Sequence[int], lacking: Sequence[str]) -> None:
-    """All ranks raise, so that none waits for one that cannot come."""
+    """If one rank lacks a library, all raise, so that none waits for it."""
     lacks = {rank: why for rank, why in zip(members, lacking, strict=True) if why}
     if lacks:
         rank, why = next(iter(lacks.items()))

@@ -1,4 +1,4 @@
-"""Adds to an error of the network what this host sees of its reason (cluster/health/quick.py)."""
+"""Adds to a network error what this host finds out about its cause (cluster/health/quick.py)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ AnyError = TypeVar("AnyError", bound=RallypointError)
 
 
 class NetworkLook:
-    """Looks once, for at most two seconds, why another side is not connected."""
+    """Examines once, for at most two seconds, why another side is not connected."""
 
     def __init__(self) -> None:
         self._has_begun = False
         self._found = ""
 
     def begin(self, host: str, port: int, *, role: str, is_caller: bool) -> None:
-        """The same as `look`, in a thread: while others are still there."""
+        """The same as `look`, in a thread, while the others are still running."""
         where = {"role": role, "is_caller": is_caller}
         threading.Thread(target=self.look, args=(host, port), kwargs=where, daemon=True).start()
 
     def look(self, host: str, port: int, *, role: str, is_caller: bool = True) -> None:
-        """Look now, unless it has looked, or no network has a part in it.
+        """Examine now, unless that was done before or the network is not involved.
 
         Args:
             host, port: the other side.
-            role: what is there.
-            is_caller: this rank was to connect; else the other one was.
+            role: what listens there.
+            is_caller: this rank had to connect; otherwise the other one.
         """
         if self._has_begun or is_loopback(host):
             return
@@ -41,7 +41,7 @@ class NetworkLook:
         self._found = finding_about(place, os.environ, count=2, role=role, is_caller=is_caller)
 
     def added_to(self, error: AnyError) -> AnyError:
-        """The error, which says what was found as well."""
+        """The error, with the finding added."""
         if self._found:
             from rallypoint.cluster.health.quick import told_with
 
@@ -50,7 +50,7 @@ class NetworkLook:
 
 
 def raise_with_finding(error: StoreConnectionError) -> NoReturn:
-    """Raise it again: the store of a group that forms cannot be reached.
+    """Raise an error again with a finding: the store of a forming group cannot be reached.
 
     Raises:
         StoreConnectionError: always.

@@ -1,6 +1,6 @@
 """Joins this process to a group, whatever serves its calls: the engine, other libraries, or both.
 
-A group whose library takes memory of devices only has an engine beside it, for Python objects.
+A group whose library only takes device memory also has an engine, for Python objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Parts:
     """What serves a group's calls.
 
     Attributes:
-        communicator: the engine's end; None: nothing of this group goes there.
+        communicator: the engine's end; None if the group does not use the engine.
         takes_arrays: whether the engine serves the caller's arrays, and not only objects.
         ends: other libraries', by the kind of device whose memory they take.
     """
@@ -39,10 +39,10 @@ class Parts:
 
 
 def check_backend(backend: str) -> str:
-    """A backend as get_backend() tells it: in lower case, and without what goes without saying.
+    """A backend as get_backend() returns it: in lower case, without redundant parts.
 
     Raises:
-        InvalidArgumentError: there is none of this name.
+        InvalidArgumentError: there is no such backend.
     """
     parts = parse_backend(backend)
     if list(parts) == [_CPU]:
@@ -56,9 +56,9 @@ def has_engine(backend: str) -> bool:
 
 
 def begin_early(backend: str) -> None:
-    """Before ranks meet: have MPI begin, if it serves them, so that they meet through it.
+    """Before ranks meet: initialize MPI, if it serves them, so that they meet through it.
 
-    Open MPI was seen to wait for ever at its end where PMIx had been used before it began.
+    Open MPI was seen to hang at its end if PMIx had been used before its initialization.
     """
     if "mpi" in parse_backend(backend).values():
         why_absent("mpi")  # imports it; what is missing is told once all ranks are there
@@ -79,11 +79,11 @@ def join(
     done: str = "",
     is_across_jobs: bool = False,
 ) -> Parts:
-    """Form the group of `members` (global ranks), of whom this is the one at `rank`.
+    """Form the group of `members` (global ranks); this process is the one at `rank`.
 
     Args:
         backend: as `check_backend` returns it.
-        device: of this process, for libraries that take memory of one; None: by LOCAL_RANK.
+        device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
         name, way, done, is_across_jobs: as in formation.form_communicator.
 
     Raises as form_communicator and delegated.formation.form_ends.

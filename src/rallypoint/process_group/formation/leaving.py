@@ -1,4 +1,4 @@
-"""Groups that are left when the process ends, and not by a forked child of it."""
+"""Leaves groups when the process exits, but not in a forked child."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _leaving_at_exit = weakref.WeakSet[ProcessGroup]()
 
 
 def leave_at_exit(group: ProcessGroup) -> None:
-    """A rank that just ends must not look to the others like one that died.
+    """Leave at exit, so that a rank that just ends does not look like one that died.
 
-    What was imported first is called last at exit: engine.work, which is imported above for that,
-    then runs the callbacks of what leaving has ended.
+    Exit handlers run in reverse order of import: engine.work, imported above for this reason, then
+    runs the callbacks of operations that leaving has ended.
     """
     try:
         if not _leaving_at_exit:

@@ -1,6 +1,6 @@
 """Connects a rank with those on other hosts: a few connections to each, made while a group forms.
 
-In a group of many hosts there are only control connections at first, with the neighbours in a graph
+In a group of many hosts there are at first only control connections, with the neighbours in a graph
 (control_graph.py); the others are made when needed (native/engine/tcp/late_connections.h).
 
     caller (the higher rank)                   listener (the lower rank)
@@ -9,10 +9,10 @@ In a group of many hosts there are only control connections at first, with the n
     HMAC-SHA256(key, "client", both)           ->
                                                <-   HMAC-SHA256(key, "server", both)
 
-The key is made of the group's secret, which its first rank drew, of the job's token, and of the
-group's name (run, round and number), both ranks and what the connection is for: none of another
-group, or of an earlier round, can be taken for one of this. Strangers are dropped, and hold nobody
-up. What goes over the connections afterwards is the engine's business.
+The key depends on the group's secret, which its first rank drew, on the job's token, and on the
+group's name (run, round and number), both ranks and the connection's purpose, so a connection of
+another group or an earlier round is never accepted. Strangers are dropped, and delay nobody. The
+engine uses the connections afterwards.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Step: TypeAlias = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank listens, what its process is called there, and how the address was chosen."""
+    """Where a rank listens, the name of its process there, and how the address was chosen."""
 
     address: str
     port: int
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What the connections of a group are recognised by."""
+    """What identifies the connections of a group."""
 
     name: str
     secret: bytes
@@ -77,19 +77,19 @@ class Pass:
 
     @property
     def group_secret(self) -> bytes:
-        """What only members that have the job's token know."""
+        """A secret that only members with the job's token know."""
         return self.secret + hashlib.sha256(self.token).digest()
 
 
 class _RefusedError(Exception):
-    """The other side is not who it should be."""
+    """The other side is not the expected one."""
 
 
 def listen(address: str, congestion: Congestion) -> socket.socket:
     """A listener at an address of this machine.
 
     Raises:
-        HostError: it is none, or its congestion control is none.
+        HostError: the address is not this machine's, or the congestion control cannot be set.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -121,11 +121,11 @@ def connect_all(
     """Connect with each of `places`, by rank; the listener is closed.
 
     Args:
-        members: what ranks are called in messages.
-        streams: how many connections for data there are to be with each.
+        members: the ranks' names in messages.
+        streams: the number of data connections with each rank.
         deadline: of time.monotonic().
         check: called every second; raises PeerLostError if a rank has gone.
-        look: begun if a rank is not connected shortly before the deadline, or cannot be.
+        look: started if a rank is not connected shortly before the deadline, or cannot be.
 
     Raises:
         HostError: a rank cannot be reached, or has another token.
@@ -165,11 +165,11 @@ def connect_neighbours(
     check: Callable[[], None],
     look: NetworkLook,
 ) -> tuple[list[FarPeer], LateMesh]:
-    """Make the control connections with this rank's neighbours; the rest is made when it is needed.
+    """Make the control connections with this rank's neighbours; others are made when needed.
 
     Args:
-        places: of all ranks, this one among them.
-        far: those on other hosts.
+        places: of all ranks, including this one.
+        far: ranks on other hosts.
         members, streams, deadline, check, look: as in `connect_all`.
 
     Raises:
@@ -215,11 +215,11 @@ class _Talk:
         self._needed = step[1]
 
     def go_on(self) -> bool:
-        """Send and receive as far as that goes; whether it is over.
+        """Send and receive as much as possible; returns whether the handshake is over.
 
         Raises:
             OSError: the connection broke.
-            _RefusedError: the other side is not who it should be.
+            _RefusedError: the other side is not the expected one.
         """
         while True:
             if self.unsent:
@@ -241,7 +241,7 @@ class _Talk:
 
 
 class _Mesh:
-    """All connections of a rank, under way and made."""
+    """All connections of a rank, in progress and made."""
 
     def __init__(
         self,
@@ -293,12 +293,12 @@ class _Mesh:
                 self._drop(talk)
 
     def keep_listener(self) -> int:
-        """The listener's descriptor, which is not closed then."""
+        """The listener's descriptor, which is then not closed."""
         self._selector.unregister(self._listener)
         return self._listener.detach()
 
     def close(self) -> None:
-        """Close what was not handed on."""
+        """Close what was not passed on."""
         for key in list(self._selector.get_map().values()):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
@@ -458,7 +458,7 @@ class _Mesh:
         )
 
     def _begin_look(self) -> None:
-        """See why one is missing, while all are still there."""
+        """Find out why one is missing, while all are still running."""
         peer = self._missing()[0]
         place, is_caller = self._places[peer], peer < self._rank
         self._look.begin(place.address, place.port, role=self._role(peer), is_caller=is_caller)
@@ -468,7 +468,7 @@ class _Mesh:
 
 
 def watch_for_silence(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other host has been silent for SILENCE_S seconds."""
+    """Have the kernel end a connection whose other host is silent for SILENCE_S seconds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

@@ -1,4 +1,4 @@
-"""By which interface the ranks of a group on other hosts reach this one."""
+"""The interface at which a group's ranks on other hosts reach this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def network_of(store: Store, backend: str) -> NetworkChoice:
-    """By which interface the ranks on other hosts reach this one, chosen as a launcher does."""
+    """The interface at which ranks on other hosts reach this one, chosen as a launcher does."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     host: str | None = getattr(store, "host", None)

@@ -1,8 +1,8 @@
 """Opens a world: finds its store, and forms the group of all who share it.
 
-Finding the store and waiting there is `store.init_method`, which group is forming at a store
-`worlds`, what serves its calls `joining`. Whether it is the default group, and when it is left, is
-decided in `init`.
+`store.init_method` finds the store and waits there, `worlds` says which group is forming at a
+store, and `joining` connects what serves its calls. `init` decides whether it is the default group,
+and when it is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BACKEND = "RALLYPOINT_BACKEND"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldRequest:
-    """What init_process_group was asked for; see there."""
+    """The arguments of init_process_group; see there."""
 
     backend: str | None
     init_method: str | None
@@ -49,8 +49,8 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
     """Find the store, and form the group of all who share it.
 
     Args:
-        base: what the keys of all worlds begin with that are formed one after the other.
-        name: of a group of processes of several jobs; empty: it is this job's default one.
+        base: the beginning of the keys of all worlds that are formed one after the other.
+        name: of a group of processes of several jobs; empty for this job's default group.
 
     Raises as init_process_group.
     """
@@ -106,7 +106,7 @@ def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
 
 
 def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
-    """What this rank was told, checked as far as it goes before the ranks meet."""
+    """This rank's options, checked as far as possible before the ranks meet."""
     override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
     check_override(override)
     name = os.environ.get("RALLYPOINT_LINKS", "") if links is None else links
@@ -131,7 +131,7 @@ def form_world(
 ) -> ProcessGroup:
     """Form a group of all who share a store, with keys that begin with `prefix`.
 
-    The last one to be done deletes the key `way`, and sets `done`. `name` as in open_world.
+    The last rank to finish deletes the key `way`, and sets `done`. `name` is as in open_world.
     """
     members = range(place.world_size)
     parts = join(
@@ -168,7 +168,7 @@ def form_world(
 
 
 def _nothing() -> None:
-    """The store of the caller is the caller's to close."""
+    """The caller's store is closed by the caller."""
 
 
 def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:

@@ -1,8 +1,8 @@
-"""How ranks wait for others: by whether their machine has a core for each of them.
+"""How ranks wait for others: this depends on whether their machine has a core for each.
 
-Pods and containers are hosts of their own, but those of one machine share its cores. Which cores a
-rank may use is its own affair (taskset, `--numa-binding`): two that are tied to one core each have
-enough, two that are tied to the same core have not. Reasons and figures are in
+Pods and containers are separate hosts, but those of one machine share its cores. Each rank may use
+its own set of cores (taskset, `--numa-binding`): two ranks bound to one core each have enough
+cores, two bound to the same core do not. Reasons and figures are in
 docs/decisions/003-waiting.md.
 """
 

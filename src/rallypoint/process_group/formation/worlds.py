@@ -1,13 +1,13 @@
 """Which default group is forming at a store: rank 0 opens a world, the others join it.
 
     latest     the number of the world that was opened last, from 1 on, and of the one before
-    N/0        is there as long as rank 0 of that world is (init_method.say_here)
-    N/all      it is known whether all have come: nobody joins any more
-    N/next     the number of the world that rank 0 opened after it; goes when that one has formed
+    N/0        exists while rank 0 of that world does (init_method.say_here)
+    N/all      set when it is known whether all have joined: nobody joins any more
+    N/next     the number of the world that rank 0 opened after it; deleted when that has formed
 
-When all have formed a world, N/0 and N/all go, too (formation.py); nobody joins that, either. So
-nothing of an earlier group is taken for this one's, and a process that takes the place of a dead
-one finds the world of those that survived, however many each has been in.
+When all have formed a world, N/0 and N/all are deleted too (formation.py); nobody joins that world
+either. So nothing of an earlier group is mistaken for this one's, and a process that replaces a
+dead one finds the world of the survivors, however many worlds each has been in.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _opened = 0
 
 
 class World(NamedTuple):
-    """One of them.
+    """One world.
 
     Attributes:
-        prefix: what its keys begin with.
-        way: a key that led its ranks to it, and that nobody needs once it has formed.
+        prefix: the beginning of its keys.
+        way: a key that led its ranks to it, which is not needed once it has formed.
     """
 
     prefix: str
@@ -44,12 +44,12 @@ def meet(
 ) -> tuple[OpenStore, World]:
     """Open the store, and find the world that is forming there.
 
-    A store that rank 0 runs may still be its last group's, and end with that: then it is opened
-    anew. `base` is what the keys of all worlds begin with.
+    A store that rank 0 runs may belong to its previous group, and end with that: then it is opened
+    again. `base` is the beginning of the keys of all worlds.
 
     Raises:
         StoreConnectionError: the store cannot be reached.
-        StoreTimeoutError: rank 0 did not come.
+        StoreTimeoutError: rank 0 did not join.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
@@ -110,7 +110,7 @@ def closing(place: OpenStore, world: World) -> Callable[[], None]:
 
 
 def formed_key(place: OpenStore, world: World) -> str:
-    """What is to be set once all have formed a world; empty: nobody waits for that."""
+    """The key to set once all have formed a world; empty if nobody waits for it."""
     return f"{world.prefix}/formed/all" if place.is_rank_0s else ""
 
 

@@ -1,1 +1,1 @@
-"""Who is in which group, what `group` and ranks in arguments mean, and whom an error names."""
+"""Which ranks are in a group, what `group` and ranks in arguments mean, and whom an error names."""

@@ -1,7 +1,7 @@
 """The error of a call that failed, with what each rank called and where.
 
-Nothing here costs a call that succeeds: only when ranks turn out to have called different things
-does each look at its own stack and tell the others, through the store, what it was doing.
+A call that succeeds pays nothing for this: only when ranks turn out to have called different
+operations does each look at its own stack and report it to the others through the store.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def failure(
     variant: int = 0,
     site: Site | None = None,
 ) -> RallypointError:
-    """The error for a result of the engine that is not 0.
+    """The error for a nonzero result of the engine.
 
     Args:
-        what: the call's arrays, in words.
+        what: the call's arrays, as text.
         root: a rank in the group.
-        variant: which algorithm was asked for.
-        site: where the user's code called; found on the stack unless given.
+        variant: which algorithm was requested.
+        site: where the user's code made the call; found on the stack unless given.
     """
     if code == BAD_BUFFER:
         return InvalidArgumentError(f"{operation} cannot take {what}")
@@ -76,17 +76,17 @@ def failure(
 
 
 class Site(NamedTuple):
-    """A line of the user's code; found out, and put into words, only if it must be told."""
+    """A line of the user's code; looked up and formatted only if it must be reported."""
 
     code: CodeType
     instruction: int
 
     @classmethod
     def of_caller(cls, skip: int = 1) -> Site:
-        """The innermost frame that is neither this package's nor what PyTorch puts around it.
+        """The innermost frame that belongs neither to this package nor to PyTorch's wrappers.
 
         Args:
-            skip: so many frames are known to be this package's, and not looked at.
+            skip: the number of frames known to be this package's, which are not checked.
         """
         frame = sys._getframe(skip)
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
@@ -101,7 +101,7 @@ class Site(NamedTuple):
 
 
 def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, str]:
-    """What each rank that tells in time called, by global rank; a group breaks but once."""
+    """What each rank that answers in time called, by global rank; a group breaks only once."""
     if not group.calls_when_broken:
         calls = {group.ranks[group.own_rank]: call}
         asked = [

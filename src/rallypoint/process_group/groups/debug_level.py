@@ -1,7 +1,7 @@
-"""torch.distributed's debug level, for programs that set or ask for it.
+"""torch.distributed's debug level, for programs that set or query it.
 
-It changes nothing here: that ranks agree on what they call is checked always, and what a job waits
-for is told without it. RALLYPOINT_DEBUG=1 prints who is in the default group.
+It changes nothing here: ranks' agreement on their calls is always checked, and errors always name
+what a job waits for. RALLYPOINT_DEBUG=1 prints the members of the default group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
 
 class DebugLevel(Enum):
-    """How much torch.distributed would check and tell."""
+    """How much torch.distributed would check and report; ignored here."""
 
     OFF = 0
     INFO = 1
@@ -26,10 +26,10 @@ _level: DebugLevel | None = None  # as the environment says
 
 
 def get_debug_level() -> DebugLevel:
-    """What was set, or else what TORCH_DISTRIBUTED_DEBUG said when it was first asked for.
+    """The level that was set, or else TORCH_DISTRIBUTED_DEBUG's value at the first query.
 
     Raises:
-        InvalidArgumentError: that names no level.
+        InvalidArgumentError: the variable does not name a level.
     """
     if _level is None:
         set_debug_level_from_env()
@@ -38,10 +38,10 @@ def get_debug_level() -> DebugLevel:
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set it for this process.
+    """Set the level for this process.
 
     Raises:
-        InvalidTypeError: it is no DebugLevel.
+        InvalidTypeError: the argument is not a DebugLevel.
     """
     global _level  # noqa: PLW0603 - torch's is process-wide, too
     if not isinstance(level, DebugLevel):
@@ -50,10 +50,10 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Set it to what TORCH_DISTRIBUTED_DEBUG says: OFF, INFO or DETAIL; OFF unless it is set.
+    """Set the level to that of TORCH_DISTRIBUTED_DEBUG: OFF, INFO or DETAIL; OFF if it is not set.
 
     Raises:
-        InvalidArgumentError: it says something else.
+        InvalidArgumentError: the variable has another value.
     """
     text = os.environ.get(_VARIABLE, "") or "OFF"
     if text.upper() not in DebugLevel.__members__:

@@ -1,8 +1,8 @@
 """The default group, and which group and ranks the arguments of a call mean.
 
-Ranks in arguments and in errors are global ones (of the default group) unless a name begins with
-`group_`, as in torch.distributed. A rank that is not in a group holds NON_GROUP_MEMBER in its
-place; calls on it warn and do nothing.
+Ranks in arguments and errors are global (those of the default group) unless a name begins with
+`group_`, as in torch.distributed. A rank that is not in a group holds NON_GROUP_MEMBER instead;
+calls on it warn and do nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class group(metaclass=_GroupNames):  # noqa: N801 - torch.distributed's name
 
 
 class GroupMember(metaclass=_GroupNames):
-    """``WORLD``, and what a rank holds of a group that it is not in."""
+    """``WORLD``, and the value that a rank gets for a group that it is not in."""
 
     NON_GROUP_MEMBER: Final = NON_GROUP_MEMBER
 
@@ -46,7 +46,7 @@ Group = ProcessGroup | int | None
 
 
 def set_default(chosen: ProcessGroup | None) -> None:
-    """Make a group the default one (init_process_group and destroy_process_group do)."""
+    """Set the default group; called by init_process_group and destroy_process_group."""
     global _default  # noqa: PLW0603 - the default group is process-wide state by definition
     _default = chosen
 
@@ -57,12 +57,12 @@ def is_initialized() -> bool:
 
 
 def resolve(group: Group) -> ProcessGroup:
-    """The group meant by an argument `group`; this rank must be in it.
+    """The group given as argument `group`, of which this rank must be a member.
 
     Raises:
         NotInitializedError: there is no default group.
         InvalidArgumentError: this rank is not in the group.
-        InvalidTypeError: it is no group.
+        InvalidTypeError: the argument is not a group.
     """
     chosen = _default if group is None else group
     if type(chosen) is ProcessGroup:
@@ -82,7 +82,7 @@ def resolve(group: Group) -> ProcessGroup:
 
 
 def joined(group: Group, operation: str) -> ProcessGroup | None:
-    """The group meant by an argument `group`, or None, with a warning, if this rank is not in it.
+    """The group given as argument `group`; None, with a warning, if this rank is not in it.
 
     Raises as `resolve`.
     """
@@ -102,10 +102,10 @@ def joined(group: Group, operation: str) -> ProcessGroup | None:
 def peer(
     chosen: ProcessGroup, rank: int | None, group_rank: int | None, name: str, default: int | None
 ) -> int:
-    """The rank in the group that is meant by `name` (global) or ``group_`` + `name`.
+    """The rank in the group that is given as `name` (global) or ``group_`` + `name`.
 
     Raises:
-        InvalidArgumentError: both are given, none is, or it is no rank of the group.
+        InvalidArgumentError: both are given, or neither, or it is not a rank of the group.
     """
     if group_rank is None:
         rank = default if rank is None else rank
@@ -122,12 +122,20 @@ def peer(
 
 
 def get_rank(group: Group = None) -> int:
-    """This process's rank in the group; -1 if it is not in it."""
+    """This process's rank in the group; -1 if it is not in it.
+
+    Raises:
+        NotInitializedError: there is no default group.
+    """
     return -1 if group == NON_GROUP_MEMBER else resolve(group).own_rank
 
 
 def get_world_size(group: Group = None) -> int:
-    """How many ranks are in the group; -1 if this process is not in it."""
+    """The number of ranks in the group; -1 if this process is not in it.
+
+    Raises:
+        NotInitializedError: there is no default group.
+    """
     return -1 if group == NON_GROUP_MEMBER else len(resolve(group).ranks)
 
 
@@ -135,7 +143,8 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     """The rank in the group of a global rank.
 
     Raises:
-        InvalidArgumentError: it is not in the group.
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: the global rank is not in the group.
     """
     return resolve(group).group_rank(global_rank, "global_rank")
 
@@ -144,6 +153,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     """The global rank of a rank in the group.
 
     Raises:
+        NotInitializedError: there is no default group.
         InvalidArgumentError: the group has no such rank.
     """
     chosen = resolve(group)
@@ -161,7 +171,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """What serves each kind of device in a group, as in ``"cpu:gloo,cuda:nccl"``."""
+    """The backend for each kind of device in a group, as in ``"cpu:gloo,cuda:nccl"``."""
     chosen = resolve(group)
     return (
         chosen.backend
@@ -171,15 +181,15 @@ def get_backend_config(group: ProcessGroup | None = None) -> str:
 
 
 def get_pg_count() -> int:
-    """How many groups this process is in: the default one, and those made of it."""
+    """The number of groups that this process is in: the default one, and those created from it."""
     return 0 if _default is None else 1 + len(_default.world.subgroups)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This process's rank among those of its machine, as LOCAL_RANK says, or `fallback_rank`.
+    """This process's rank among those of its machine (LOCAL_RANK), or else `fallback_rank`.
 
     Raises:
-        InvalidArgumentError: LOCAL_RANK is no number, or is not there and nothing is given instead.
+        InvalidArgumentError: LOCAL_RANK is not a number, or is not set and there is no fallback.
     """
     text = os.environ.get("LOCAL_RANK", "" if fallback_rank is None else str(fallback_rank))
     if not text.isdecimal():
@@ -191,5 +201,5 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether a launcher that keeps torchelastic's contract (ours does) started this process."""
+    """Whether the launcher of this process sets torchelastic's variables (as ours does)."""
     return "TORCHELASTIC_RUN_ID" in os.environ

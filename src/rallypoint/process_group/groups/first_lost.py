@@ -1,10 +1,10 @@
 """Which rank died first, when several lose each other while a group forms.
 
-A rank that gives up because of a death closes its connections, or ends, and then looks dead itself
-to the ranks that have not noticed that death yet, whether they still form the group or have formed
-it already. So every rank asks the store before it raises: the store shows whose connection ended,
-and keeps the first answer for all. Once all ranks have formed, the engine passes on the first death
-by itself, and nobody asks the store.
+A rank that gives up because of a death closes its connections or exits, and then looks dead itself
+to ranks that have not noticed the first death, whether they are still forming the group or have
+already formed it. So every rank asks the store before it raises: the store shows whose connection
+ended, and keeps the first answer for all. Once all ranks have formed the group, the engine itself
+reports the first death, and the store is no longer asked.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _FORMED_S = 2.0  # longer: a forming rank settles on a name at the end of its ow
 
 
 def formed_key(prefix: str) -> str:
-    """Counts the ranks that have formed the group; gone once all have."""
+    """The counter of ranks that have formed the group; deleted once all have."""
     return f"{prefix}/formed"
 
 
 def found_while_forming(
     presence: Presence, error: PeerLostError | HostError, *, is_last_to_leave: bool
 ) -> PeerLostError | HostError:
-    """What a rank that cannot form the group raises: the first death, or else its own error.
+    """The error of a rank that cannot form the group: the first death, or else its own error.
 
-    `is_last_to_leave`: the store may end with this rank, and the others still have to ask it.
+    `is_last_to_leave`: the store may end with this rank, while the others still have to ask it.
     """
     suspect = error.rank if isinstance(error, PeerLostError) else None
     found = presence.find_lost(_FORMING_S, suspect=suspect)
@@ -42,7 +42,7 @@ def found_while_forming(
 def found_when_formed(group: ProcessGroup, error: PeerLostError) -> PeerLostError:
     """The same for an operation of a group that other ranks may still be forming.
 
-    If the engine named the right rank, its error says more than the store could.
+    If the engine named the right rank, its error is more detailed than the store's.
     """
     store = group.world.store
     forming = formed_key(group.prefix)

@@ -1,6 +1,6 @@
 """A group as its member in this process holds it, and the world that it belongs to.
 
-How groups come to be is the room `formation`; which one is the default group is `default`.
+The room `formation` creates groups; `default` holds the default group.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class ProcessGroup:
     """A group of ranks that communicate, as the member in this process holds it.
 
     Attributes:
-        ranks: the members' global ranks; the place of each is its rank in the group.
+        ranks: the members' global ranks, in the order of their ranks in the group.
         own_rank: this process's rank in the group.
-        prefix: what its members' keys at the store began with while it formed.
+        prefix: the beginning of its members' keys at the store while it formed.
         group_name: the name by which the members found each other.
-        group_desc: what the caller said it is for.
-        backend: what serves its calls, as get_backend() tells it.
-        timeout: how long an operation may wait for a peer.
-        others: the other members' global ranks, and what each is in the group.
-        deferred: the operations of an open _coalescing_manager, or None: there is none.
-        algorithms, variants: what its calls may be served by; see planning.
+        group_desc: the caller's description of it.
+        backend: what serves its calls, as returned by get_backend().
+        timeout: how long an operation waits for a peer.
+        others: the other members' global ranks, and each one's rank in the group.
+        deferred: the operations of an open _coalescing_manager; None if there is none.
+        algorithms, variants: the algorithms that can serve its calls; see planning.
         ends: other backends' libraries, by the kind of device whose memory they take.
         takes_arrays: whether the engine takes the caller's arrays.
-        is_parents: this process was forked off the member, which alone may use it.
+        is_parents: this process was forked from the member, which alone may use it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ProcessGroup:
         return self.own_rank
 
     def size(self) -> int:
-        """How many ranks are in the group."""
+        """The number of ranks in the group."""
         return len(self.ranks)
 
     def name(self) -> str:
@@ -121,7 +121,7 @@ class ProcessGroup:
 
     @property
     def for_objects(self) -> ProcessGroup:
-        """A group of the same members whose calls take arrays, as those of some backends do not."""
+        """A group of the same members whose calls take arrays, which some backends do not."""
         if self.takes_arrays or self._communicator is None:
             return self
         group = copy.copy(self)
@@ -131,10 +131,10 @@ class ProcessGroup:
         return group
 
     def end_of(self, array: object, operation: str) -> End | None:
-        """The library that takes an array's memory; None: the engine does.
+        """The library that takes an array's memory; None for the engine.
 
         Raises:
-            InvalidTypeError: this group takes no memory of that device.
+            InvalidTypeError: this group does not take memory of that device.
             NotInitializedError: the group was destroyed.
         """
         if not self._is_member:
@@ -164,7 +164,7 @@ class ProcessGroup:
         return self.world.group is self
 
     def group_rank(self, rank: int, argument: str) -> int:
-        """The rank in the group of a global rank, named `argument` by the caller."""
+        """The rank in the group of a global rank, which the caller named `argument`."""
         place = self._group_ranks.get(rank) if type(rank) is int else None
         if place is None:
             raise InvalidArgumentError(
@@ -173,14 +173,14 @@ class ProcessGroup:
         return place
 
     def members(self) -> str:
-        """The global ranks, in words."""
+        """The global ranks, as text."""
         ranks = self.ranks
         if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
             return f"{ranks[0]} to {ranks[-1]}"
         return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long operations that begin from now on may wait for a peer."""
+        """Change how long operations that start from now on wait for a peer."""
         if not self._is_member:
             self._refuse()
         for end in self._all_ends():
@@ -188,21 +188,21 @@ class ProcessGroup:
         self.timeout = timeout
 
     def destroy(self) -> None:
-        """Leave the group and give its memory back; a second call does nothing."""
+        """Leave the group and free its memory; a second call does nothing."""
         if self._is_member:
             for end in self._all_ends():
                 end.leave()
             self._forget()
 
     def abort(self) -> None:
-        """End the waits of all members with an error, and leave; without one, do nothing."""
+        """End the waits of all members with an error, and leave; nothing without the engine."""
         if self._is_member:
             for end in self._all_ends():
                 end.abort()
             self.destroy()
 
     def abandon(self) -> None:
-        """In a forked child: the group is its parent's, which goes on with it undisturbed."""
+        """In a forked child: forget the group, which stays the parent's."""
         self.is_parents = True
         self._why_not = "belongs to the process that forked this one"
         self._forget()
@@ -233,18 +233,18 @@ def _not_the_engines(*_: object) -> int:
 
 
 def _nothing() -> None:
-    """What is left to do once a world was left."""
+    """Nothing to do after a world was left."""
 
 
 @dataclass(slots=True)
 class World:
-    """A default group and what hangs on it: its subgroups, and the store where they meet.
+    """A default group and what belongs to it: its subgroups, and the store where they meet.
 
     Attributes:
-        prefix: what the keys of this world, and of no other, begin with.
+        prefix: the beginning of this world's keys, which no other world shares.
         options: how its groups' programs are chosen.
-        made: how many subgroups of each name were asked for, whether this rank is in them or not;
-            the same on every rank that asks, so that members agree on names without a word.
+        made: how many subgroups of each name were requested, whether this rank is in them or not;
+            the same on every rank that asks, so members agree on names without communication.
     """
 
     store: Store
@@ -266,6 +266,6 @@ class World:
         on_destroy()
 
     def leave_to(self, successor: World) -> None:
-        """Leave all groups, but not the store, which another world goes on to use."""
+        """Leave all groups, but not the store, which another world continues to use."""
         successor.on_destroy, self.on_destroy = self.on_destroy, _nothing
         self.destroy()

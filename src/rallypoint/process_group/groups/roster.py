@@ -1,6 +1,6 @@
-"""RALLYPOINT_DEBUG=1: rank 0 prints what each rank of the default group was given, as a table.
+"""RALLYPOINT_DEBUG=1: rank 0 prints a table of what each rank of the default group was given.
 
-The ranks that have the variable leave a line at the store, so one without it holds up nobody.
+Ranks that have the variable write a line to the store, so a rank without it delays nobody.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WAIT = timedelta(seconds=5)
 def tell_roster(
     store: Store, prefix: str, *, rank: int, size: int, network: NetworkChoice | None, backend: str
 ) -> None:
-    """Print the table, on rank 0's standard error, if this is wished.
+    """Print the table to rank 0's standard error, if the variable is set.
 
     Args:
-        network: where ranks of other hosts reach this one; None: there are none.
+        network: where ranks of other hosts reach this one; None if there are none.
     """
     if os.environ.get(VARIABLE) != "1":
         return
@@ -51,7 +51,7 @@ def _row(
 
 
 def _collect(store: Store, keys: Sequence[str]) -> dict[int, list[str]]:
-    """By rank; of those that have the variable, too."""
+    """The lines by rank, of ranks that also have the variable."""
     with suppress(StoreError):
         store.wait(keys, _WAIT)
     there = [each for each, key in enumerate(keys) if store.check([key])]
@@ -61,7 +61,7 @@ def _collect(store: Store, keys: Sequence[str]) -> dict[int, list[str]]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned; what is not known is a dash."""
+    """Aligned; a dash for what is not known."""
     full = [[cell or "-" for cell in [*row, *[""] * (len(_COLUMNS) - len(row))]] for row in rows]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *full, strict=True)]
     lines = [

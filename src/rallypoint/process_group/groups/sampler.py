@@ -15,18 +15,19 @@ from rallypoint.process_group.groups.default import get_rank, get_world_size
 class DistributedSampler:
     """The indices of a data set that belong to one rank, in a new order each epoch.
 
-    Every rank gets equally many: without `drop_last` some indices are given out twice to make the
-    number of indices divisible, with it some are left out. Ranks take turns (rank, rank + size,
-    ...), so that a global batch is the same set of indices for any number of ranks. Call
-    `set_epoch` before each epoch, or the order repeats.
+    Every rank gets equally many: without `drop_last` some indices are repeated to make their number
+    divisible; with it some are dropped. Ranks take turns (rank, rank + size, ...), so a global
+    batch is the same set of indices for any number of ranks. Call `set_epoch` before each epoch, or
+    the order repeats.
 
     Args:
         dataset: anything with a length, or the length.
-        num_replicas, rank: the default group's, unless given.
-        shuffle: whether to permute; the permutation depends on seed and epoch alone.
+        num_replicas, rank: the default group's unless given.
+        shuffle: whether to permute; the permutation depends only on seed and epoch.
 
     Raises:
-        InvalidArgumentError: a rank that is not one of the replicas.
+        InvalidArgumentError: `rank` is not one of the replicas.
+        NotInitializedError: there is no default group, and num_replicas or rank is not given.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class DistributedSampler:
         self.num_samples = (self._length + rounding) // self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch."""
+        """Select the order of an epoch."""
         self.epoch = epoch
 
     def indices(self) -> NDArray[np.int64]:

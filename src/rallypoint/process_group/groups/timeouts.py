@@ -1,4 +1,4 @@
-"""How long the operations of a group may wait for a peer, as callers give it."""
+"""How long the operations of a group wait for a peer, as given by callers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ default_pg_timeout = timedelta(minutes=30)  # torch.distributed's name
 
 
 def check_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
-    """A timeout, or the default for None.
+    """A timeout, or the default if it is None.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: no timedelta, or not positive.
+        InvalidTypeError, InvalidArgumentError: it is not a timedelta, or not positive.
     """
     if timeout is None:
         return default

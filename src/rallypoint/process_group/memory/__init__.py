@@ -1,1 +1,1 @@
-"""The memory that calls are given: arrays, tensors, what peers may read; nothing is sent here."""
+"""The memory that calls are given: arrays, tensors, memory that peers read; sends nothing."""

@@ -1,7 +1,7 @@
 """Arrays that other processes of this host can map, so that communicating them needs no copy.
 
 An array of `empty` is used like any other. In a collective whose ranks are on one host, peers read
-it where it lies. It works without a group, and with every group.
+it in place. It works with and without a group.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = flo
     """A new C-contiguous array in memory that this host's other ranks read without copying it.
 
     Args:
-        shape, dtype: as numpy.empty takes them. What is in the array is not specified.
+        shape, dtype: as in numpy.empty. The contents of the array are not specified.
 
-    The memory is given back when the last array that refers to it is collected. It has no name in
-    the file system. After os.fork, parent and child share it. `torch.from_numpy(empty(...))` is a
+    The memory is freed when the last array that refers to it is collected. It has no name in the
+    file system. After os.fork, parent and child share it. `torch.from_numpy(empty(...))` is a
     tensor of the same memory.
 
     Raises:
-        InvalidTypeError: no shape, or not a dtype of fixed size; objects cannot be shared.
-        InvalidArgumentError: a negative length.
-        OutOfMemoryError: there is not so much memory, or no descriptor left for it.
+        InvalidTypeError: the shape is not a shape, or the dtype has no fixed size (objects cannot
+            be shared).
+        InvalidArgumentError: a length is negative.
+        OutOfMemoryError: there is not enough memory, or no file descriptor left for it.
     """
     try:
         lengths = [int(n) for n in shape] if isinstance(shape, Sequence) else [shape.__index__()]

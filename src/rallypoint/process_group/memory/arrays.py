@@ -1,9 +1,9 @@
-"""From what a caller passes to memory that the engine can take, and back.
+"""Converts what a caller passes to memory that the engine can take, and back.
 
-An argument is a NumPy array or a tensor of PyTorch. What is on the CPU becomes a NumPy view of the
-same memory, so that everything behind this module knows arrays only; what is on another device
-becomes a `DeviceArray`, which few backends take. Torch is recognised by name and
-never imported. What is not contiguous is copied, and copied back after the call.
+An argument is a NumPy array or a PyTorch tensor. CPU memory becomes a NumPy view of the same
+memory, so all further code knows only arrays; a tensor on another device becomes a `DeviceArray`,
+which few backends take. Torch is recognised by name and never imported. Memory that is not
+contiguous is copied, and copied back after the call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
     """A view of the caller's array or tensor, checked to be one that the operation can take.
 
     Raises:
-        InvalidTypeError: neither array nor tensor, a dtype or layout that is not supported, or
+        InvalidTypeError: it is neither array nor tensor, has an unsupported dtype or layout, or is
             read-only although the operation writes.
     """
     array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
@@ -57,7 +57,7 @@ def as_arrays(
     """Views of a list of `count` arrays, which the caller passed as argument `name`.
 
     Raises:
-        InvalidTypeError: not a list or tuple, or one of its items is not to be used.
+        InvalidTypeError: it is not a list or tuple, or one of its items cannot be used.
         InvalidArgumentError: it has another number of items.
     """
     if not isinstance(values, list | tuple):
@@ -77,7 +77,7 @@ def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str
     """Check that arrays have the dtype of `model`.
 
     Raises:
-        InvalidArgumentError: one has not.
+        InvalidArgumentError: one has another dtype.
     """
     for index, array in enumerate(arrays):
         if dtype_name(array) != dtype_name(model):
@@ -88,7 +88,7 @@ def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str
 
 
 def dtype_name(array: Array) -> str:
-    """The name of what an array's items are."""
+    """The name of the type of an array's items."""
     dtype = array.dtype
     if dtype.metadata is not None:
         return "bfloat16"
@@ -96,13 +96,13 @@ def dtype_name(array: Array) -> str:
 
 
 def address(array: Array) -> int:
-    """Where an array's memory begins."""
+    """The address of an array's memory."""
     place: int = array.__array_interface__["data"][0]
     return place
 
 
 def describe(value: object) -> str:
-    """An array's dtype and shape, as in ``float32[3, 5]``; of a list, length and first item."""
+    """An array's dtype and shape, as in ``float32[3, 5]``; for a list, length and first item."""
     if isinstance(value, list | tuple):
         return f"{len(value)} x {describe(value[0])}" if value else "an empty list"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -136,10 +136,10 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
 
 
 class _Holder:
-    """What a view of a tensor's memory keeps alive.
+    """Keeps the memory of a tensor alive for a view of it.
 
-    torch's own numpy() would make the tensor's memory one that cannot be resized any more, for
-    good, which FSDP for one does with its parameters.
+    torch's own numpy() would permanently prevent resizing the tensor's memory, which FSDP does with
+    its parameters.
     """
 
     def __init__(self, tensor: Any, code: str, item_bytes: int) -> None:  # noqa: ANN401
@@ -177,7 +177,7 @@ def _dtype_of(tensor: Any, operation: str) -> np.dtype[Any]:  # noqa: ANN401 - o
 def is_plain(value: object) -> bool:
     """Whether the memory of a value holds its items as they are.
 
-    That of a conjugated or negated view of torch does not, which the engine cannot see.
+    That of a conjugated or negated view of torch does not, which the engine cannot detect.
     """
     if type(value) is np.ndarray:
         return True

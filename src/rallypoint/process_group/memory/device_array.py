@@ -1,7 +1,7 @@
 """A tensor on a GPU or another device, as the checks of arguments see it.
 
-It has as much of a NumPy array's face as they need. Its items are never touched here, but by the
-library of the group that takes it (`delegated`).
+It has the part of a NumPy array's interface that they need. Only the library of the group that
+takes it accesses its items (`delegated`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Flags(NamedTuple):
-    """What numpy.ndarray.flags says of memory."""
+    """The part of numpy.ndarray.flags that describes memory."""
 
     c_contiguous: bool
     writeable: bool = True
@@ -23,9 +23,9 @@ class DeviceArray:
     """One tensor.
 
     Attributes:
-        tensor: of torch.
+        tensor: torch's.
         device: its kind of device, such as "cuda".
-        dtype: NumPy's for the same items; what `arrays` makes of bfloat16.
+        dtype: NumPy's for the same items; for bfloat16, what `arrays` uses.
     """
 
     def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:  # noqa: ANN401 - of torch
