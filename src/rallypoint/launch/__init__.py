@@ -1,7 +1,7 @@
 """The agent: starts the workers of this machine, watches them, and ends everything it started.
 
-For Python programs the package has the names of torch.distributed.run, .launcher and the parts of
-.elastic.agent that programs use. They are loaded on first use: the command line does without.
+For Python programs the package has the names of torch.distributed.run, .launcher and the commonly
+used parts of .elastic.agent. They are loaded on first use: the command line does not need them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the Python API on first use: the command line does without it."""
+    """Load the Python API on first use: the command line does not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'rallypoint.launch' has no attribute {name!r}")
     from importlib import import_module

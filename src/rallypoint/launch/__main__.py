@@ -1,6 +1,7 @@
 """`python -m rallypoint.launch`, for scripts that call `python -m torch.distributed.launch`.
 
-An entry point like the package's own `__main__`: the one module here that knows the command line.
+Like the package's own `__main__`, this is an entry point: the only module here that imports the
+command line.
 """
 
 from __future__ import annotations

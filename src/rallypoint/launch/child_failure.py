@@ -1,7 +1,7 @@
 """Failed workers as torch's programs know them: `ChildFailedError`, `ProcessFailure`, error files.
 
-Names, attributes and the form of error.json are those of torch.distributed.elastic's
-multiprocessing.errors; what is told is the launcher's own.
+Names, attributes and the format of error.json are those of torch.distributed.elastic's
+multiprocessing.errors; the texts are the launcher's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProcessFailure:
     Attributes:
         exitcode: negative for a signal.
         error_file: "<N/A>" if the launcher keeps none.
-        error_file_data: what is, or would be, in it.
+        error_file_data: its contents, or what they would be.
         message: its "message": torch's dictionary, or a text.
         timestamp: seconds since the epoch.
     """
@@ -43,7 +43,7 @@ class ProcessFailure:
 
     @property
     def traceback(self) -> str:
-        """What the worker raised; empty if that is not known."""
+        """The traceback of the worker's exception; empty if it is not known."""
         if not isinstance(self.message, dict):
             return ""
         return str(self.message.get("extraInfo", {}).get("py_callstack", ""))
@@ -76,11 +76,11 @@ class ChildFailedError(WorkersFailedError):
         self.failures = failures
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The root cause: its global rank, and what became of it."""
+        """The root cause: its global rank and failure."""
         return next(iter(self.failures.items()))
 
     def format_msg(self) -> str:
-        """The error's text: each failed worker in a line; the launcher has told tracebacks."""
+        """The error's text: a line for each failed worker; the launcher has printed tracebacks."""
         lines = [f"{self.name} failed:"]
         for rank, failure in self.failures.items():
             message = failure.message
@@ -112,8 +112,8 @@ def process_failures(result: JobResult) -> dict[int, ProcessFailure]:
 
 
 def error_data(failure: Failure, recorded: str | None) -> dict[str, Any]:
-    """What an error file says of it, as torch's launcher passes it on: what the worker wrote, with
-    its exit code; without that, what the launcher knows.
+    """The contents of an error file, as torch's launcher writes it: what the worker wrote, with its
+    exit code; without that, what the launcher knows.
     """
     data = _read(recorded)
     if data is None:
@@ -130,7 +130,7 @@ def error_data(failure: Failure, recorded: str | None) -> dict[str, Any]:
 
 
 def leave_error(path: str, failure: Failure, recorded: str | None) -> str:
-    """Write a root cause where whoever started the launcher looks for it; why not, if it failed."""
+    """Write a root cause where the launcher's caller looks for it; returns why that failed."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(error_data(failure, recorded), file)

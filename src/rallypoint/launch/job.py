@@ -37,12 +37,12 @@ ELASTIC_BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
 class WorkerSpec(Record, kw_only=True):
-    """What the workers of one node are.
+    """The workers of one node.
 
     Attributes:
         command: the program and its arguments; ``${local_rank}`` in an argument is replaced.
         role: what the node's workers do; ranks are also counted within a role.
-        max_restarts: how many new rounds the job may take because workers failed.
+        max_restarts: how many times the job may be restarted because workers failed.
     """
 
     command: tuple[str, ...]
@@ -65,16 +65,16 @@ class WorkerSpec(Record, kw_only=True):
 
 
 class Nodes(Record, kw_only=True, secret=("token",)):
-    """With which other nodes the job runs; as given, it runs on one alone.
+    """The nodes of a job that are known from the start; by default only this one.
 
     Attributes:
         count: how many agents take part, known from the start.
-        node_rank: which of them this one is; agent 0 coordinates.
-        master_addr, master_port: where the worker store is. For one node the port may be 0, any
+        node_rank: this agent's number; agent 0 coordinates.
+        master_addr, master_port: where the worker store is. For one node the port may be 0: any
             free one, and a new one in each round.
         join_timeout_s: how long to wait for all of them.
         local_addr: as a Rendezvous's.
-        token: what agents must know to take part.
+        token: the token that agents must know to take part.
     """
 
     count: int = 1
@@ -107,11 +107,12 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
         backend: its name, as in --rdzv-backend; never "static".
         endpoints: where to meet, in the order in which to try.
         run_id: the job's name there; the same as the job's.
-        min_nodes, max_nodes: how many make up a round.
+        min_nodes, max_nodes: the size of a round.
         configuration: options of the backend, from --rdzv-conf.
-        node_rank: the rank that this node wishes for; None: any.
-        local_addr: this node's address as others know it, from --local-addr; None: to be found out.
-        token: what nodes must know to take part.
+        node_rank: the rank that this node asks for; None: any.
+        local_addr: the address at which others reach this node, from --local-addr; None: chosen
+            automatically.
+        token: the token that nodes must know to take part.
     """
 
     backend: str
@@ -148,7 +149,7 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
 
 
 class Talk(Enum):
-    """How much the launcher says while all is well."""
+    """How much the launcher prints while nothing is wrong."""
 
     QUIET = "nothing"
     NORMAL = "what a user would ask for"
@@ -165,19 +166,19 @@ class OnHang(Enum):
 
 
 class Job(WorkerSpec, kw_only=True, secret=("environ",)):
-    """What one agent is to do: which workers, with which other nodes, and how.
+    """The job of one agent: its workers, the other nodes, and options.
 
     Attributes:
         environ: what the workers inherit.
         rendezvous: how the nodes find each other, if not as `nodes` says.
         logs: where the workers' output goes.
-        shutdown_timeout_s: from the signal to stop until what still runs is killed.
+        shutdown_timeout_s: time for workers to end after the stop signal before they are killed.
         stop_signals: names of the signals that stop the job.
         has_virtual_local_rank: each worker sees only the device of its local rank, and is told that
             its local rank is 0.
         cpus: by local rank, the CPUs that a worker may run on; empty: all.
-        events_file: a journal of what happens; empty: none.
-        prints_events: the same on stderr.
+        events_file: a file for events; empty: none.
+        prints_events: also print events on stderr.
         on_hang: what to do when the job hangs: when nothing moves for `hang_after_s`, and for ten
             times as long as before.
     """
@@ -216,7 +217,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
 
     @property
     def limits(self) -> Limits:
-        """How many agents take part."""
+        """The number of agents."""
         count, timeout_s = self.nodes.count, self.nodes.join_timeout_s
         return Limits(min_nodes=count, max_nodes=count, join_timeout_s=timeout_s, is_fixed=True)
 
@@ -228,9 +229,9 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
 
 
 def round_secret(token: str, run_id: str, number: int) -> str:
-    """What workers know instead of the job's token: the same on all nodes, for one round.
+    """A secret that workers get instead of the job's token: the same on all nodes, for one round.
 
-    Who reads it in a worker's environment can take part in that round's groups, but not in the job.
+    Whoever reads it in a worker's environment can join that round's groups, but not the job.
     """
     import hmac  # slow, and only for jobs with a token
 
@@ -239,7 +240,7 @@ def round_secret(token: str, run_id: str, number: int) -> str:
 
 
 def _substitute(text: str, number: str) -> str:
-    """As torchrun, with one dollar more as the way to write the macro itself."""
+    """As torchrun does; a doubled dollar sign writes the macro itself."""
     parts = text.split("$" + LOCAL_RANK_MACRO)
     return LOCAL_RANK_MACRO.join(part.replace(LOCAL_RANK_MACRO, number) for part in parts)
 
@@ -299,7 +300,7 @@ def worker_environ(
 
 
 def _device_of(local_rank: int, variable: str, visible: str | None) -> str:
-    """What `variable` must be for this worker to see its device only."""
+    """The value of `variable` that shows this worker only its own device."""
     if visible is None:
         return str(local_rank)
     devices = [each.strip() for each in visible.split(",") if each.strip()]

@@ -1,7 +1,7 @@
-"""Where the workers' output goes: the user's wishes as frozen data, and what follows from them.
+"""Where the workers' output goes: the user's options as frozen data, and their consequences.
 
-`way_of` is the one rule; output/ performs it. The layout of the files is
-torchrun's, and so are the meanings of redirect, tee and filter. Pure.
+`way_of` is the one rule; output/ performs it. The layout of the files is torchrun's, and so are the
+meanings of redirect, tee and filter. Pure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StreamMap(Record, kw_only=True):
         return bool(self.all_others) or any(self.of.values())
 
     def has(self, local_rank: int, stream: int) -> bool:
-        """Whether this stream is meant."""
+        """Whether this stream is included."""
         return bool(self.of.get(local_rank, self.all_others) & stream)
 
     @classmethod
@@ -63,13 +63,13 @@ class StreamMap(Record, kw_only=True):
 
 
 class LogSpec(Record, kw_only=True):
-    """All that the user can ask for.
+    """All options of output.
 
     Attributes:
-        directory: below which a directory of the job's own is made; None: a temporary one.
+        directory: the parent of the job's own directory; None: a temporary one.
         shown: local ranks whose output may appear on the launcher's streams; None: all.
-        filters: by stream, texts of which teed lines must contain one to be written once more, into
-            one file for all workers.
+        filters: by stream, texts: teed lines that contain one are also written to one file for all
+            workers.
         prefix: a format with {rank}, {local_rank}, {role} and {host} for each line that passes
             through the launcher; None: only teed lines get one, `tee_prefix`.
     """
@@ -93,7 +93,7 @@ class LogSpec(Record, kw_only=True):
 
     @property
     def hides_output(self) -> bool:
-        """Whether the terminal shows less than the workers say, or it with prefixes."""
+        """Whether the terminal shows less than the workers write, or shows it with prefixes."""
         return bool(self.redirects) or bool(self.tee)
 
     def way_of(self, local_rank: int, stream: int) -> Way:
@@ -108,11 +108,11 @@ class LogSpec(Record, kw_only=True):
         return Way.INHERITED if self.prefix is None else Way.PREFIXED
 
     def passes_through(self, local_rank: int, stream: int) -> bool:
-        """Whether the launcher writes whatever of this stream its own stream shows."""
+        """Whether the launcher itself writes what its own stream shows of this stream."""
         return self.way_of(local_rank, stream) is not Way.INHERITED
 
     def prefix_of(self, *, rank: int, local_rank: int, role: str, host: str) -> str:
-        """What a line of this worker begins with."""
+        """The prefix of this worker's lines."""
         template = self.tee_prefix if self.prefix is None else self.prefix
         return format_prefix(template, rank=rank, local_rank=local_rank, role=role, host=host)
 

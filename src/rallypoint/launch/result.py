@@ -1,4 +1,4 @@
-"""How a job ended, as one node's agent saw it: what callers of `agent.perform` are given."""
+"""How a job ended, as one node's agent saw it; returned by `agent.perform`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class JobResult(Record, kw_only=True):
     """The end of a job.
 
     Attributes:
-        status: what the launcher exits with.
+        status: the launcher's exit status.
         ranks: of this node's workers in the last round.
         failures: of those that failed in it, the root cause first.
         error_files: by rank, where the launcher keeps an error file.

@@ -1,10 +1,10 @@
-"""The workers of one node in one round: who runs, who ended how, and what that makes of the group.
+"""The workers of one node in one round: which run, how others ended, and the state of the group.
 
     INIT --started--> HEALTHY --all succeeded--> SUCCEEDED
       \\                  | \\--one failed--> UNHEALTHY --all ended--> FAILED
        \\-----------------+--the launcher ended them--> STOPPED
 
-Pure facts and verdicts; what to do about them is node.py's and the coordinator's.
+Pure facts and conclusions; node.py and the coordinator decide what to do about them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_CALLS = 1000  # the same for what several ranks called, with places in thei
 
 
 class GroupState(Enum):
-    """Where a group stands; the names are torch's."""
+    """The state of a group; the names are torch's."""
 
     INIT = "init"
     HEALTHY = "healthy"
@@ -71,19 +71,19 @@ class Failure(Record):
 
     @property
     def is_startup(self) -> bool:
-        """Whether it came before the program's own work began: another try would end the same."""
+        """Whether it came before the program's own code ran, so that a retry would fail too."""
         return self.exit.start_error is not None or (
             self.error is not None and self.error.is_startup
         )
 
     @property
     def time_s(self) -> float:
-        """When it showed: an exception shows before its process ends."""
+        """When it was noticed: an exception is noticed before its process ends."""
         return min(self.exit.time_s, self.error.time_s) if self.error else self.exit.time_s
 
     @property
     def text(self) -> str:
-        """One line: who failed, and how."""
+        """One line: which rank failed, and how."""
         return f"rank {self.exit.rank} {self.what}"
 
     @property
@@ -137,7 +137,7 @@ class WorkerGroup:
         self._move(GroupState.HEALTHY)
 
     def reported(self, rank: int, error: WorkerError) -> None:
-        """A worker says which exception is ending it; the first one counts."""
+        """A worker reports the exception that is ending it; only the first one counts."""
         self.errors.setdefault(rank, error)
 
     def exited(self, end: Exit) -> None:
@@ -149,12 +149,12 @@ class WorkerGroup:
             self._move(GroupState.UNHEALTHY)
 
     def stopping(self) -> None:
-        """From now on ends are the launcher's doing."""
+        """From now on, ends are caused by the launcher."""
         # A rank that has said what is ending it failed by itself, even if our signal is faster.
         self.stopped |= {rank for rank in self.running if rank not in self.errors}
 
     def ended(self) -> None:
-        """Nothing of the group is left running."""
+        """No process of the group is running."""
         if self.state is GroupState.UNHEALTHY:
             self._move(GroupState.FAILED)
         elif self.state is GroupState.HEALTHY and not self.stopped and not self.running:
@@ -168,7 +168,7 @@ class WorkerGroup:
         return Failure(end, self.errors.get(end.rank)).text if failed else ""
 
     def failures(self) -> list[Failure]:
-        """Who failed, the root cause first: the earliest that is not an echo, if there is one."""
+        """The failures, root cause first: the earliest that is not an echo, if there is one."""
         found = [
             Failure(end, self.errors.get(rank))
             for rank, end in self.exits.items()

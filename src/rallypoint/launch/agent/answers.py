@@ -1,7 +1,8 @@
-"""What the agent tells programs, and other agents, that ask; imported when the first one does.
+"""The agent's answers to programs and other agents; imported at the first question.
 
-It tells what it knows at once and reads nothing: whoever asks gets the workers' process numbers and
-the memory of their flight records, and looks for itself. For agents that ask it has a process look.
+It answers at once from what it knows and reads nothing: the asker gets the workers' process numbers
+and the memory of their flight records, and inspects them itself. For other agents, a separate
+process inspects this node.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class AgentAnswers(Answers):
     """Answers for one agent.
 
     Args:
-        seat: its seat in the newest round.
+        seat: its seat in the latest round.
         pids: the workers' process numbers, by rank; 0: not started yet.
-        records: the descriptors of what its workers record.
-        oom_kills: how often the out-of-memory killer has struck since the job began, if known.
+        records: the descriptors of the workers' records.
+        oom_kills: the number of out-of-memory kills since the job began, if known.
         stop: ends the job.
-        waits: called when another agent tells of a long wait.
+        waits: called when another agent reports a long wait.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class AgentAnswers(Answers):
         self._stop = stop
 
     def close(self) -> None:
-        """Drop whoever is asking."""
+        """Drop all connections of askers."""
         self._looker.close()
         self._tracer.close()
         self.conversations.close()

@@ -1,6 +1,6 @@
 """The agent's end of one worker's control socket; the messages are base/control_message.py's.
 
-It never waits and never raises for what a worker sends: what cannot be read is dropped, because a
+It never blocks and never raises for what a worker sends: unreadable messages are dropped, because a
 broken worker must not break the agent.
 """
 
@@ -38,11 +38,11 @@ class ControlChannel:
         return self._worker_end.fileno()
 
     def started(self) -> None:
-        """The worker has its end; drop ours of it, so that its death shows as an end of file."""
+        """The worker has its end; close ours of it, so that its death shows as an end of file."""
         self._worker_end.close()
 
     def receive(self) -> tuple[list[Message], bool]:
-        """What has come, and whether more may come."""
+        """The messages received, and whether more may come."""
         messages: list[Message] = []
         for _ in range(_MAX_PER_READ):
             try:

@@ -1,4 +1,4 @@
-"""The agent's entry among those that programs find on this machine."""
+"""The agent's entry in the list by which programs find the agents of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rallypoint.launch.job import Job
 
 
 def make_entry(job: Job, logs: str) -> Entry | None:
-    """Where programs find this agent; None: there is no place for it, and nothing depends on it."""
+    """Register this agent for programs; None if that is not possible, which harms nothing else."""
     rendezvous, nodes = job.rendezvous, job.nodes
     if rendezvous is not None:
         meets_at = ",".join(map(str, rendezvous.endpoints))

@@ -1,6 +1,6 @@
 """What an agent knows of its workers when the job has failed, as facts. Imported only then.
 
-The calls are those that it saw at the first sign of trouble; how workers ended came later.
+The calls are those seen at the first sign of trouble; the workers' ends were observed later.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def job_at_end(
     status: int,
     hang: str,
 ) -> KeptJob:
-    """All of it.
+    """All facts of this node.
 
     Args:
-        records: of the newest round; looked at.
-        whereabouts: of the workers then, by rank, if it was looked at.
-        oom_kills: how often the out-of-memory killer has struck since the job began, if known.
-        status: what the launcher exits with.
-        hang: what the launcher said that it ended the job for.
+        records: of the latest round, already read.
+        whereabouts: of the workers at that time, by rank, if they were inspected.
+        oom_kills: the number of out-of-memory kills since the job began, if known.
+        status: the launcher's exit status.
+        hang: the hang for which the launcher ended the job, as it was reported.
     """
     now_ns = records.seen_ns
     failed = {failure.exit.rank: failure for failure in group.failures() if not failure.is_echo}

@@ -1,9 +1,9 @@
 """The agent's side of the guardian, the small native process between the agent and the workers.
 
-It starts workers, signals their groups and tells of their ends; when the agent dies, however it
-dies, or does not renew a fence in time, the guardian ends all that is below it. A guardian that
-stops reading blocks nobody: requests queue here. Its side of this is native/guardian/; protocol.h
-there defines the bytes. Why it exists: docs/decisions/010-guardian.md.
+It starts workers, signals their process groups and reports their ends. When the agent dies, however
+it dies, or does not renew a fence in time, the guardian ends all processes below it. A guardian
+that stops reading blocks nobody: requests are queued here. Its own side is native/guardian/, where
+protocol.h defines the bytes. Reasons: docs/decisions/010-guardian.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE = 1, 2, 3, 4
 
 
 class ReportKind(IntEnum):
-    """What the guardian tells; `Report`'s fields mean what protocol.h says there."""
+    """The kinds of the guardian's reports; protocol.h says what `Report`'s fields mean for each."""
 
     STARTED = 1
     EXITED = 2
@@ -43,11 +43,11 @@ class ReportKind(IntEnum):
 
 
 class GuardianLostError(HostError):
-    """The guardian process is gone, and every worker with it."""
+    """The guardian process has died, and every worker with it."""
 
 
 class Report(Record):
-    """One thing that happened below the guardian."""
+    """One event below the guardian."""
 
     kind: ReportKind
     worker: int
@@ -64,9 +64,9 @@ class Guardian:
     """
 
     def __init__(self, *, temporary_directory: str = "", sessions: str = "0:one") -> None:
-        """Start it; at its end, it removes the temporary directory (an absolute path) too.
+        """Start it; when it ends, it also removes the temporary directory (an absolute path).
 
-        `sessions` is sessions.py's: which sessions the workers live in.
+        `sessions` is from sessions.py: in which sessions the workers live.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -105,11 +105,11 @@ class Guardian:
         """Ask for a worker.
 
         `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory.
-        It may run on `cpus` only, if there are any.
+        It may run only on `cpus`, if any are given.
 
         Raises:
             InvalidArgumentError: the command or the environment is too long.
-            GuardianLostError: there is no guardian any more.
+            GuardianLostError: the guardian has died.
         """
         places = ",".join(map(str, sorted(cpus)))
         strings = [os.fsencode(directory), places.encode(), *map(os.fsencode, argv)]
@@ -128,7 +128,7 @@ class Guardian:
         self._send(_KIND_SPAWN, payload, descriptors)
 
     def signal(self, worker: int, signal: int) -> None:
-        """Send `signal` to the worker's process group, if the worker still runs."""
+        """Send `signal` to the worker's process group, if the worker is still running."""
         self._send(_KIND_SIGNAL, _SIGNAL.pack(worker, signal))
 
     def end(self) -> None:
@@ -136,7 +136,7 @@ class Guardian:
         self._send(_KIND_END, b"")
 
     def fence(self, until_s: float | None) -> None:
-        """All may run until then (CLOCK_BOOTTIME), or until what a later call says; None: for ever.
+        """Let all run until that time (CLOCK_BOOTTIME), or a later call's; None: without limit.
 
         Afterwards everything is killed, and the reports of that begin with FENCED.
         """
@@ -144,16 +144,16 @@ class Guardian:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether requests wait until the guardian reads."""
+        """Whether requests are queued until the guardian reads."""
         return bool(self._unsent)
 
     def read(self, *, wait: bool = True) -> list[Report]:
-        """The next reports, in the order in which things happened.
+        """The next reports, in the order of the events; also sends queued requests.
 
-        If there is none, it waits for one, or returns none. Sends what is unsent, too.
+        If there is none, it waits for one, or returns none.
 
         Raises:
-            GuardianLostError: there is no guardian any more.
+            GuardianLostError: the guardian has died.
         """
         self._send_queued()
         while wait and self._unsent and not self._wait_for(select.POLLIN | select.POLLOUT):
@@ -175,7 +175,7 @@ class Guardian:
         ]
 
     def close(self, wait_s: float = 8.0) -> None:
-        """Let the guardian go; it kills what is left. One that takes longer is killed itself."""
+        """Make the guardian end and kill what is left; if it takes too long, kill it."""
         self._socket.close()
         self._drop_unsent()
         try:
@@ -200,7 +200,7 @@ class Guardian:
             os.close(pidfd)
 
     def _wait_for(self, events: int) -> bool:
-        """Wait for one of these; whether there is something to read."""
+        """Wait for one of these; returns whether there is something to read."""
         poll = select.poll()
         poll.register(self._socket, events)
         return any(found & ~select.POLLOUT for _, found in poll.poll())
@@ -230,7 +230,7 @@ class Guardian:
             self._unsent.popleft()
 
     def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> memoryview:
-        """Send what goes without waiting; the rest of it."""
+        """Send what is possible without waiting; returns the rest."""
         try:
             while data:
                 if descriptors:

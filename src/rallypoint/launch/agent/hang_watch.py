@@ -1,9 +1,9 @@
-"""Has the job looked at when one of its workers complains of a long wait; imported only then.
+"""Has the job inspected when one of its workers reports a long wait; imported only then.
 
-    worker --"wait"--> agent --"wait"--> the agent that coordinates --> a process that looks
+    worker --"wait"--> agent --"wait"--> the agent that coordinates --> a process that inspects
 
-So that there is one line, and one decision, the agent that coordinates sees to it for all nodes. A
-failure here must not disturb the job: it is left out.
+The coordinating agent does this for all nodes, so there is one line and one decision. Its failures
+are ignored, because they must not disturb the job.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _CALM = 0.5  # of the time until a wait is long: it is not looked at more often
 
 
 class HangWatch:
-    """One agent's.
+    """The watch of one agent.
 
     Args:
-        after_s: waits that are shorter are none.
-        hangs: called when a hang has been found, once.
-        goes_on: called with a rank, and for how long it had waited, when that hang is over.
+        after_s: shorter waits are ignored.
+        hangs: called once when a hang has been found.
+        goes_on: called with a rank and the length of its wait when that hang is over.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HangWatch:
         self._calm_until = 0.0
 
     def complains(self, rank: int, seconds: float, *, is_over: bool) -> None:
-        """A worker of this node has waited for so long, and does still unless it `is_over`."""
+        """A worker of this node has waited this long, and still waits unless it `is_over`."""
         with suppress(Exception):
             roster = self._rounds.roster()
             if roster is not None and roster.leader not in ("", roster.me):
@@ -62,13 +62,13 @@ class HangWatch:
                 self._take(rank, seconds, is_over=is_over)
 
     def heard(self, waits: LongWaits) -> None:
-        """The same of a worker of another node."""
+        """The same for a worker of another node."""
         with suppress(Exception):
             if waits.round == self._state.round:
                 self._take(waits.rank, waits.seconds, is_over=waits.is_over)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._child is not None:
             self._child.close()
 

@@ -1,8 +1,8 @@
-"""Which hangs are worth a word: what workers complain of, and what was then seen of the job. Pure.
+"""Which hangs to report, from workers' complaints and what was then seen of the job. Pure.
 
-A worker that has waited for too long complains, and somebody looks at the whole job as `rallypoint
-explain` does (hang_watch.py). It is told if the worker waits for what was found, once: again only
-for another root, or for other calls.
+A worker that has waited for too long complains, and the whole job is inspected as by `rallypoint
+explain` (hang_watch.py). A hang is reported once, if the worker is part of it; again only for
+another root cause or other calls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Hang(Record, kw_only=True):
     """One hang.
 
     Attributes:
-        sentence: what keeps the job, as `explain` says it.
-        is_explained: that is known, and not only that the job hangs.
-        rank: whom it is about, or else one that waits.
-        ranks: those, and all that wait for them.
-        root: its cause, and whom it is about.
-        calls: in which ranks wait for that.
+        sentence: the cause, as `explain` words it.
+        is_explained: the cause is known, and not only that the job hangs.
+        rank: the rank at fault, or else one that waits.
+        ranks: those at fault, and all that wait for them.
+        root: the cause, and the ranks at fault.
+        calls: the calls in which ranks wait.
     """
 
     sentence: str
@@ -37,18 +37,18 @@ class Hang(Record, kw_only=True):
 
     @property
     def text(self) -> str:
-        """For the user."""
+        """The line for the user."""
         return f"the job {'hangs' if self.is_explained else 'may hang'}: {self.sentence}"
 
     @property
     def past(self) -> str:
-        """The same when it has been ended; part of a sentence."""
+        """The same, after the job was ended for it; part of a sentence."""
         verb = "hung" if self.is_explained else "may have hung"
         return f"the job {verb}: {self.sentence.removesuffix('.')}"
 
     @property
     def event(self) -> dict[str, object]:
-        """For programs."""
+        """The event for programs."""
         cause, ranks = self.root
         return {
             "sentence": self.sentence,
@@ -59,17 +59,17 @@ class Hang(Record, kw_only=True):
         }
 
     def is_same(self, other: Hang) -> bool:
-        """Whether whoever knows of the one knows of the other."""
+        """Whether both are the same hang for the user."""
         return self.root == other.root and (
             self.calls == other.calls or not self.calls.isdisjoint(other.calls)
         )
 
 
 class Hangs:
-    """Those of one round.
+    """The hangs of one round.
 
     Args:
-        after_s: shorter waits are none.
+        after_s: shorter waits are ignored.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -82,7 +82,7 @@ class Hangs:
         self._complaining.add(rank)
 
     def goes_on(self, rank: int) -> bool:
-        """What it waited for has come. Returns whether that ends a hang that was told."""
+        """That rank's wait is over. Returns whether this ends a reported hang."""
         self._complaining.discard(rank)
         if self._told is None or rank not in self._told.ranks:
             return False
@@ -90,7 +90,7 @@ class Hangs:
         return True
 
     def judge(self, verdict: Mapping[str, Any]) -> Hang | None:
-        """A hang that is to be told, if the job's verdict (diagnosis/verdict.py) is one."""
+        """The hang to report, if the job's explanation is one."""
         hang = _hang(verdict, self._after_s)
         if hang is None or hang.ranks.isdisjoint(self._complaining):
             return None

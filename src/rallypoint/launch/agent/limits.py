@@ -1,4 +1,4 @@
-"""Limits of the system that a launch can run into, as sentences: which, how high, what to do."""
+"""Limits of the system that a launch can reach, as sentences: which, how high, what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EACH = 6  # descriptors of the agent for a worker, with log files
 
 
 def limit_error(error: Exception, workers: int = 0) -> HostError | None:
-    """The error to raise for a limit that was reached; None if it was something else."""
+    """The error to raise for a limit that was reached; None if it was another problem."""
     if isinstance(error, RallypointError):
         return None  # it has its sentence
     import resource  # only when something went wrong
@@ -40,7 +40,7 @@ def limit_error(error: Exception, workers: int = 0) -> HostError | None:
 
 
 def _number_of(error: Exception) -> int | None:
-    """Of an OSError; what native code and threads raise has only its text."""
+    """The errno of an OSError; errors from native code and threads only have its text."""
     if isinstance(error, OSError):
         return error.errno
     if str(error) == "can't start new thread":
@@ -50,7 +50,7 @@ def _number_of(error: Exception) -> int | None:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of descriptors as far as it may."""
+    """Raise this process's limit of descriptors as far as possible."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,8 +1,8 @@
 """The agent: one thread, one event loop, that performs what node.py decides.
 
-It waits for kernel events only: the guardian's reports, the workers' control sockets and output,
-signals, the coordinator's orders, and the deadlines that the decisions set. It holds no policy, and
-waits for nothing else: what may block has a thread of its own, or a queue.
+It waits only for kernel events: the guardian's reports, the workers' control sockets and output,
+signals, the coordinator's orders, and the deadlines that decisions set. It holds no policy and
+never blocks otherwise: what may block has its own thread, or a queue.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
 
     Raises:
         HostError: the store or the guardian could not be started; nothing is left running.
-        InvalidArgumentError: the command cannot be handed to a program; nothing is left running.
+        InvalidArgumentError: the command cannot be passed to a program; nothing is left running.
     """
     fill_standard_descriptors()
     try:
@@ -166,7 +166,7 @@ class Agent:
             self._progress.tick(time.monotonic(), len(self._state.group.running))
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End all processes."""
         if self._hang_watch is not None:
             self._hang_watch.close()
         if self._answers is not None:
@@ -185,13 +185,13 @@ class Agent:
         self._rounds.close()
 
     def pass_on_output(self) -> bool:
-        """Write the workers' last output; whether all readers took it in time."""
+        """Write the workers' last output; returns whether all readers took it in time."""
         self._let_workers_go()
         wait_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
         return self._output is None or self._output.flush(wait_s)
 
     def close(self, *, is_heard: bool) -> None:
-        """Write the launcher's last words, for as long as they may be read; close everything."""
+        """Write the launcher's last messages, waiting briefly for readers; close everything."""
         self._let_workers_go()
         if self._output is not None:
             self._output.close()
@@ -200,7 +200,7 @@ class Agent:
         self.selector.close()
 
     def report(self) -> None:
-        """Tell how the job ended, unless all is well."""
+        """Report how the job ended, unless it succeeded."""
         lines = self._reports.of_job(
             stopped_by=self._stopped_by,
             calls=self._last_calls,
@@ -234,7 +234,7 @@ class Agent:
         return self._output.hint(local_rank) if self._output is not None and is_over else ""
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
-        """What the workers were in, as lines for a report."""
+        """The calls that the workers were in, as lines of a report."""
         if self._trouble is None or self._seat is None:
             return []
         lines = self._trouble.lines(was_stopped=was_stopped)
@@ -243,12 +243,12 @@ class Agent:
         return [f"  at that time: {why}", *lines] if why else lines
 
     def _look_at_calls(self) -> None:
-        """Something went wrong: remember what the workers are in, before they react to it."""
+        """After trouble: record the workers' calls before they react to it."""
         if self._trouble is not None and self._trouble.look(self._state.group.local_ranks):
             self._progress.calls_seen(self._trouble.records.events)
 
     def _look_at_all(self) -> None:
-        """Somebody ends the job."""
+        """Someone is ending the job: inspect the workers."""
         self._look_at_calls()
         if self._trouble is not None:
             pids = {worker.pid: rank for rank, worker in self._workers.items() if worker.pid}
@@ -285,7 +285,7 @@ class Agent:
         return self._answers
 
     def _stop_asked(self, why: str) -> None:
-        """The user wants the whole job to end."""
+        """The user asked to end the whole job."""
         self._stopped_by = self._stopped_by or why
         self._look_at_all()
         text = f"{why} stopped the job"
@@ -388,7 +388,7 @@ class Agent:
     # Events.
 
     def signal_received(self, number: int) -> None:
-        """A signal came for the agent."""
+        """The agent received a signal."""
         self._progress.signal_received(number)
         is_to_stop = signal.Signals(number).name in self._job.stop_signals
         if is_to_stop:
@@ -513,7 +513,7 @@ class Agent:
             )
 
     def _renew_fence(self) -> None:
-        """Until when the guardian lets workers run, should this process be stopped."""
+        """Tell the guardian how long workers may run if this process is stopped."""
         until = self._rounds.fence_at
         if until != self._fence_at:
             self._fence_at = until
@@ -539,7 +539,7 @@ class Agent:
 
 
 def _step_signals(job: Job, send: Callable[[tuple[int, ...], int], None]) -> StepSignals | None:
-    """What keeps workers from being signalled twice; None: nobody else signals them."""
+    """What prevents signalling workers twice; None: nobody else signals them."""
     if not job.environ.get("SLURM_JOB_ID"):
         return None
     from rallypoint.launch.agent.step_signals import StepSignals
@@ -555,7 +555,7 @@ def _ranks_of(seat: Seat) -> range:
 
 
 def fill_standard_descriptors() -> None:
-    """Were one of 0, 1 and 2 closed, workers would get a descriptor of ours in its place."""
+    """If one of 0, 1 and 2 is closed, workers would get a descriptor of ours there."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

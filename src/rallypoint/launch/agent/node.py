@@ -1,14 +1,14 @@
-"""What one node's agent does and reports when a worker ends, fails or is to be stopped.
+"""What one node's agent does and reports when a worker ends or fails, or must stop.
 
-What happened and `now` go in, actions and their reason come out: no clock, process or descriptor
-here. Whether the job is tried again is not decided here but by the coordinator, for all nodes.
+Events and `now` go in, actions and their reason come out: no clock, process or descriptor here. The
+coordinator decides for all nodes whether the job is restarted.
 
     WAITING --Start--> RUNNING --failure--> (HOLDING) --> STOPPING --> ENDING --> WAITING, DONE
 
-WAITING: for a round, or for what comes after one (the coordinator says). HOLDING: for a moment;
-after a failure that only reports another rank's death (an *echo*) for that one to show, and after
-an exception for the same one on other ranks, so that it is told once. STOPPING: workers were asked
-to end. ENDING: whatever is left, grandchildren included, is killed.
+WAITING: for a round, or for the coordinator's decision after one. HOLDING: for a moment; after a
+failure that only reports another rank's death (an *echo*), for that death to show, and after an
+exception, for the same one on other ranks, so that it is reported once. STOPPING: workers were
+asked to end. ENDING: all remaining processes, including grandchildren, are killed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SignalWorkers(Record):
 
 
 class EndEverything(Record):
-    """Kill every process below the guardian; answer with `everything_ended`."""
+    """Kill every process below the guardian; the answer is `everything_ended`."""
 
 
 class Tell(Record):
@@ -83,7 +83,7 @@ class Tell(Record):
 
 
 class NodeState:
-    """One node of a job. Each method takes one event and gives one `Decision`."""
+    """One node of a job. Each method takes one event and returns one `Decision`."""
 
     def __init__(self, *, shutdown_timeout_s: float, node_rank: int = 0) -> None:
         self.phase = Phase.WAITING
@@ -134,7 +134,7 @@ class NodeState:
         return self._end(stop.because, now)
 
     def finished(self, finish: Finish, now: float) -> Decision:
-        """The job is over: at once if nothing runs here, else as soon as that has ended."""
+        """The job is over: at once if nothing is running here, else as soon as that has ended."""
         if self.phase is Phase.DONE:
             return NOTHING
         self.finish = self.finish or finish
@@ -148,7 +148,7 @@ class NodeState:
     # Events.
 
     def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:
-        """A worker says which exception is ending it."""
+        """A worker reports the exception that is ending it."""
         if rank not in self.group.running:
             return NOTHING
         self.group.reported(rank, error)
@@ -171,7 +171,7 @@ class NodeState:
     def stop_requested(
         self, signal: int, text: str, now: float, *, leaves: bool = False
     ) -> Decision:
-        """A signal, which `text` tells of, asks the agent to stop the job, or its own part."""
+        """A signal, described by `text`, asks the agent to stop the job, or its own part."""
         if self.phase is Phase.DONE:
             return NOTHING
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
@@ -194,9 +194,9 @@ class NodeState:
         return Decision((tell,), text)  # no new round
 
     def hangs(self, text: str, rank: int, now: float, *, ends_job: bool = False) -> Decision:
-        """The job hung, as `text` tells; the round is to fail, or the job to end, for that.
+        """The job hung, as `text` says, and the round must fail or the job end for it.
 
-        `rank` is to blame, if any is.
+        `rank` is the rank at fault, if any.
         """
         if self.phase is not Phase.RUNNING:
             return NOTHING
@@ -235,7 +235,7 @@ class NodeState:
         return NOTHING
 
     def everything_ended(self, unkillable: tuple[int, ...]) -> Decision:
-        """The guardian has killed and reaped all there was, but for these process numbers."""
+        """The guardian has killed and reaped all processes, except for these."""
         if self.phase is not Phase.ENDING:
             return NOTHING
         self.unkillable = unkillable

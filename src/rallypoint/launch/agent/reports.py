@@ -1,4 +1,4 @@
-"""What an agent tells the user at the end of a round that failed, and at the end of the job."""
+"""What an agent prints at the end of a round that failed, and at the end of the job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rallypoint.rendezvous.job.reports import Finish, Outcome
 
 
 class Reports:
-    """Those of one agent, as lines.
+    """The reports of one agent, as lines.
 
     Args:
-        began: when the job did (time.monotonic).
+        began: when the job began (time.monotonic).
     """
 
     def __init__(self, job: Job, state: NodeState, oom_kills: OomKills, began: float) -> None:
@@ -30,8 +30,8 @@ class Reports:
 
         Args:
             because: what comes next, and why.
-            elsewhere: what other nodes, or the agent, ended it for.
-            calls: lines on what the workers were in.
+            elsewhere: the reason from other nodes, or from the agent.
+            calls: lines on the calls that the workers were in.
         """
         if group.failures():
             title = f"round {number} failed"
@@ -49,11 +49,12 @@ class Reports:
         hint: Callable[[int | None], str],
         recorded: Mapping[int, str],
     ) -> list[str]:
-        """The job is over; nothing, if all is well.
+        """The job is over; no lines if it succeeded.
 
         Args:
-            stopped_by: who stopped it, if it was no signal.
-            calls: lines on what the workers were in; of a job that was stopped, if told so.
+            stopped_by: who stopped it, if it was not a signal.
+            calls: lines on the calls that the workers were in; for a stopped job, if it should
+                report them.
             hint: where the output of a local rank is kept.
             recorded: the error files of the workers that failed, by rank.
         """
@@ -107,7 +108,7 @@ class Reports:
         return text or f"job failed: {what}"
 
     def _leave_error(self, recorded: Mapping[int, str]) -> list[str]:
-        """The root cause for whoever started the launcher, as torchrun does; lines to tell."""
+        """Write the root cause for the launcher's caller, as torchrun does; lines to print."""
         path = self._job.environ.get("TORCHELASTIC_ERROR_FILE")
         failures = self._state.group.failures()
         if not path or not failures:

@@ -1,9 +1,10 @@
-"""Which sessions the workers live in, so that a job gets the CPU time that torchrun's would.
+"""The sessions in which the workers live, so that a job gets as much CPU time as under torchrun.
 
 Where the kernel groups tasks by session (autogroups), each session has the same share of a busy
-machine, and a process yields its core only to others of its session. So the workers share one, and
-its share is raised to that of a session each. Where the kernel does not grant that, workers that
-can have a core each get a session each, and others share one. docs/decisions/017-sessions.md
+machine, and a process yields its core only to others of its session. So the workers share one
+session, whose share is raised to that of one session per worker. Where the kernel does not permit
+that, workers that can have a core each get a session each, and others share one.
+docs/decisions/017-sessions.md
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LOWEST_NICE = -20
 
 
 def choose_sessions(workers: int, environ: Mapping[str, str]) -> str:
-    """What the guardian is to do: see its main.cc."""
+    """What the guardian should do: see its main.cc."""
     wish = environ.get(_VARIABLE, "")
     if wish == EACH or workers == 1:
         return EACH
@@ -28,7 +29,7 @@ def choose_sessions(workers: int, environ: Mapping[str, str]) -> str:
 
 
 def nice_of(sessions: int) -> int:
-    """The nice value that has the weight of this many sessions, as near as there is one."""
+    """The nice value whose weight is closest to that of this many sessions."""
     nice, weight = 0, 1.0
     while weight * _WEIGHT_RATIO**0.5 < sessions and nice > _LOWEST_NICE:
         nice, weight = nice - 1, weight * _WEIGHT_RATIO

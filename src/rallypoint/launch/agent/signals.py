@@ -1,4 +1,4 @@
-"""Signals for the agent, as events of its loop."""
+"""Signals to the agent, as events of its loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def read_signals(text: str, name: str) -> tuple[str, ...]:
-    """``"SIGTERM,SIGUSR1"`` as names; `name` is what the user calls the list.
+    """The names in ``"SIGTERM,SIGUSR1"``; `name` is the user's name of the list.
 
     Raises:
-        InvalidArgumentError: one is no signal that a program can handle.
+        InvalidArgumentError: one is not a signal that a program can handle.
     """
     names = tuple(each.strip() for each in text.split(","))
     for each in names:
@@ -83,4 +83,4 @@ class Signals:
 
 
 def _note(_number: int, _frame: FrameType | None) -> None:
-    """Nothing: but without a handler Python would not write to the wakeup descriptor."""
+    """Does nothing; but without a handler Python would not write to the wakeup descriptor."""

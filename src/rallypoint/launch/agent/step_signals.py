@@ -1,10 +1,10 @@
 """Signals to the workers of a Slurm step, which Slurm may have signalled itself.
 
-slurmstepd sends a signal (scancel, requeue, --signal, a time limit) to every process of a step, in
-whichever session it lives. Were the agent to pass that on, a worker's handler would run twice. So
-what the agent is to send is held for a moment, and then sent only if Slurm did not do so: a probe
-tells, a process beside the workers that blocks all signals and so has as pending what it was sent.
-The moment is also for other nodes, which Slurm signals a little earlier or later than this one.
+slurmstepd sends a signal (scancel, requeue, --signal, a time limit) to every process of a step,
+whatever its session. If the agent forwarded it, a worker's handler would run twice. So the agent
+holds a signal for a moment, and sends it only if Slurm did not. A probe tells: a process beside the
+workers that blocks all signals, so those sent to it stay pending. The moment also allows for other
+nodes, which Slurm signals slightly earlier or later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PENDING = b"ShdPnd:"  # in /proc/PID/status: a mask of signals, in hexadecimal
 
 
 class SignalProbe:
-    """The process. It ends when its input does, so that it outlives no agent, however that ends.
+    """The probe process. It ends when its input does, so it never outlives the agent.
 
     Raises:
         OSError: it cannot be started.
@@ -30,7 +30,7 @@ class SignalProbe:
         self._start()
 
     def saw(self, number: int) -> bool:
-        """Whether it was sent that signal since it was last found to be."""
+        """Whether it received that signal since the last time that this was true."""
         try:
             with open(f"/proc/{self._pid}/status", "rb") as file:
                 lines = [line for line in file if line.startswith(_PENDING)]
@@ -76,13 +76,13 @@ class SignalProbe:
 
 
 class StepSignals:
-    """What the agent wants to send to its workers, and what of it was sent already.
+    """The signals that the agent will send to its workers, unless Slurm has sent them.
 
     Args:
         send: sends a signal to these ranks.
 
     Attributes:
-        wake_at: when to call `tick`; None: nothing is held.
+        wake_at: when to call `tick`; None: no signal is held.
     """
 
     def __init__(self, send: Callable[[tuple[int, ...], int], None]) -> None:
@@ -92,7 +92,7 @@ class StepSignals:
         self._probe = SignalProbe()
 
     def send(self, ranks: tuple[int, ...], number: int, now: float) -> None:
-        """Send it soon, if Slurm does not."""
+        """Send it soon, unless Slurm does."""
         if number == signal.SIGCONT:  # harmless twice, and a suspended worker needs it
             self._send(ranks, number)
         else:
@@ -109,7 +109,7 @@ class StepSignals:
         self._set_alarm()
 
     def forget(self) -> None:
-        """Those whom it was for have ended."""
+        """The ranks that it was for have ended."""
         self._held.clear()
         self.wake_at = None
 

@@ -1,7 +1,7 @@
-"""What an agent remembers of a round in which something went wrong, to tell it, now and later.
+"""What an agent remembers of a round in which something went wrong, for its reports.
 
-At the first sign of trouble it looks at the workers' flight records, before they react to it; where
-somebody ends a job in which workers have waited for long, it also looks where they are.
+At the first sign of trouble it reads the workers' flight records, before the workers react. If
+someone ends a job in which workers have waited for long, it also inspects where they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMING_S = 3.0  # so long a job may have no group
 
 
 class Trouble:
-    """One round's.
+    """The trouble of one round.
 
     Attributes:
         records: the memory that its workers write.
@@ -36,14 +36,14 @@ class Trouble:
         self._whereabouts: Mapping[int, Whereabouts] = {}  # by rank
 
     def look(self, local_ranks: Mapping[int, int]) -> bool:
-        """Remember what the workers (global rank -> local rank) are in; the first look counts.
+        """Record the calls of the workers (global rank -> local rank); only the first call counts.
 
         Returns whether this was the first.
         """
         return self.records.look(local_ranks)
 
     def look_closely(self, pids: Mapping[int, int]) -> None:
-        """Somebody ends the job: where are the workers (process -> rank), if any waits for long?"""
+        """Someone ends the job: record where workers are, if any waits for long."""
         forms = not self.records.has_groups and time.monotonic() - self._began > _FORMING_S
         if self._whereabouts or not (forms or self.records.lines(least_s=_LONG_S)):
             return
@@ -55,12 +55,12 @@ class Trouble:
             return
 
     def lines(self, *, was_stopped: bool = False) -> list[str]:
-        """What the workers were in, as lines; of a job that was stopped, only if it was long."""
+        """The workers' calls, as lines; for a job that was stopped, only if they were long."""
         told = self.records.lines(least_s=_LONG_S if was_stopped else 0.0)
         return [f"  {line}" for line in told]
 
     def why(self, job: Job, seat: Seat, group: WorkerGroup) -> str:
-        """Why a job that somebody has ended stood still, if it did so, and all of it was here."""
+        """Why a job that someone ended was hanging, if it was, and ran on this node only."""
         if not self._whereabouts or seat.nodes > 1:
             return ""
         from rallypoint.diagnosis.explain import verdict
@@ -85,7 +85,7 @@ class Trouble:
         status: int,
         hang: str,
     ) -> None:
-        """Leave it to `rallypoint explain`, if there is anything; `hang`: what it was ended for."""
+        """Save it for `rallypoint explain`, if there is any; `hang`: why the job was ended."""
         if not self.records.seen_ns:
             return
         from rallypoint.launch.agent.facts_at_end import job_at_end
@@ -102,14 +102,14 @@ class Trouble:
 
 
 class OomKills:
-    """How often the out-of-memory killer strikes."""
+    """Counts out-of-memory kills."""
 
     def __init__(self) -> None:
         self._before = count_oom_kills()
 
     @property
     def new(self) -> int | None:
-        """How often since `reset`; None: the kernel does not say."""
+        """The kills since `reset`; None: the kernel does not report them."""
         now = count_oom_kills()
         return None if self._before is None or now is None else now - self._before
 

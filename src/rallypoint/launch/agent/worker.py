@@ -1,4 +1,4 @@
-"""What the agent holds of one worker: its control socket, its output, its error file."""
+"""The agent's state for one worker: its control socket, its output, its error file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Worker:
         self._streams = streams
 
     def start(self, guardian: Guardian, number: int, seat: Seat, record: int) -> None:
-        """Ask the guardian for the process, which it is to know by `number`.
+        """Ask the guardian for the process, which it identifies by `number`.
 
         `record` is a descriptor of the memory for the flight records of this node.
         """
@@ -52,7 +52,7 @@ class Worker:
         self._streams.started()
 
     def exit(self, report: Report) -> Exit:
-        """The guardian's word on this worker's end, as coordinator.py takes it."""
+        """The guardian's report of this worker's end, in the coordinator's form."""
         ended_by_itself = report.code == _CLD_EXITED
         if report.kind is ReportKind.SPAWN_FAILED:
             program = self._job.command[0]
@@ -75,18 +75,18 @@ class Worker:
 
     @property
     def error_file(self) -> str:
-        """Where it may record its error; empty if there is no place for it."""
+        """Where it can record its error; empty if that is not possible."""
         return self._streams.error_file or ""
 
     def recorded(self) -> str | None:
-        """What it left there, as torch's @record does; None: nothing."""
+        """The error that it recorded, as torch's @record does; None if there is none."""
         try:
             return self._streams.files.call(partial(_read, self.error_file))
         except OSError:
             return None
 
     def keep_error(self, error: WorkerError) -> None:
-        """Leave what the worker reported where torch's @record would have written it."""
+        """Write the worker's reported error to the file that torch's @record would have used."""
         path = self._streams.error_file
         if path is not None:
             try:
@@ -95,7 +95,7 @@ class Worker:
                 return
 
     def drain_output(self) -> None:
-        """After the end of everything: pass on what is left in the pipes."""
+        """After the end of everything: forward what is left in the pipes."""
         self._streams.finish()
 
 

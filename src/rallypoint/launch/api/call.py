@@ -1,10 +1,10 @@
 """The program of a worker that runs a function: `python -m rallypoint.launch.api.call FILE NUMBER`.
 
-FILE is the caller's, on this machine and readable by it alone: a pickle of search path, main
-module, function and arguments. What the function returns or raises goes to FILE.NUMBER.
+FILE is the caller's, on this machine and readable only by the caller: a pickle of search path, main
+module, function and arguments. The function's result or exception is written to FILE.NUMBER.
 
-Functions and classes travel by name; those that have none in another process (of a notebook, or
-defined in a function) travel as a whole, by cloudpickle, where that is installed.
+Functions and classes are passed by name; those without a name in other processes (of a notebook, or
+defined in a function) are passed whole by cloudpickle, where that is installed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rallypoint.base.errors import InvalidArgumentError, UnreadableCallError
 def write_call(
     path: str, function: Callable[..., Any], args: Sequence[object], *, with_number: bool
 ) -> None:
-    """Put a call where workers find it; with `with_number` each gets its number as first argument.
+    """Write a call for the workers; `with_number`: each gets its number as the first argument.
 
     Raises:
-        InvalidArgumentError: the function or its arguments cannot be handed over.
+        InvalidArgumentError: the function or its arguments cannot be passed on.
     """
     main = sys.modules["__main__"]
     # What is defined in the caller's script is found by running that script under another name.
@@ -45,7 +45,7 @@ def write_call(
 
 
 def _pickled(value: object, *, has_main: bool) -> bytes:
-    """Bytes that another process can read, which has this one's main module or has not."""
+    """Bytes that another process can load, with or without this process's main module."""
     try:
         data = pickle.dumps(value)
         # By name; a text that happens to say so costs nothing but the detour.
@@ -66,7 +66,7 @@ def _pickled(value: object, *, has_main: bool) -> bytes:
 
 
 def read_result(path: str, number: int) -> tuple[object, BaseException | None, str] | None:
-    """What a call returned, what it raised and the traceback; None if it left nothing."""
+    """What a call returned, what it raised, and the traceback; None if it left no result."""
     try:
         with open(f"{path}.{number}", "rb") as file:
             result: tuple[object, BaseException | None, str] = pickle.load(file)
@@ -76,7 +76,7 @@ def read_result(path: str, number: int) -> tuple[object, BaseException | None, s
 
 
 def run(path: str, number: int) -> None:
-    """Perform the call, and leave what came of it."""
+    """Perform the call, and write its result."""
     try:
         function, args, with_number = _read_call(path)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""`WorkerSpec`, `LocalElasticAgent` and `RunResult`, for programs that make torchelastic's agent
-themselves: ``LocalElasticAgent(WorkerSpec(..., rdzv_handler=handler), logs_specs).run()``.
+"""`WorkerSpec`, `LocalElasticAgent` and `RunResult`, for programs that create torchelastic's agent:
+``LocalElasticAgent(WorkerSpec(..., rdzv_handler=handler), logs_specs).run()``.
 
-They run our agent, which takes its rounds from the handler. There are no abstract agents to derive
-from: torch's subclasses replace steps of a loop that polls, and ours has no such steps.
+They run our agent, which takes its rounds from the handler. There are no abstract agents to
+subclass: torch's subclasses replace steps of a polling loop, which ours does not have.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class WorkerState(Enum):
 
 @dataclass
 class WorkerSpec:
-    """What the workers of a node are; torch's fields, in its order.
+    """The workers of a node; torch's fields, in its order.
 
     Attributes:
         rdzv_handler: from `rallypoint.rendezvous`.
         fn: an older name of `entrypoint`.
         entrypoint: a function, or a program; `args` are its arguments.
-        master_port, master_addr: accepted for torch's sake: the handler says where the store is.
+        master_port, master_addr: accepted for compatibility with torch and ignored: the handler
+            says where the store is.
 
     The others are `LaunchConfig`'s.
     """
@@ -80,10 +81,11 @@ class LocalElasticAgent:
     """Runs the workers of a node.
 
     Args:
-        spec: what they are.
+        spec: the workers.
         logs_specs, log_line_prefix_template, shutdown_timeout: as `LaunchConfig`'s.
-        start_method, exit_barrier_timeout: accepted for torch's sake; workers always start as new
-            interpreters, and nodes learn from each other when they have finished.
+        start_method, exit_barrier_timeout: accepted for compatibility with torch and ignored:
+            workers always start as new interpreters, and nodes tell each other when they have
+            finished.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Launching from Python: `elastic_launch`, with torch's names.
 
-The caller's process becomes the agent for as long as the call takes, in whichever thread.
+The caller's process is the agent for the duration of the call, in whichever thread.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Entrypoint = Callable[..., Any] | str
 
 
 class elastic_launch:  # noqa: N801 - torch's name
-    """Run a function, or a program, in the workers of a job: ``elastic_launch(config, f)(*args)``.
+    """Run a function or a program in the workers of a job: ``elastic_launch(config, f)(*args)``.
 
-    Calling it returns what each of this node's workers returned, by global rank; for a program,
-    which returns nothing, the values are None. A function is defined at the top level of a module
-    or script; with cloudpickle installed, anywhere, also in a notebook.
+    The call returns the return values of this node's workers by global rank; for a program the
+    values are None. A function must be defined at the top level of a module or script, unless
+    cloudpickle is installed.
 
     Raises:
-        InvalidArgumentError: function or arguments cannot be handed to other processes.
-        ChildFailedError: workers of this node failed; `failures` tells of each.
+        InvalidArgumentError: function or arguments cannot be passed to other processes.
+        ChildFailedError: workers of this node failed; `failures` describes each.
         WorkersFailedError: the job was stopped by a signal, or failed on another node.
     """
 
@@ -66,7 +66,7 @@ def launch(
     args: tuple[object, ...],
     rounds: Callable[[Job], RoundSource] | None = None,
 ) -> tuple[JobResult, dict[int, Any]]:
-    """Launch, and wait for the end: how the job ended, and what the workers returned."""
+    """Launch and wait; returns how the job ended, and what the workers returned."""
     if not config.run_id:  # several nodes could not agree on a random name
         alone = config.max_nodes == 1
         config.run_id = str(int.from_bytes(os.urandom(16))) if alone else "none"
@@ -86,7 +86,7 @@ def launch(
 
 
 def raise_if_failed(result: JobResult, name: str) -> None:
-    """Raise what `elastic_launch` does, unless the job succeeded.
+    """Raise the errors of `elastic_launch`, unless the job succeeded.
 
     Raises:
         ChildFailedError, WorkersFailedError: it failed.
@@ -104,10 +104,10 @@ def raise_if_failed(result: JobResult, name: str) -> None:
 
 
 def job_of(config: LaunchConfig, command: tuple[str, ...]) -> Job:
-    """What the agent is given.
+    """The agent's job, from the configuration.
 
     Raises:
-        InvalidArgumentError: a field of the configuration that cannot be.
+        InvalidArgumentError: a field of the configuration has an impossible value.
     """
     if config.event_log_handler not in ("null", "console"):
         raise InvalidArgumentError(
@@ -133,7 +133,7 @@ def job_of(config: LaunchConfig, command: tuple[str, ...]) -> Job:
 
 
 def name_of(entrypoint: Entrypoint, args: tuple[object, ...]) -> str:
-    """What a failure calls it: the function's name, or the script's."""
+    """The name in errors: the function's name, or the script's."""
     if not isinstance(entrypoint, str):
         return getattr(entrypoint, "__name__", type(entrypoint).__name__)
     scripts = (str(word) for word in args if not str(word).startswith("-"))

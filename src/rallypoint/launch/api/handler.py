@@ -1,6 +1,6 @@
-"""The rendezvous of a job that no node can lose, for Python programs (backends c10d and etcd).
+"""The rendezvous of a job that survives any node, for Python programs (backends c10d and etcd).
 
-The program's calls, parameters and errors are here; its node lives in program_node.py.
+The program's calls, parameters and errors are here; its node is in program_node.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
     """One node of a dynamic job.
 
     Raises:
-        HostError: nobody knows the endpoint's name, or there is no way to it.
-        InvalidArgumentError: parameters that cannot be.
+        HostError: the endpoint's name cannot be resolved, or there is no route to it.
+        InvalidArgumentError: parameters have impossible values.
     """
 
     _grace_s = 1.0  # for the one who leads to say who is missing
@@ -56,10 +56,10 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
         return super().next_rendezvous()
 
     def set_closed(self) -> None:
-        """See RendezvousHandler. Who did not take part yet has to, for as long as it takes.
+        """See RendezvousHandler. A node that has not joined yet joins first, however long it takes.
 
         Raises:
-            RendezvousTimeoutError: nobody confirmed it within close_timeout.
+            RendezvousTimeoutError: not confirmed within close_timeout.
         """
         node = self._node or self._begin()
         node.close()
@@ -131,11 +131,11 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Make the handler of one node. Options are those of --rdzv-conf, and torch's ``store_type``.
+    """Create the handler of one node. Options are those of --rdzv-conf, and torch's ``store_type``.
 
     Raises:
-        HostError: nobody knows the endpoint's name, or there is no way to it.
-        InvalidArgumentError: parameters that cannot be.
+        HostError: the endpoint's name cannot be resolved, or there is no route to it.
+        InvalidArgumentError: parameters have impossible values.
     """
     kind = str(params.get("store_type", "tcp")).strip().lower()
     if kind == "file":
@@ -182,6 +182,6 @@ def _rounds_of(params: RendezvousParameters) -> ElasticRounds:
 
 
 def _token_of(params: RendezvousParameters) -> bytes | None:
-    """What nodes must know to take part: the option ``token``, or RALLYPOINT_TOKEN."""
+    """The token that nodes must know: the option ``token``, or RALLYPOINT_TOKEN."""
     token = params.get("token", os.environ.get("RALLYPOINT_TOKEN"))
     return os.fsencode(token) or None if token else None

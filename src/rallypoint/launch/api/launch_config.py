@@ -1,7 +1,7 @@
-"""`LaunchConfig`, what `elastic_launch` is given: torch 2.15's fields in torch's order, and the
-parts of a `Job` that they mean. Also `DefaultLogsSpecs` and `Std`, which shape the workers' output.
+"""`LaunchConfig`, the argument of `elastic_launch`: torch 2.15's fields in torch's order, and the
+parts of a `Job` that they mean. Also `DefaultLogsSpecs` and `Std`, for the workers' output.
 
-Torch's own `DefaultLogsSpecs`, `Std` and `NumaOptions` are taken too, by their attributes.
+Torch's own `DefaultLogsSpecs`, `Std` and `NumaOptions` are accepted too, by their attributes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class DefaultLogsSpecs:
     """Where the workers' output goes.
 
     Args:
-        log_dir: below which log files are kept; None: only what redirects and tee ask for is.
-        redirects, tee: streams that go to files only, and to files as well; for all workers, or by
+        log_dir: the parent directory of log files; None: keep only what redirects and tee require.
+        redirects, tee: streams that go only to files, and to files as well; for all workers, or by
             local rank.
         local_ranks_filter: show only the output of these local ranks.
     """
@@ -73,35 +73,36 @@ class LaunchConfig:
     """How to launch: torch.distributed.launcher.api.LaunchConfig's fields, in its order.
 
     Attributes:
-        min_nodes, max_nodes: how many nodes; they may differ if `rdzv_backend` is not "static".
+        min_nodes, max_nodes: the number of nodes; they may differ if `rdzv_backend` is not
+            "static".
         nproc_per_node: workers on this node.
         logs_specs: a `DefaultLogsSpecs`, ours or torch's; None: the output is not redirected.
         run_id: the job's name, the same on all nodes; if empty, a random one, or "none" for several
             nodes.
-        role: what this node's workers do; several nodes may have different ones.
+        role: the role of this node's workers; nodes may have different ones.
         rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet, also
-            several places with commas between them.
+            several endpoints separated by commas.
         rdzv_backend: "static" (nodes are known by their ranks), or "c10d" or "etcd" (they come and
             go). One node needs none.
         rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others (900
-            s), and with the others what --rdzv-conf takes.
-        rdzv_timeout: the same timeout, as torch once spelt it.
-        max_restarts: how many new rounds the job may take because workers failed.
-        log_line_prefix_template: what teed lines begin with, as --log-line-prefix-template.
-        local_addr: this node's address as others know it; found out if None.
-        event_log_handler: "console" prints what happens as JSON lines; "null" does not.
+            s), and, for backends other than "static", the options of --rdzv-conf.
+        rdzv_timeout: the same timeout, under an older name of torch's.
+        max_restarts: how many times the job may be restarted because workers failed.
+        log_line_prefix_template: the prefix of teed lines, as --log-line-prefix-template.
+        local_addr: the address at which others reach this node; chosen automatically if None.
+        event_log_handler: "console" prints events as JSON lines; "null" does not.
         numa_options: its `affinity_mode` is --numa-binding's; None: workers are not bound.
-        signals_to_handle: these stop the job, and are passed on to the workers.
-        duplicate_stdout_filters, duplicate_stderr_filters: teed lines with one of these texts go to
-            a file of their own too.
+        signals_to_handle: signals that stop the job and are forwarded to the workers.
+        duplicate_stdout_filters, duplicate_stderr_filters: teed lines with one of these texts also
+            go to a separate file.
         virtual_local_rank: each worker sees only one device, as device 0, and has LOCAL_RANK=0.
-        shutdown_timeout: seconds from asking workers to end until they are killed; if None, those
-            of TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.
-        local_ranks_filter: the same as that of `logs_specs`, which counts if both are there.
+        shutdown_timeout: seconds for workers to end before they are killed; if None,
+            TORCH_ELASTIC_SHUTDOWN_TIMEOUT's, or 30.
+        local_ranks_filter: as that of `logs_specs`, which takes precedence.
         environ: what the workers inherit; the caller's own if None.
-        token: what nodes must know to take part.
-        monitor_interval, start_method, metrics_cfg: accepted for torch's sake; workers are watched,
-            not polled, and always start as new interpreters.
+        token: the token that nodes must know to take part.
+        monitor_interval, start_method, metrics_cfg: accepted for compatibility with torch and
+            ignored: workers are watched, not polled, and always start as new interpreters.
     """
 
     min_nodes: int = 1
@@ -147,7 +148,7 @@ def rendezvous_of(config: LaunchConfig) -> Rendezvous | None:
     """How nodes find each other, if they are not known from the start.
 
     Raises:
-        InvalidArgumentError: numbers or endpoint that cannot be.
+        InvalidArgumentError: numbers or endpoint are impossible.
     """
     if config.rdzv_backend == "static" or config.max_nodes == 1:
         return None
@@ -167,10 +168,10 @@ def rendezvous_of(config: LaunchConfig) -> Rendezvous | None:
 
 
 def nodes_of(config: LaunchConfig) -> Nodes:
-    """With which other nodes.
+    """The other nodes.
 
     Raises:
-        InvalidArgumentError: numbers or endpoint that cannot be.
+        InvalidArgumentError: numbers or endpoint are impossible.
     """
     if config.max_nodes > 1 and config.rdzv_backend != "static":
         return Nodes(token=config.token)
@@ -217,7 +218,7 @@ def cpus_of(config: LaunchConfig) -> tuple[frozenset[int], ...]:
     """By local rank, the CPUs that a worker may run on; empty: all.
 
     Raises:
-        InvalidArgumentError: no such way of binding.
+        InvalidArgumentError: there is no such way of binding.
     """
     if config.numa_options is None:
         return ()

@@ -1,8 +1,8 @@
 """A Python program as one node of an elastic job: it has an agent's rounds, and no workers.
 
-The node beats while the program works. Where an agent would end its workers, the program is told
-that the round was stopped, and where it would report their end, the program wants another round.
-Who leads, and what a round is, is decided where it is for agents.
+The node sends heartbeats while the program works. Where an agent would end its workers, the program
+is told that the round was stopped; where an agent would report their end, the program asks for
+another round. Leaders and rounds are decided in the same code as for agents.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ProgramNode(NodeThread[Seat]):
     """One life of a node: see NodeThread.
 
     Attributes:
-        seat: in the newest round; None: none yet.
-        stopped: why that round is over, if so.
+        seat: in the latest round; None: none yet.
+        stopped: why that round is over, if it is.
         finish: how the job ended for this node.
     """
 
@@ -62,12 +62,12 @@ class ProgramNode(NodeThread[Seat]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the newest round is over for this node."""
+        """Whether the latest round is over for this node."""
         return bool(self.stopped or self.finish or self.error)
 
     @property
     def waiting(self) -> int:
-        """See NodeThread; as the one who leads said last."""
+        """See NodeThread; as the leader last reported."""
         return max(1, self._rounds.waiting) if self.has_ended and not self.closed else 0
 
     @property
@@ -98,7 +98,7 @@ class ProgramNode(NodeThread[Seat]):
         self.end()
 
     def end(self) -> None:
-        """See NodeThread. What was asked before is done before."""
+        """See NodeThread. Earlier requests are carried out first."""
         self._call(self._end)
 
     def _call(self, what: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""`spawn(fn, args, nprocs)`: torch.multiprocessing.spawn's semantics, on a guardian of its own.
+"""`spawn(fn, args, nprocs)`: torch.multiprocessing.spawn's semantics, with its own guardian.
 
 The children are new interpreters. The first that fails ends the others, and its error is raised
-here with its traceback; when this process ends, however it ends, none of them is left.
+here with its traceback. When this process ends, however it ends, so do all children.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLD_EXITED = 1
 
 
 class SpawnContext:
-    """Children that run. `join` waits for them; `close` ends them."""
+    """Running children. `join` waits for them; `close` ends them."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], nprocs: int) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="rallypoint_spawn_")
@@ -48,7 +48,7 @@ class SpawnContext:
         return list(self._pids)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds; True when all have ended well.
+        """Wait up to `timeout` seconds; returns True when all have succeeded.
 
         Raises:
             WorkersFailedError: one failed. The others have been ended; its exception is the cause.
@@ -63,7 +63,7 @@ class SpawnContext:
         return True
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the children that are still running."""
         self._running.clear()
         self._guardian.close()
         self._directory.cleanup()
@@ -119,14 +119,14 @@ def spawn(
     """Run ``fn(i, *args)`` in `nprocs` new processes, i from 0.
 
     Args:
-        fn: a function, defined at the top level of a module or script; with cloudpickle installed,
-            anywhere, also in a notebook.
-        join: wait for all; else return a context whose `join` does.
-        daemon, start_method: accepted for torch's sake; children never outlive this process, and
-            always start as new interpreters.
+        fn: a function, defined at the top level of a module or script; if cloudpickle is installed,
+            any function, also in a notebook.
+        join: wait for all; otherwise return a context whose `join` does.
+        daemon, start_method: accepted for compatibility with torch and ignored: children never
+            outlive this process, and always start as new interpreters.
 
     Raises:
-        InvalidArgumentError: `nprocs` is not positive, or `fn` or `args` cannot be handed over.
+        InvalidArgumentError: `nprocs` is not positive, or `fn` or `args` cannot be passed on.
         WorkersFailedError: with `join`, one failed; its exception is the cause.
     """
     if nprocs < 1:

@@ -1,12 +1,12 @@
 """A rendezvous that is kept in a store: any of ours that all its nodes can reach.
 
 Its nodes are agents like those of c10d and etcd (program_node.py), with the store as the keeper of
-what they agree on; they reach each other at ports of their own. Nobody is needed but the store.
-Under rallypoint.rendezvous/<run id>/ there are
+their agreements; they reach each other at their own ports. Only the store is required. Under
+rallypoint.rendezvous/<run id>/ are
 
     state           the agents' keys, as one value (rendezvous/keyvalue/), and why it is closed
-    token           what nodes prove to each other: whoever reaches the store may take part
-    <n>/store/...   what the program keeps in round n
+    token           what nodes prove to each other: anyone who can reach the store can take part
+    <n>/store/...   what the program stores in round n
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ _numbers = count()
 
 
 class StoreNode(ProgramNode):
-    """A node whose job ends only when it is closed: else its rounds would be counted anew, and the
-    store still holds what programs kept in those of the same numbers."""
+    """A node whose job ends only when it is closed. Otherwise rounds would be numbered from 0
+    again, and the store still holds programs' keys of the rounds with those numbers.
+    """
 
     def withdraw(self) -> None:
         """See NodeThread."""
@@ -70,7 +71,7 @@ class StoreNode(ProgramNode):
 
 
 class Named(Protocol):
-    """What has a name, as torch's rendezvous backends do."""
+    """An object with a name, as torch's rendezvous backends are."""
 
     @property
     def name(self) -> str:
@@ -78,7 +79,7 @@ class Named(Protocol):
 
 
 class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
-    """One node of a rendezvous that is kept in a store; made by `from_backend`."""
+    """One node of a rendezvous that is kept in a store; created by `from_backend`."""
 
     @classmethod
     def from_backend(
@@ -93,23 +94,24 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         keep_alive_interval: float = 1,
         keep_alive_max_attempt: float = 5,
     ) -> DynamicRendezvousHandler:
-        """Make the handler of one node.
+        """Create the handler of one node.
 
         Args:
-            run_id: the job's name; one that was used before in this store stays closed.
+            run_id: the job's name; a name whose rendezvous was closed in this store stays closed.
             store: where the nodes meet, and what holds each round's keys.
-            backend: what it calls itself; it need not hold anything.
+            backend: only its name is used.
             min_nodes, max_nodes: how many nodes a round may have.
-            local_addr: this node's address, at which the others reach it; None: found out.
-            timeout: how long to wait for what.
-            keep_alive_interval: seconds between beats.
-            keep_alive_max_attempt: after so many missed beats a node counts as dead.
+            local_addr: this node's address, at which the others reach it; None: chosen
+                automatically.
+            timeout: the timeouts.
+            keep_alive_interval: seconds between heartbeats.
+            keep_alive_max_attempt: after this many missed heartbeats a node counts as dead.
 
         Raises:
-            InvalidArgumentError: there is no run id, or the numbers cannot be.
-            InvalidTypeError: `store` is no store of rallypoint's.
-            HostError: nobody knows `local_addr`, or there is no way to the store's host, or
-                RALLYPOINT_SOCKET_IFNAME, or another such variable, names no interface.
+            InvalidArgumentError: there is no run id, or numbers are impossible.
+            InvalidTypeError: `store` is not a store of rallypoint.
+            HostError: `local_addr` cannot be resolved, there is no route to the store's host, or
+                RALLYPOINT_SOCKET_IFNAME or a similar variable names no interface.
             RendezvousConnectionError: the store cannot be reached.
         """
         if not run_id:
@@ -273,7 +275,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Turn a store's errors into a rendezvous's."""
+        """Convert a store's errors to those of a rendezvous."""
         try:
             yield
         except (StoreError, ControlMessageError) as error:
@@ -292,8 +294,8 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
 def create_handler(
     store: Store, backend: Named | str, params: RendezvousParameters
 ) -> DynamicRendezvousHandler:
-    """Make the handler of one node, with torch's options: join_timeout, last_call_timeout,
-    close_timeout, keep_alive_interval, keep_alive_max_attempt, in seconds and beats.
+    """Create the handler of one node, with torch's options: join_timeout, last_call_timeout,
+    close_timeout, keep_alive_interval, keep_alive_max_attempt, in seconds and heartbeats.
     """
     interval = params.get_as_int("keep_alive_interval", 1)
     attempts = params.get_as_int("keep_alive_max_attempt", 5)
@@ -313,10 +315,10 @@ def create_handler(
 
 
 def _choose(store: Store, local_addr: str | None) -> NetworkChoice:
-    """This machine's address for those who share the store, as well as can be known.
+    """This machine's address for those who share the store.
 
     Raises:
-        HostError: nobody knows that name, or there is no way to the store's host, or a variable
+        HostError: the name cannot be resolved, there is no route to the store's host, or a variable
             names no interface.
         InvalidArgumentError: `local_addr` is a loopback address, and the store is elsewhere.
     """
@@ -331,4 +333,4 @@ def _choose(store: Store, local_addr: str | None) -> NetworkChoice:
 
 
 def _keep_silent(text: str) -> None:
-    """A program is told by its calls."""
+    """A program learns everything from its calls."""

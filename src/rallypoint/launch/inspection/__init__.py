@@ -1,5 +1,5 @@
-"""What other programs may ask of a running job: where it is found, what it answers, what is seen.
+"""What other programs can ask of a running job: where it is found, what it answers, what is seen.
 
-The agent's part costs it next to nothing until somebody asks: entries.py is all that is imported at
-its start. Whatever takes time (reading /proc, asking for stacks) is done by the program that asks.
+The agent's part costs almost nothing until somebody asks: it imports only entries.py at its start.
+The asking program does all that takes time (reading /proc, asking for stacks).
 """

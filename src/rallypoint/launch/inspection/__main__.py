@@ -1,11 +1,11 @@
-"""Looks for an agent, which starts it and gets what it has seen, as one object of JSON.
+"""Inspects on behalf of an agent, which starts it and reads its findings, one JSON object.
 
-    node           at this node, for another one
-    trace SECONDS  the same, for so long: what calls were made
-    job PID        at the whole job of that agent: what `rallypoint explain --json` says
+    node           this node, for another one
+    trace SECONDS  the same, for that long: the calls that were made
+    job PID        the whole job of that agent: the output of `rallypoint explain --json`
 
-For a node the standard input is a connection to its agent, which has one thread that must not wait
-for half a second.
+For a node, standard input is a connection to its agent, whose only thread must not block for half a
+second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_TRACE_S = 600.0
 
 
 def main(words: Sequence[str]) -> None:
-    """Look."""
+    """Inspect."""
     try:
         match words:
             case ["node"]:

@@ -1,4 +1,4 @@
-"""What an agent says of itself and its workers, read from its answer (agent/answers.py)."""
+"""An agent's report of itself and its workers, read from its answer (agent/answers.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.launch.inspection.entries import Found
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """A worker of the newest round.
+    """A worker of the latest round.
 
     Attributes:
         pid: its process; 0: not started yet.
@@ -38,11 +38,11 @@ class AgentStatus:
     """An agent and its workers.
 
     Attributes:
-        phase: what the agent is doing, as node.py calls it.
-        round: the newest one here; -1: none yet.
+        phase: what the agent is doing, in node.py's terms.
+        round: the latest one here; -1: none yet.
         nodes, world_size: of that round.
-        oom_kills: how often the out-of-memory killer has struck since the job began, if known.
-        news: what is waited for while there is no round.
+        oom_kills: the number of out-of-memory kills since the job began, if known.
+        news: what the agent waits for while there is no round.
     """
 
     run_id: str
@@ -65,11 +65,11 @@ class AgentStatus:
 
 
 def ask_status(agent: Found, *, timeout_s: float = 2.0) -> AgentStatus:
-    """What it says.
+    """Ask an agent for its status.
 
     Raises:
         NoAnswerError: it does not answer.
-        HostError: its answer makes no sense.
+        HostError: its answer is invalid.
     """
     return read_status(ask(agent, {"ask": "status"}, timeout_s=timeout_s))
 
@@ -78,7 +78,7 @@ def read_status(told: Mapping[str, object]) -> AgentStatus:
     """Read an answer.
 
     Raises:
-        HostError: it makes no sense.
+        HostError: it is invalid.
     """
     try:
         ranks = told["ranks"]

@@ -1,6 +1,6 @@
-"""A process of ours that looks for an agent, and says what it has seen as an object of JSON.
+"""A child process that inspects for an agent, and writes its findings as one JSON object.
 
-The agent has one thread, which must not wait for as long as that takes.
+The agent has one thread, which must not wait for that long.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Child:
     """One such process: `python -m rallypoint.launch.inspection WORDS`.
 
     Args:
-        stdin: its standard input; None: it has none.
-        heard: called once, with what it has said; None: it has ended without a word.
+        stdin: its standard input, or None.
+        heard: called once with its output; None: it ended without output.
 
     Raises:
         OSError: it cannot be started.

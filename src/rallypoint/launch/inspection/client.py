@@ -1,4 +1,4 @@
-"""Asks the agents that entries.py has found; for programs, which may wait."""
+"""Queries the agents that entries.py has found; for programs, which may block."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Asking:
     """A connection to an agent, for one request; to be closed.
 
     Args:
-        name: what errors call the agent.
+        name: the agent's name in errors.
 
     Attributes:
-        has_ended: nothing will come any more.
+        has_ended: no more data will come.
     """
 
     def __init__(self, connection: socket.socket, name: str, *, timeout_s: float = 2.0) -> None:
@@ -74,21 +74,21 @@ class Asking:
         self._connection.close()
 
     def ask(self, request: dict[str, object]) -> tuple[dict[str, Any], list[int]]:
-        """What it answers, and the descriptors that come with that, which are the caller's.
+        """The answer, and the descriptors sent with it, which become the caller's.
 
         Raises:
-            NoAnswerError: it does not answer.
-            HostError: it refuses the request.
+            NoAnswerError: the agent does not answer.
+            HostError: it refused the request.
         """
         self.send(request)
         deadline = time.monotonic() + self._timeout_s
         return self._next(deadline), list(self._descriptors)
 
     def send(self, request: dict[str, object]) -> None:
-        """Ask for what comes line by line.
+        """Request an answer of several lines.
 
         Raises:
-            NoAnswerError: it does not listen.
+            NoAnswerError: the agent does not read.
         """
         try:
             self._connection.settimeout(self._timeout_s)
@@ -97,7 +97,7 @@ class Asking:
             raise self._no_answer(error) from None
 
     def lines(self, until: float) -> Iterator[dict[str, Any]]:
-        """What comes until then (time.monotonic), or until there is no more."""
+        """The lines that come until then (time.monotonic), or until the end."""
         while True:
             try:
                 yield self._next(until)
@@ -135,11 +135,11 @@ class Asking:
 
 
 def ask(agent: Found, request: dict[str, object], *, timeout_s: float = 2.0) -> dict[str, Any]:
-    """What it answers.
+    """The answer of an agent.
 
     Raises:
         NoAnswerError: it does not answer.
-        HostError: it refuses the request.
+        HostError: it refused the request.
     """
     with Asking.at(agent, timeout_s=timeout_s) as asking:
         return asking.ask(request)[0]

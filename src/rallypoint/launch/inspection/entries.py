@@ -1,11 +1,11 @@
 """Where programs find the agents that run on this machine.
 
-    DIRECTORY/PID-NAMESPACE.job     who it is: name=value, separated by NULs; locked while it lives
+    DIRECTORY/PID-NAMESPACE.job     what it is: name=value, separated by NULs; locked while it lives
     DIRECTORY/PID-NAMESPACE.sock    where it answers (requests.py)
 
-The directory belongs to the user and is closed to others. Containers may share it, in which the
-same numbers mean other processes. An agent that was killed leaves its files behind; they are known
-by the missing lock, and removed by whoever looks next.
+The directory belongs to the user and is closed to others. Containers with different process numbers
+may share it. An agent that was killed leaves its files behind; they are recognised by the missing
+lock, and removed by the next program that reads the directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Entry:
     """An agent's own entry.
 
     Raises:
-        OSError: there is no place for it; nothing is left behind.
+        OSError: no directory for it can be used; nothing is left behind.
     """
 
     def __init__(self, about: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class Entry:
         return self._socket.fileno()
 
     def accept(self) -> socket.socket | None:
-        """The next program that asks, if it may: this user's, or root's."""
+        """The next program that connects, if it is allowed: this user's, or root's."""
         try:
             connection, _ = self._socket.accept()
         except OSError:
@@ -86,7 +86,7 @@ class Entry:
 
 
 class Found(Record):
-    """An agent that runs on this machine, as it has described itself.
+    """An agent that runs on this machine, as it described itself.
 
     Attributes:
         socket: the path of its socket.
@@ -109,20 +109,20 @@ class Found(Record):
 
     @property
     def job(self) -> tuple[str, str]:
-        """The same for all agents of one job, and for no others."""
+        """The same for all agents of one job, and different for other jobs."""
         return self.run_id, self.about.get("meets_at") or f"process {self.pid}"
 
 
 def describe_agent(
     *, run_id: str, meets_at: str, command: tuple[str, ...], logs: str, began: float, nnodes: str
 ) -> dict[str, str]:
-    """What an entry says of its agent.
+    """The entry's description of its agent.
 
     Args:
-        meets_at: where the job's nodes meet, as one word; empty: it has one node only.
+        meets_at: where the job's nodes meet, as one word; empty: it has only one node.
         logs: the directory of the workers' output; empty: it is not kept.
         began: seconds since the epoch.
-        nnodes: how many nodes there are to be, e.g. ``"2:4"``.
+        nnodes: the number of nodes that the job wants, e.g. ``"2:4"``.
     """
     return {
         "run_id": run_id,
@@ -136,9 +136,9 @@ def describe_agent(
 
 
 def running_agents() -> list[Found]:
-    """This user's agents on this machine, root: all users'; the one that began first comes first.
+    """This user's agents on this machine (for root: all users'), oldest first.
 
-    What agents that were killed have left behind is removed.
+    Entries of agents that were killed are removed.
     """
     found, namespace = [], _namespace()
     for directory in _directories():
@@ -158,7 +158,7 @@ def running_agents() -> list[Found]:
 
 
 def _namespace() -> str:
-    """In which process numbers mean what they mean here."""
+    """The namespace in which process numbers are the same as here."""
     return f"-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
@@ -169,7 +169,7 @@ def _encode(about: Mapping[str, str]) -> bytes:
 
 
 def _read(path: str) -> dict[str, str] | None:
-    """What it says, if its agent lives."""
+    """The agent's description, if it is alive."""
     try:
         file = os.open(path + _JOB, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -203,7 +203,7 @@ def _own_places() -> tuple[str, str]:
 
 
 def _open_own_directory() -> tuple[int, str]:
-    """The first of the places that is there, and ours alone."""
+    """The first existing directory that belongs only to this user."""
     runtime, temporary = _own_places()
     if _is_own(runtime):
         runtime += "/rallypoint"
@@ -234,7 +234,7 @@ def _is_own(path: str) -> bool:
 
 
 def _directories() -> list[str]:
-    """Where entries may be, whatever the environment of who asks."""
+    """Where entries may be, whatever the environment of the asking program."""
     runtime, temporary = _own_places()
     places = [f"{runtime}/rallypoint", temporary]
     if os.geteuid() != 0:

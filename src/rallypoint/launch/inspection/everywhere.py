@@ -1,6 +1,6 @@
-"""What is to be seen of a whole job: this machine's nodes directly, others through their agents.
+"""Inspects a whole job: this machine's nodes directly, others through their agents.
 
-It takes four seconds at most. A node that has not answered by then is part of what was seen.
+It takes at most four seconds. A node that has not answered by then is part of the result.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class JobLooks:
     """Two looks at a job.
 
     Attributes:
-        status: what an agent here said of the job.
-        notes: what could not be seen, and why, in sentences.
+        status: what an agent here reported of the job.
+        notes: what could not be seen, and why, as sentences.
     """
 
     status: AgentStatus
@@ -37,7 +37,7 @@ class JobLooks:
 
 
 def look_everywhere(agents: Sequence[Found]) -> JobLooks:
-    """Look at all nodes of the job of these agents, which run on this machine.
+    """Inspect all nodes of the job of these agents, which run on this machine.
 
     Raises:
         HostError: no agent answers.
@@ -63,7 +63,7 @@ def _look_here(agent: Found) -> NodeLooks | HostError:
 
 
 def _ask_for_others(agents: Sequence[Found], until: float) -> list[dict[str, object]]:
-    """What the first agent that answers has learnt of the others."""
+    """What the first agent that answers learned of the others."""
     for agent in agents:
         try:
             with Asking.at(agent) as asking:
@@ -88,7 +88,7 @@ def _lines(asking: Asking, until: float) -> list[dict[str, object]]:
 
 
 class _Seen:
-    """What has come so far."""
+    """The answers so far."""
 
     def __init__(self) -> None:
         self._status: AgentStatus | None = None
@@ -146,7 +146,7 @@ class _Seen:
 
 
 def _silent_node(member: dict[str, object]) -> Node:
-    """A node from which nothing has come, until it does."""
+    """A node that has not answered, until it does."""
     ranks, silent_s = member["ranks"], member["silent_s"]
     if not isinstance(ranks, list) or not isinstance(silent_s, int | float):
         raise TypeError("a member without ranks")

@@ -1,7 +1,7 @@
 """Facts as JSON and back: frozen classes <-> objects, strictly checked by their annotations.
 
-Nodes send them to each other, and an ended job leaves them in a file. Fields that have their
-defaults are left out.
+Nodes send them to each other, and an ended job leaves them in a file. Fields with their default
+values are omitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Hint = type | UnionType | GenericAlias  # of a field
 
 
 def encode(value: object) -> object:
-    """What `json.dumps` takes."""
+    """An object for `json.dumps`."""
     if isinstance(value, tuple):
         return [encode(each) for each in value]
     kind: Hint = type(value)
@@ -36,7 +36,7 @@ def encode(value: object) -> object:
 
 
 def decode(kind: type[T], data: object) -> T:
-    """Read what `json.loads` gave.
+    """Read an object from `json.loads`.
 
     Raises:
         ControlMessageError: it is not of that kind, or of another version.
@@ -69,7 +69,7 @@ def _defaults(kind: Hint) -> Mapping[str, object]:
 
 @cache
 def _reader(hint: Hint) -> Callable[[object], object]:
-    """What reads a value of that type, or raises TypeError."""
+    """A function that reads a value of that type, or raises TypeError."""
     if isinstance(hint, UnionType):
         (kind,) = [each for each in get_args(hint) if each is not NoneType]
         read = _reader(kind)

@@ -1,7 +1,7 @@
-"""Reads what faulthandler writes of a process's threads, of CPython 3.11 to 3.14. Pure.
+"""Reads faulthandler's text on a process's threads, of CPython 3.11 to 3.14. Pure.
 
 faulthandler lists the newest thread first, at most 100 of them, and each thread's innermost frame
-first. Lines that are none of its own are passed over.
+first. Other lines are skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
 
 
 def _unescaped(text: str) -> str:
-    """What is not ASCII was written by its number."""
+    """Characters outside ASCII were written as their numbers."""
     return _ESCAPE.sub(lambda found: _character(int(found[1] or found[2] or found[3], 16)), text)
 
 

@@ -1,7 +1,7 @@
-"""What the kernel says of connections between workers on different hosts (sock_diag(7)).
+"""The kernel's data on connections between workers on different hosts (sock_diag(7)).
 
-Data that a peer has not acknowledged for a while, though they were sent again, tell of a network
-that drops them. Reading this takes no rights, and asks nothing of the processes.
+Data that a peer has not acknowledged for a while, although they were sent again, indicate a network
+that drops them. Reading this needs no rights, and no help from the processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Connection:
 
 
 def waiting_flows(pids: Mapping[int, int]) -> tuple[Flow, ...]:
-    """The connections to other hosts in which data of these workers wait.
+    """The connections to other hosts in which these workers' data are unacknowledged.
 
     Args:
         pids: process -> rank.

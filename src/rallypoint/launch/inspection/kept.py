@@ -1,9 +1,9 @@
-"""What is kept of a job that failed, so that it can be explained afterwards: one small file.
+"""What is saved of a job that failed, so that it can be explained afterwards: one small file.
 
-    ${XDG_STATE_HOME:-~/.local/state}/rallypoint/PID.TIME.json        the newest twenty
+    ${XDG_STATE_HOME:-~/.local/state}/rallypoint/PID.TIME.json        the latest twenty
 
 It holds what the agent saw at the first sign of trouble, and how its workers ended. An agent that
-was killed keeps nothing; and each node keeps its own part only.
+was killed saves nothing, and each node saves only its own part.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class KeptJob:
     Attributes:
         pid: its launcher's, here.
         ended: seconds since the epoch.
-        status: what the launcher exited with.
-        hang: what it ended the job for, if the job hung and it was to do so; a sentence.
+        status: the launcher's exit status.
+        hang: the hang for which the launcher ended the job, as a sentence; empty if there was none.
     """
 
     run_id: str
@@ -42,7 +42,7 @@ class KeptJob:
 
 
 def keep(job: KeptJob) -> None:
-    """Write it down; if there is no place for it, nothing is kept."""
+    """Save it; if there is no place for it, nothing is saved."""
     directory = _directory()
     data = json.dumps(encode(job))
     if len(data) > _MOST_BYTES:
@@ -59,7 +59,7 @@ def keep(job: KeptJob) -> None:
 
 
 def kept_jobs() -> list[KeptJob]:
-    """What this user's failed jobs have left on this machine, the newest first."""
+    """This user's failed jobs on this machine, latest first."""
     jobs = []
     for path in _newest_first(_directory()):
         try:

@@ -1,11 +1,11 @@
-"""What is to be seen of a node of a job, by a program on it that asks the node's agent.
+"""Inspects a node of a job, in a program on it that asks the node's agent.
 
-    agent: who runs, who has ended ---+
-    flight records: what calls -------+--> facts, twice, half a second apart
-    the kernel: processes, network ---+
-    stacks: where in the program -----+
+    agent: which workers run or ended -+
+    flight records: the calls ---------+--> facts, twice, half a second apart
+    the kernel: processes, network ----+
+    stacks: where in the program ------+
 
-It takes one second at most, whatever state the workers are in.
+It takes at most one second, whatever state the workers are in.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class NodeLooks:
 
 
 class Whereabouts(NamedTuple):
-    """What the kernel says of a process, if it is there, and it of its stacks."""
+    """What the kernel reports of a process, and its stacks."""
 
     process: Process | None
     answer: Answer
 
 
 def look_where(pids: Iterable[int]) -> dict[int, Whereabouts]:
-    """Where some processes are, in a tenth of a second: there is no time for more."""
+    """Inspect some processes in a tenth of a second, when there is no time for more."""
     pids = tuple(pids)
     before = Look(pids)
     answers = ask_for_stacks(pids, running=before.running())
@@ -57,11 +57,11 @@ def look_where(pids: Iterable[int]) -> dict[int, Whereabouts]:
 
 
 def look_twice(agent: Asking) -> NodeLooks:
-    """What is seen of an agent's node now, and `BETWEEN_S` later.
+    """The state of an agent's node now, and `BETWEEN_S` later.
 
     Raises:
         NoAnswerError: the agent does not answer.
-        HostError: its answer makes no sense.
+        HostError: its answer is invalid.
     """
     told, descriptors = agent.ask({"ask": "look"})
     try:

@@ -1,4 +1,4 @@
-"""Has a process of its own look at this agent's node; __main__.py is that process."""
+"""Has a separate process inspect this agent's node; __main__.py is that process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.launch.inspection.requests import Conversations, Reply
 
 
 class Looker:
-    """Looks once at a time: who asks meanwhile is told the same."""
+    """Inspects once at a time; concurrent askers get the same answer."""
 
     def __init__(self, selector: selectors.BaseSelector, conversations: Conversations) -> None:
         self._selector = selector
@@ -21,7 +21,7 @@ class Looker:
         self._child: Child | None = None
 
     def look(self, reply: Reply, words: Sequence[str] = ("node",)) -> None:
-        """Look, and reply with what was seen; `words` are for the process that looks."""
+        """Inspect, and reply with the findings; `words` are arguments of the process."""
         self._replies.append(reply)
         if len(self._replies) == 1:
             try:

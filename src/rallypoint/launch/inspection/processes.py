@@ -1,7 +1,7 @@
-"""What the kernel says of processes, from two looks at /proc a moment apart.
+"""The kernel's data on processes, from two looks at /proc a moment apart.
 
-Nothing is asked of the processes themselves, so it works for those that are stopped, stuck or not
-Python. What may not be read, or is gone, is left out.
+The processes themselves are not involved, so it works for those that are stopped, stuck or not
+Python. Data that cannot be read are omitted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Task:
 
 
 class Look:
-    """What /proc says now of some processes and of all that is below them.
+    """The state in /proc of some processes and all their descendants.
 
     Args:
         roots: process numbers.
@@ -94,7 +94,7 @@ class Look:
         return {root for root, task in self._tasks.items() if task.state == "R"}
 
     def processes(self, before: Look) -> dict[int, Process]:
-        """The roots that are there, with what has changed since the look before."""
+        """The roots that exist, with changes since the look before."""
         return {root: self._process(root, before) for root in self._roots if root in self._tasks}
 
     def _process(self, pid: int, before: Look) -> Process:
@@ -165,7 +165,7 @@ def _read_task(path: str, *, with_times: bool) -> _Task | None:
 
 
 def _children() -> Mapping[int, list[int]]:
-    """All processes of the machine, below their parents."""
+    """All processes of the machine, by parent."""
     below: dict[int, list[int]] = {}
     for name in _list("/proc"):
         if name.isdigit():
@@ -176,7 +176,7 @@ def _children() -> Mapping[int, list[int]]:
 
 
 def _syscall(pid: int, number: int) -> tuple[str, str]:
-    """The system call that a thread is in, and the file that it is about."""
+    """The system call that a thread is in, and the file that it is for."""
     words = _read(f"/proc/{pid}/task/{number}/syscall").split()
     if len(words) < 3 or not words[0].isdigit():
         return "", ""
@@ -189,7 +189,7 @@ def _syscall(pid: int, number: int) -> tuple[str, str]:
 
 
 def _string_in(pid: int, address: int) -> str:
-    """Text in that process's memory, which only its parents may read on some machines."""
+    """Text in that process's memory, which on some machines only its parents can read."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             memory.seek(address)

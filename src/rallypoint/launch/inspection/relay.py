@@ -1,12 +1,12 @@
-"""Looks at the other nodes of a job: who asks whom, over the agents' own connections.
+"""Inspects the other nodes of a job over the agents' own connections.
 
     program --"others"--> agent --"others"--> coordinator --"look"--> each other agent
     program <---a line---- agent <------------ coordinator <--"coming"-- each, at once
     program <---a line---- agent <------------ coordinator <--"node"---- each, when it has looked
 
-Nobody waits and nothing is kept for long: the program that asks knows for how long it listens. The
-agent that coordinates tells first who is to be expected. On a busy machine a look may be late; that
-an agent does not even answer at once tells more.
+Nothing blocks and nothing is kept for long: the asking program decides how long it listens. The
+coordinating agent first names the nodes to expect. On a busy machine an inspection may be late; an
+agent that does not even answer at once is a stronger sign.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Look = Callable[[Reply, float], None]
 
 
 class LongWaits(Record):
-    """An agent tells the one that coordinates: a worker of its node waits for long, or did so."""
+    """A message to the coordinating agent: a worker of the sender's node waits for long, or did."""
 
     round: int
     rank: int
@@ -38,11 +38,11 @@ class LongWaits(Record):
 
 
 class Relay:
-    """One agent's part in it.
+    """One agent's part.
 
     Args:
-        look: looks at this node, or traces it for so many seconds, and replies with what it saw.
-        waits: called when another agent tells of a long wait.
+        look: inspects this node, or traces it for some seconds, and replies with the findings.
+        waits: called when another agent reports a long wait.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Relay:
         self._last = 0
 
     def ask(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        """A program asks for all other nodes; a reply for each, and one before that names them."""
+        """A program asks for all other nodes; first reply: their names; then one for each."""
         roster = self._rounds.roster()
         if roster is None or not roster.leader:
             return reply({"members": [], "why": "" if roster is None else roster.why})
@@ -70,7 +70,7 @@ class Relay:
         return self._say(roster.leader, ask="others", number=self._last, trace_s=trace_s)
 
     def heard(self, sender: str, payload: bytes) -> None:
-        """Another agent asks, or answers; what makes no sense is left out."""
+        """Another agent asks, or answers; invalid messages are ignored."""
         try:
             message = json.loads(payload)
             if isinstance(message, dict) and isinstance(message.get("number"), int):
@@ -100,7 +100,7 @@ class Relay:
                 self._pass_on(asker, number, message)
 
     def _ask_all(self, asker: str, number: int, trace_s: float) -> None:
-        """This agent coordinates: say who there is, and have each look."""
+        """This agent coordinates: name the others, and have each inspect its node."""
         roster = self._rounds.roster()
         if roster is None or roster.leader != roster.me:
             return
@@ -130,7 +130,7 @@ class Relay:
                 self._say(each.key, ask="look", number=number, asker=asker, trace_s=trace_s)
 
     def _pass_on(self, asker: str, number: int, message: dict[str, object]) -> None:
-        """To the agent whose program has asked."""
+        """Forward to the agent whose program asked."""
         roster = self._rounds.roster()
         if roster is not None and asker not in ("", roster.me):
             return self._say(asker, **{**message, "number": number, "asker": asker})

@@ -1,14 +1,14 @@
 """What programs ask an agent through its socket, and how it answers, in lines of JSON.
 
     -> {"ask": "status"}                    <- {"run_id": ..., "ranks": [...]}
-    -> {"ask": "look"}                      <- the same, and descriptors of what workers record
+    -> {"ask": "look"}                      <- the same, and descriptors of the workers' records
     -> {"ask": "stop", "why": "..."}        <- {}
     -> {"ask": "others"}                    <- a line for each other node, as they come (relay.py)
-    -> {"ask": "others traced", "seconds": 5}     <- the same, of their calls for so long
+    -> {"ask": "others traced", "seconds": 5}     <- the same, of their calls for that long
                                             <- {"error": "..."}
 
-Nobody is waited for: who asks and then takes no answer is dropped when others come. What the agent
-knows and does is its own affair (`Answers`).
+The agent never blocks: an asker that does not read its answer is dropped when others connect.
+`Answers` supplies the content.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _MAX_UNSENT = 64 << 20
 
 
 class Answers(ABC):
-    """What an agent can be asked."""
+    """The questions that an agent can be asked."""
 
     @abstractmethod
     def status(self) -> dict[str, object]:
-        """How it stands."""
+        """The agent's state."""
 
     @abstractmethod
     def records(self) -> Sequence[int]:
-        """Descriptors of what its workers record."""
+        """Descriptors of its workers' records."""
 
     @abstractmethod
     def stop(self, why: str) -> None:
-        """End the job on all nodes; `why` is told to the user."""
+        """End the job on all nodes; `why` is reported to the user."""
 
     @abstractmethod
     def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
         """Ask the other nodes, and reply whenever one has answered.
 
         Args:
-            trace_s: for so long they are to trace their workers; 0: they are to look.
+            trace_s: how long they should trace their workers; 0: they should only inspect.
         """
 
 
 class Conversations:
-    """The programs that are asking now."""
+    """The programs that are connected now."""
 
     def __init__(self, selector: selectors.BaseSelector, answers: Answers) -> None:
         self._selector = selector
@@ -59,7 +59,7 @@ class Conversations:
         self._open: list[_Conversation] = []
 
     def begin(self, connection: socket.socket) -> None:
-        """Somebody has connected."""
+        """A program has connected."""
         self._open = [each for each in self._open if each.is_open]
         if len(self._open) >= _MOST_AT_ONCE:
             self._open.pop(0).close()

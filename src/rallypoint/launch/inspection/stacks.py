@@ -1,10 +1,11 @@
-"""Asks workers where their Python threads are: by a signal that they answer in C.
+"""Asks workers where their Python threads are, with a signal that they answer in C.
 
-base/worker_hook.py has prepared it (native/python/stacks.cc), with memory whose name holds the
-signal's number; all that is needed is found in /proc, at any time. A signal that a process does
-not handle would kill it, so it is sent only if the memory is still open there and the signal
-caught, and only to a thread that can take it: one of ours if there is one, because a signal ends
-some system calls of the program. A main thread that runs is in none, and tells in whose code.
+base/worker_hook.py has prepared it (native/python/stacks.cc), with memory whose name contains the
+signal's number; all that is needed is found in /proc, at any time. A signal that a process does not
+handle would kill it, so it is sent only if the memory is still open there and the signal caught,
+and only to a thread that can take it: one of ours if there is one, because a signal interrupts some
+system calls of the program. A running main thread is in no such call, and reports whose code it
+runs.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _UNABLE = {
 
 
 class Answer(Record):
-    """What a process said: its stacks, or why there are none.
+    """A process's answer: its stacks, or why there are none.
 
     Attributes:
-        library: the file in whose code the main thread ran, if it ran and was asked itself.
+        library: the file whose code the main thread was running, if it was running and was asked.
         gil: the thread that held the GIL; as in `Stack`; empty: not known.
     """
 
@@ -55,18 +56,18 @@ class Answer(Record):
 
 
 class UnansweredError(Exception):
-    """There will be no stacks, because ..."""
+    """There will be no stacks; the message says why."""
 
 
 def ask_for_stacks(
     pids: Iterable[int], *, wait_s: float = 0.1, running: Container[int] = ()
 ) -> dict[int, Answer]:
-    """Where the Python threads of these processes are; of all together within `wait_s`.
+    """The positions of these processes' Python threads; within `wait_s` for all together.
 
-    Each process has its own memory for the answer; two callers at a time would confuse each other.
+    Each process has one memory for its answer; two callers at a time would disturb each other.
 
     Args:
-        running: of these the main thread is asked itself, if it still runs.
+        running: processes whose main thread is asked itself, if it is still running.
     """
     answers: dict[int, Answer] = {}
     asked = []
@@ -91,7 +92,7 @@ def ask_for_stacks(
 
 
 class _Question:
-    """A signal on its way to a process, and the memory in which it answers."""
+    """A signal sent to a process, and the memory in which it answers."""
 
     def __init__(self, pid: int, *, asks_main: bool) -> None:
         self.pid = pid
@@ -110,7 +111,7 @@ class _Question:
             raise OSError(trouble, os.strerror(trouble))
 
     def _check(self) -> None:
-        """Whether the signal does no harm, and will be taken."""
+        """Whether the signal is harmless, and will be received."""
         status = self._status()
         if status["State"].startswith("D"):  # for a moment many are
             time.sleep(_MOMENT_S)
@@ -125,7 +126,7 @@ class _Question:
             )
 
     def answer(self, *, is_late: bool) -> Answer | None:
-        """What it has said, once that is complete or it `is_late`."""
+        """The answer, once it is complete or `is_late`."""
         try:
             # What has begun to write and is not busy afterwards has written everything.
             is_done = self._end() > self._begin and not self._is_busy(self._status())
@@ -152,7 +153,7 @@ class _Question:
         )
 
     def _is_busy(self, status: dict[str, str]) -> bool:
-        """Whether the signal waits, or its handler runs: it is blocked meanwhile."""
+        """Whether the signal is pending, or its handler runs, which blocks it."""
         return bool((int(status["SigPnd"], 16) | int(status["SigBlk"], 16)) & self._bit)
 
     def _status(self) -> dict[str, str]:
@@ -160,13 +161,13 @@ class _Question:
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
     def _end(self) -> int:
-        """How much it has ever written."""
+        """The number of bytes that it has ever written."""
         first = _read(f"/proc/{self.pid}/fdinfo/{self._descriptor}").splitlines()[0]
         return int(first.partition(":")[2])
 
 
 def _memory_of(pid: int) -> tuple[int, int]:
-    """The descriptor of a process's memory for stacks, and the signal that has them written."""
+    """The descriptor of a process's memory for stacks, and the signal that requests them."""
     directory = f"/proc/{pid}/fd"
     for name in os.listdir(directory):
         try:
@@ -194,7 +195,7 @@ def _thread_of(pid: int) -> int:
 
 
 def _library(pid: int, address: int) -> str:
-    """The file whose code is there."""
+    """The file that contains the code."""
     try:
         for line in _read(f"/proc/{pid}/maps").splitlines():
             places, *_, path = line.split(maxsplit=5)

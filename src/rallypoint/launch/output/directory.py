@@ -1,7 +1,7 @@
 """The job's directory, for the files in which workers record their errors, and for their logs.
 
-The guardian removes it, because it always outlives the job, unless the user asked for logs. Its
-name is in every worker's environment: the last resort for finding processes that got away.
+The guardian, which always outlives the job, removes it unless the user asked for logs. Its name is
+in every worker's environment: the last resort for finding processes that escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class JobDirectory:
     """A directory with torchrun's layout below it: attempt_N/LOCAL_RANK/{error.json, ...}.
 
     Attributes:
-        path: where it is; empty if it could not be made. Without logs that is no misfortune: error
+        path: where it is; empty if it could not be created. Without logs that does no harm: error
             files are a convenience.
         attempt: the current round's part of it.
 
@@ -57,7 +57,7 @@ class JobDirectory:
 
     @property
     def to_remove(self) -> str:
-        """What is to go at the end of the job; empty: nothing."""
+        """What to delete at the end of the job; empty: nothing."""
         return "" if self.is_kept else self.path
 
     def start_round(self, number: int) -> None:
@@ -65,19 +65,19 @@ class JobDirectory:
         self.attempt = f"{self.path}/attempt_{number}"
 
     def directory_of(self, local_rank: int) -> str:
-        """Make this worker's part of the current round; empty if there is no place for it."""
+        """Create this worker's part of the current round; empty if that is not possible."""
         directory = f"{self.attempt}/{local_rank}"
         return directory if self.make_attempt() and _make(directory) else ""
 
     def make_attempt(self) -> bool:
-        """A place for the files of the current round; whether there is one."""
+        """Create the directory of the current round; returns whether it exists."""
         return bool(self.path) and _make(self.attempt)
 
     def kill_marked(self) -> list[int]:
-        """Kill what carries one of these error files in its environment, and so is ours.
+        """Kill processes with one of these error files in their environment, which are ours.
 
-        Only for when the guardian, which knows better, is dead. A process shows no environment
-        while it becomes another program, so that nothing counts as gone at the first look.
+        Only for when the guardian, which is more reliable, is dead. A process shows no environment
+        during exec, so nothing counts as gone at the first look.
         """
         killed: list[int] = []
         clean = 0

@@ -1,6 +1,6 @@
-"""What went wrong, told once: from failures to the lines that the user reads.
+"""What went wrong, reported once: from failures to the lines that the user reads.
 
-Pure text; who failed first is worker_group.py's verdict, what comes next the coordinator's.
+Pure text; worker_group.py decides which rank failed first, the coordinator what comes next.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """What there is to tell beside the failures.
+    """What to report besides the failures.
 
     Attributes:
-        title: what came of them, e.g. "job failed".
+        title: their outcome, e.g. "job failed".
         because: what comes next, and why.
         local_ranks: of the ranks of this node.
-        oom_kills: how often the out-of-memory killer struck meanwhile; None: nobody knows.
-        elsewhere: the root cause, if another node can tell more of it.
-        logs: where the workers' output is kept; empty: that is told at another time.
-        calls: lines on what the workers were in when the first of them failed.
+        oom_kills: the number of out-of-memory kills meanwhile; None: not known.
+        elsewhere: the root cause, if another node knows more about it.
+        logs: where the workers' output is kept; empty: reported elsewhere.
+        calls: lines on the workers' calls when the first of them failed.
     """
 
     title: str
@@ -43,7 +43,7 @@ class FailureReport:
 
 
 def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
-    """What a @record decorator wrote to TORCHELASTIC_ERROR_FILE; None if that is not it.
+    """What a @record decorator wrote to TORCHELASTIC_ERROR_FILE; None if it is something else.
 
     `time_s` is when the worker ended: the file's own time has only whole seconds.
     """
@@ -61,7 +61,7 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
 
 
 def summary(group: WorkerGroup, report: FailureReport) -> str:
-    """The block that ends a failed round: root cause first, then who else, then who was stopped."""
+    """The block that ends a failed round: root cause, then other failures, then stopped ranks."""
     failures = group.failures()
     lines: list[str] = []
     if report.elsewhere:
@@ -87,7 +87,7 @@ def summary(group: WorkerGroup, report: FailureReport) -> str:
 
 
 def _fold(failures: Sequence[Failure]) -> list[list[Failure]]:
-    """Failures that are the same, each told once: in order of the first of each sort."""
+    """Equal failures, each listed once, in order of the first of each kind."""
     folds: list[list[Failure]] = []
     known: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
@@ -101,10 +101,10 @@ def _fold(failures: Sequence[Failure]) -> list[list[Failure]]:
 
 
 def _forms(failure: Failure) -> list[tuple[str, str]]:
-    """Texts, one of which failures share if they are the same.
+    """Texts of a failure; equal failures share one of them.
 
-    They may differ in addresses in memory, and in the rank, where each speaks of itself; where all
-    tell of the same ranks, they do not.
+    They may differ in memory addresses, and in the rank where each names itself; where all name the
+    same ranks, they do not.
     """
     if failure.error is None:
         return [("", failure.what)]
@@ -129,9 +129,7 @@ def _listing(folds: Sequence[Sequence[Failure]], root: Failure | None) -> str:
 
 
 def _without_repeating(failure: Failure, root: Failure | None) -> str:
-    """The same message of another place in the program, as of all ranks that called different
-    operations, is told once.
-    """
+    """Omit a message that differs only in its place, as when all ranks report different calls."""
     if failure.error is None or root is None or root.error is None:
         return failure.text
     is_same = (failure.error.type, failure.error.message) == (root.error.type, root.error.message)

@@ -1,10 +1,10 @@
-"""File system calls in a thread of their own: where one hangs, nobody else waits for it.
+"""File system calls in a separate thread: where one hangs, nothing else waits for it.
 
     do(job, then):   job in the thread, one after the other; `then`, with its result, in the loop
-    call(job):       the same, waited for, but not for longer than others bear
+    call(job):       the same, waited for, but only for a limited time
 
-The thread begins with the first job, and ends when there has been none for a while. Where the
-system has no thread for us, the loop's own does the work.
+The thread starts with the first job, and ends after a while without one. If the system cannot start
+a thread, the loop's own does the work.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LINGERS_S = 1.0
 
 
 class FileWork:
-    """The thread, and what it is asked to do. For one other thread, which runs the loop.
+    """The thread and its queue of jobs. For use by one other thread, which runs the loop.
 
     Args:
-        selector: which `run_done` is registered with.
+        selector: with which `run_done` is registered.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -47,7 +47,7 @@ class FileWork:
         selector.register(self._bell, selectors.EVENT_READ, self._run_done)
 
     def do(self, job: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
-        """Do it soon; `then` is told what it gave, or raised."""
+        """Do it soon; `then` gets its result or exception."""
         self._jobs.put((job, then))
         with self._lock:
             self._under_way += 1
@@ -63,7 +63,7 @@ class FileWork:
         """Do it now.
 
         Raises:
-            OSError: as `job` did; ETIMEDOUT: it, or what came before it, has not come to an end.
+            OSError: from `job`; ETIMEDOUT: it, or a job before it, has not finished.
         """
         results: list[T | OSError] = []
         if not self._hangs:
@@ -76,11 +76,11 @@ class FileWork:
         return results[0]
 
     def flush(self, wait_s: float) -> bool:
-        """Wait until all is done, but not if nothing moves for so long; whether it is."""
+        """Wait until all is done, unless nothing moves for that long; returns whether it is."""
         return self._wait(lambda: not self._under_way, wait_s)
 
     def close(self) -> None:
-        """Tell nobody of anything any more."""
+        """Discard all further results."""
         self._selector.unregister(self._bell)
         with self._lock:
             os.close(self._bell)

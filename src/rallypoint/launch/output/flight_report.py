@@ -1,7 +1,7 @@
-"""What the workers of a round were in when something went wrong: their flight records, in words.
+"""The workers' calls when something went wrong: their flight records, as text.
 
-The memory is made here and handed to the workers, so that it is there when they are not
-(docs/decisions/047-flight-record.md). What is in it is base/flight_record.py's to know.
+The memory is created here and passed to the workers, so that it outlives them
+(docs/decisions/047-flight-record.md). base/flight_record.py knows its layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_SITES = 3
 
 
 class FlightRecords:
-    """The memory that the workers of one round on this node write; looked at once."""
+    """The memory that the workers of one round on this node write; read once."""
 
     def __init__(self, workers: int) -> None:
         self._seen: dict[int, tuple[Group, ...]] | None = None
@@ -41,13 +41,13 @@ class FlightRecords:
 
     @property
     def descriptors(self) -> list[int]:
-        """What programs that look for themselves are to be given; empty: there is none."""
+        """The descriptors for programs that inspect; empty: there are none."""
         return [self._descriptor] if self._descriptor >= 0 else []
 
     def look(self, local_ranks: Mapping[int, int]) -> bool:
-        """Remember what the workers (global rank -> local rank) are in now; the first look counts.
+        """Record the current calls of the workers (global rank -> local rank); only once.
 
-        Returns whether this was the first.
+        Returns whether this was the first call.
         """
         if self._seen is not None or self._descriptor < 0:
             return False
@@ -62,7 +62,7 @@ class FlightRecords:
 
     @property
     def seen_ns(self) -> int:
-        """When they were looked at (time.monotonic_ns); 0: they were not."""
+        """When they were read (time.monotonic_ns); 0: they were not."""
         return self._seen_ns
 
     @property
@@ -71,13 +71,13 @@ class FlightRecords:
         return any((self._seen or {}).values())
 
     def groups_of(self, rank: int) -> tuple[Group, ...]:
-        """What that worker was in then."""
+        """The groups of that worker then."""
         return (self._seen or {}).get(rank, ())
 
     def lines(self, *, least_s: float = 0.0) -> list[str]:
-        """What was seen, folded: a line for each group in which a rank was in an operation.
+        """The calls, folded: a line for each group in which a rank was in an operation.
 
-        Nothing, if none had been in one for `least_s` seconds.
+        Empty if none had been in one for `least_s` seconds.
         """
         seen = self._seen or {}
         if not any(
@@ -90,7 +90,7 @@ class FlightRecords:
         return describe(seen, self._seen_ns)
 
     def events(self) -> list[dict[str, object]]:
-        """The same for programs: an object for each operation under way, and each last one."""
+        """The same for programs: an object for each operation in progress, and each last one."""
         return [
             {
                 "rank": rank,
@@ -112,7 +112,7 @@ class FlightRecords:
         ]
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Free the memory."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
@@ -163,7 +163,7 @@ def _under_way(group: Group, now_ns: int) -> list[Call]:
 
 
 def _in_words(call: Call, group: Group) -> str:
-    """``all_reduce #17 (1024 x float32, SUM)``: equal for ranks that are in the same."""
+    """``all_reduce #17 (1024 x float32, SUM)``: equal for ranks in the same call."""
     from rallypoint.base.collective import reduces, root_argument  # no launch pays for enums
 
     details = [f"{call.count} x {call.dtype}"] if call.count else []
@@ -192,7 +192,7 @@ def _name(group: Group, rank: int) -> str:
 
 
 def _waiting(text: str, calls: Sequence[tuple[int, Call]], now_ns: int) -> str:
-    """Who is in it, for how long, and where."""
+    """Which ranks are in it, for how long, and where."""
     since_ns = min(call.since_ns for _, call in calls)
     sites = sorted({call.site for _, call in calls if call.site})
     place = f", at {', '.join(sites[:_MOST_SITES])}" if sites else ""
@@ -203,7 +203,7 @@ def _waiting(text: str, calls: Sequence[tuple[int, Call]], now_ns: int) -> str:
 def _others(
     states: Mapping[int, Group], here: Sequence[int], latest: int, now_ns: int
 ) -> list[str]:
-    """What keeps the ranks that are not in the latest collective, if they can be expected there."""
+    """The state of the ranks that are not in the latest collective, if they are expected there."""
     one = next(iter(states.values()))
     told: dict[str, list[int]] = {}
     for rank in here:

@@ -1,7 +1,7 @@
-"""What happened in a job, for programs: one JSON object per event and line (docs/events.md).
+"""The events of a job, for programs: one JSON object per event and line (docs/events.md).
 
-A journal that cannot be written is reported once, and the job goes on; one whose file system hangs
-keeps nobody waiting (sink.py).
+If the journal cannot be written, that is reported once, and the job goes on; if its file system
+hangs, nothing waits for it (sink.py).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Journal:
             self._sink.write(text.encode() + b"\n")
 
     def close(self) -> None:
-        """No more events."""
+        """End the journal."""
         if self._sink is not None and self._sink.flush(_PATIENCE_S):
             self._check()
             os.close(self._fd)
         self._sink = None
 
     def _check(self) -> None:
-        """Tell it if something could not be written, and give up."""
+        """Report if something could not be written, and give up."""
         assert self._sink is not None
         error = self._sink.error
         if error is None:

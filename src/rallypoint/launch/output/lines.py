@@ -1,10 +1,10 @@
-"""Workers' output on its way through the agent: whole lines, each behind its worker's prefix.
+"""Workers' output on its way through the agent: whole lines, each with its worker's prefix.
 
     worker stdout --pipe--> LineReader --lines--> Outlet --> the agent's stdout
 
-Rules: a line is never torn by another worker's; the agent never waits for a slow reader: an outlet
-that is full makes it stop reading the pipes, and so the workers wait, not it. What dead workers
-left is taken at once, as the next round cannot wait; only of that something may be lost (sink.py).
+Rules: a line is never split by another worker's. The agent never waits for a slow reader: when an
+outlet is full, it stops reading the pipes, so the workers wait instead. What dead workers left is
+read at once, because the next round cannot wait; only of that, something may be lost (sink.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rallypoint.launch.output.tee import Tee
 
     class Reader(Protocol):
-        """Who gives an outlet what it reads."""
+        """What gives its input to an outlet."""
 
         def pause(self, paused: bool) -> None:
             """The outlet is full, or is so no longer."""
@@ -38,7 +38,7 @@ _LOW_BYTES = 64 << 10
 
 
 class Outlet:
-    """One of the agent's own output streams. It takes bytes at once and writes them when it can."""
+    """One of the agent's output streams. It accepts bytes at once and writes them when it can."""
 
     def __init__(
         self, fd: int, sink: Sink, selector: selectors.BaseSelector, files: FileWork
@@ -57,27 +57,27 @@ class Outlet:
 
     @property
     def is_full(self) -> bool:
-        """Whether readers should keep what they have."""
+        """Whether readers should hold back."""
         return self._is_sink_full or bool(self._rests)
 
     def has_room_for(self, reader: LineReader) -> bool:
-        """Whether that one may give more: of dead workers, the first one comes first."""
+        """Whether that reader may give more; of dead workers, the first one goes first."""
         return not self._is_sink_full and (not self._rests or self._rests[0] is reader)
 
     def write(self, data: bytes) -> None:
-        """Take whole lines."""
+        """Accept whole lines."""
         if self._is_terminal:
             STATUS.hide()
         self._sink.write(data)
         self.update()
 
     def show_rest(self, rest: Tee) -> None:
-        """Show what waits in its file, as soon as there is room."""
+        """Show what is waiting in its file, as soon as there is room."""
         self._rests.append(rest)
         self.update()
 
     def flush(self, wait_s: float) -> bool:
-        """Write everything; False if the reader took nothing for `wait_s`, and gets no more."""
+        """Write everything; False if the reader took nothing for `wait_s`; the rest is dropped."""
         while self._sink.flush(wait_s):
             if not self._rests:
                 return True
@@ -87,7 +87,7 @@ class Outlet:
         return False
 
     def close(self) -> None:
-        """It was the last word."""
+        """No more output will come."""
         self._selector.unregister(self._room)
         self._sink.forget_room()
 
@@ -96,7 +96,7 @@ class Outlet:
         self.update()
 
     def update(self) -> None:
-        """Go on with what dead workers left, and tell readers whether there is room."""
+        """Continue with what dead workers left, and tell readers whether there is room."""
         if self._is_showing_rests:
             return
         self._measure()
@@ -126,15 +126,15 @@ class Outlet:
 class Lines:
     """Cuts one worker's output into blocks of whole lines.
 
-    A carriage return ends a line too, as for torchrun: else a progress bar would not show until
-    its end.
+    A carriage return ends a line too, as for torchrun; otherwise a progress bar would not show
+    until its end.
     """
 
     def __init__(self) -> None:
         self._partial = b""
 
     def take(self, data: bytes) -> bytes:
-        """What is whole now; empty if nothing is."""
+        """The whole lines so far; empty if there are none."""
         data = self._partial + data
         self._partial = b""
         if b"\r" in data:
@@ -169,7 +169,7 @@ class LineReader:
         self._listen(True)
 
     def read(self) -> None:
-        """Take what the worker has written."""
+        """Read what the worker has written."""
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
@@ -180,7 +180,7 @@ class LineReader:
             self.close()
 
     def finish(self) -> None:
-        """All writers are dead: take all that is left."""
+        """All writers are dead: read all that is left."""
         left = _MAX_PIPE_BYTES  # someone who cannot be killed may go on writing
         while self._is_open:
             try:
@@ -198,7 +198,7 @@ class LineReader:
         self._listen(self._is_open and not paused)
 
     def close(self) -> None:
-        """Give out an unfinished last line, and stop listening."""
+        """Pass on an unfinished last line, and stop listening."""
         if not self._is_open:
             return
         self._listen(False)
@@ -223,12 +223,12 @@ class LineReader:
 
 
 def with_prefix(block: bytes, prefix: bytes) -> bytes:
-    """Whole lines, each behind the prefix."""
+    """Whole lines, each with the prefix."""
     return prefix + block[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def open_outlets(selector: selectors.BaseSelector, files: FileWork) -> tuple[Outlet, Outlet]:
-    """Outlets for stdout and stderr: one and the same if both lead to the same place."""
+    """Outlets for stdout and stderr; one and the same if both lead to the same place."""
     try:
         same = os.path.samestat(os.fstat(1), os.fstat(2))
     except OSError:

@@ -1,7 +1,7 @@
-"""What is seen of a running job: a status line or event lines for people, a journal for programs.
+"""What is shown of a running job: a status line or event lines for people, a journal for programs.
 
-It only tells; nothing is decided here. Without flags, a job whose output is not redirected says
-nothing but what went wrong.
+It only reports; nothing is decided here. Without flags, a job whose output is not redirected prints
+only what went wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """The agent tells it what happens.
+    """Reports the events that the agent passes to it.
 
     Attributes:
         wake_at: when to call `tick` at the latest; None: there is no status line.
@@ -51,7 +51,7 @@ class ProgressReporter:
             self._journal = Journal(job)
 
     def job_began(self, logs: str) -> None:
-        """The agent is there; `logs` is where the user finds them, if there are any."""
+        """The agent has started; `logs` is where the user finds them, if there are any."""
         if logs and self._job.talk is not Talk.QUIET:
             say(f"logs: {logs}")
         if self._journal is not None:
@@ -66,9 +66,10 @@ class ProgressReporter:
             )
 
     def network_chosen(self, network: NetworkChoice | None) -> None:
-        """By which interface this node meets the others; told once, None: not known yet.
+        """The interface at which others reach this node; reported once, None: not known yet.
 
-        Where nothing was to be chosen, only the journal has it; nobody, where all are here.
+        Without alternatives, only the journal reports it; nothing does if all nodes are on this
+        machine.
         """
         if network is None or network.is_loopback or self._has_told_network:
             return
@@ -78,7 +79,7 @@ class ProgressReporter:
         self._record("network", **network.event)
 
     def round_began(self, number: int, node_rank: int, ranks: Sequence[int], because: str) -> None:
-        """Workers are being started here."""
+        """Workers are being started on this node."""
         self._round, self._round_size = number, len(ranks)
         self._restarts += bool(because)
         self._began_text = f"round {number}: {name_ranks(ranks)} started"
@@ -87,7 +88,7 @@ class ProgressReporter:
         self._record("round_began", round=number, ranks=list(ranks), because=because)
 
     def round_runs(self) -> None:
-        """All of them have been started, and a failed round before it has been told."""
+        """All of them have been started, and a failed round before it has been reported."""
         self._event(self._began_text)
 
     def worker_started(self, rank: int, pid: int) -> None:
@@ -109,7 +110,7 @@ class ProgressReporter:
         )
 
     def calls_seen(self, events: Callable[[], list[dict[str, object]]]) -> None:
-        """Something went wrong, and this is what the workers were in."""
+        """Something went wrong, and these are the workers' calls."""
         if self._journal is not None:
             self._record("operations", round=self._round, operations=events())
 
@@ -124,7 +125,7 @@ class ProgressReporter:
         self._record("decision", phase=where, reason=reason)
 
     def told(self, text: str) -> None:
-        """What the user should know, though the job goes on."""
+        """A message for the user while the job continues."""
         if self._job.talk is not Talk.QUIET:
             say(text)
 
@@ -134,7 +135,7 @@ class ProgressReporter:
         self._record("hang", round=self._round, **event, on_hang=self._job.on_hang.value)
 
     def goes_on(self, rank: int, waited_s: float) -> None:
-        """It did, and does so no more: what that rank waited for has come."""
+        """A hang is over: what that rank waited for has come."""
         self.told(f"the job goes on: rank {rank} is no longer waiting, after {waited_s:.1f} s")
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
@@ -173,7 +174,7 @@ class ProgressReporter:
 
 
 def has_terminal(job: Job) -> bool:
-    """Whether the launcher alone writes to the terminal: else its last line cannot be kept."""
+    """Whether only the launcher writes to the terminal; otherwise it has no status line."""
     return all(
         job.logs.passes_through(local_rank, stream) or not os.isatty(stream)
         for local_rank in range(job.local_world_size)

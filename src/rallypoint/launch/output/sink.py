@@ -1,10 +1,10 @@
-"""A descriptor that may block, written to by a thread of its own, so that nobody else waits for it.
+"""A descriptor that may block, written to by a separate thread, so that nothing else waits for it.
 
     write(block) --> queue, at most MAX_BYTES --> thread --> terminal, pipe, file, hung file system
 
-Blocks are whole lines; they come out in order and untorn. When the queue is full, blocks are
-dropped, and where they are missing the reader, once it reads again, is told how much is. The thread
-lives as long as there is something to write: who says nothing pays nothing.
+Blocks are whole lines; they are written in order and never split. When the queue is full, blocks
+are dropped, and a note in their place tells the reader how much is missing. The thread lives while
+there is something to write, so it costs nothing without output.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def _note(lost: int) -> bytes:
 
 
 class Sink:
-    """The descriptor; it stays the caller's.
+    """The descriptor, which remains the caller's.
 
     Args:
-        gap: the text for a gap of so many bytes.
+        gap: the text for a gap of that many bytes.
 
     Attributes:
         pending: how many bytes wait.
-        error: the last one of the descriptor; what was to be written then is lost.
-        is_broken: nobody reads any more, and everything is dropped without a word.
+        error: the descriptor's last one; what was to be written then is lost.
+        is_broken: the reader has gone, and everything is dropped silently.
     """
 
     def __init__(self, fd: int, gap: Callable[[int], bytes] = _note) -> None:
@@ -75,9 +75,9 @@ class Sink:
         self._start()
 
     def flush(self, wait_s: float) -> bool:
-        """Wait until all is written, but not for one who takes nothing for so long; whether it is.
+        """Wait until all is written, unless the reader takes nothing for that long; whether it is.
 
-        What is left then stays in the queue.
+        The rest stays in the queue.
         """
         while True:
             before = self.pending
@@ -90,7 +90,7 @@ class Sink:
                 return False
 
     def tell_room(self, low_bytes: int) -> int:
-        """A descriptor (an eventfd) that becomes readable when no more than so much waits."""
+        """A descriptor (an eventfd) that becomes readable when at most that many bytes wait."""
         fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._room = (fd, low_bytes)
         return fd

@@ -1,7 +1,7 @@
 """The output and the files of one node's workers, round after round: performs log_spec.py's rules.
 
-The seam with the agent: `start_round(N)` before attempt N, `streams_of` for each of its workers.
-Every round has files of its own; descriptors of an old round end with its workers' `finish`.
+The agent calls `start_round(N)` before attempt N, and `streams_of` for each of its workers. Every
+round has its own files; descriptors of an old round end with its workers' `finish`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Streams:
 
     Attributes:
         descriptors: what the worker gets for them.
-        error_file: where it may record its error; None if there is no place.
-        files: by which to read it.
+        error_file: where it can record its error; None if there is no place.
+        files: where they can be read.
     """
 
     def __init__(self, error_file: str | None, files: FileWork) -> None:
@@ -45,13 +45,13 @@ class Streams:
         self.to_close: list[int] = []
 
     def started(self) -> None:
-        """The worker has its ends; drop ours of them, so that its death shows as an end of file."""
+        """The worker has its ends; close ours, so that its death shows as an end of file."""
         for fd in self.to_close:
             os.close(fd)
         self.to_close.clear()
 
     def finish(self) -> None:
-        """After the end of everything: pass on what is left, without waiting for who reads it."""
+        """After the end of everything: forward what is left, without waiting for readers."""
         self.started()
         for reader in self.readers:
             reader.finish()
@@ -79,7 +79,7 @@ class Output:
         self._has_failed = False
 
     def hint(self, local_rank: int | None) -> str:
-        """How to find the logs of the current round, above all those of one worker."""
+        """How to find the logs of the current round, in particular those of one worker."""
         if not self.directory.is_kept:
             return NO_LOGS
         found = self.directory.attempt
@@ -123,7 +123,7 @@ class Output:
         return streams
 
     def flush(self, wait_s: float) -> bool:
-        """Write the last lines; False if a reader took nothing for so long, and gets no more."""
+        """Write the last lines; False if a reader took nothing for that long; drops the rest."""
         self._end_round()
         flushed = [outlet.flush(wait_s) for outlet in dict.fromkeys(self._outlets or ())]
         return all([*flushed, self._files.flush(wait_s)])
@@ -192,7 +192,7 @@ class Output:
         )
 
     def _failed(self, path: str, error: OSError) -> None:
-        """Once: the first file tells enough, and the job matters more than its logs."""
+        """Once: the first file is enough, and the job matters more than its logs."""
         if not self._has_failed:
             self._has_failed = True
             say(

@@ -43,12 +43,12 @@ class FilteredFile:
         self._is_broken = False
 
     def use(self) -> FilteredFile:
-        """For one more, who has to `close` it, too."""
+        """Register one more user, which must also `close` it."""
         self._users += 1
         return self
 
     def take(self, block: bytes, prefix: bytes) -> None:
-        """Write those lines of the block, behind the prefix."""
+        """Write the matching lines of the block, with the prefix."""
         if self._is_broken or not any(text in block for text in self._texts):
             return
         lines = block.splitlines(keepends=True)
@@ -101,7 +101,7 @@ class Tee(LineReader):
         super().__init__(outlet, prefix, selector)
 
     def finish(self) -> None:
-        """See LineReader. What waits in the file is shown when there is room for it."""
+        """See LineReader. What is waiting in the file is shown when there is room for it."""
         super().finish()
         self._is_rest = True
         self._outlet.readers.remove(self)
@@ -124,7 +124,7 @@ class Tee(LineReader):
         self._go_on()
 
     def close(self) -> None:
-        """The worker's end is closed; what waits in the file stays for `finish`."""
+        """The worker's end is closed; what is waiting in the file stays for `finish`."""
         if self._is_open:
             self._listen(False)
             self._is_open = False
@@ -136,7 +136,7 @@ class Tee(LineReader):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Write, else show, as far as the file and the outlet allow it."""
+        """Write, otherwise show, as far as the file and the outlet allow."""
         if self._is_file_broken:
             self._held += self._unwritten
             self._unwritten = b""
@@ -160,7 +160,7 @@ class Tee(LineReader):
         self._listen(self._is_open and not must_wait and not is_behind)
 
     def _wrote(self, data: bytes, result: tuple[int, OSError | None] | OSError) -> None:
-        """The file took so much of it; what it did not take is held."""
+        """The file took this much; the rest is held."""
         count, error = (0, result) if isinstance(result, OSError) else result
         self._is_busy = False
         is_next = self._shown == self._written
@@ -196,12 +196,12 @@ class Tee(LineReader):
 
 
 def open_log(path: str) -> int:
-    """A new file. Whoever writes to it appends, also after someone has truncated it."""
+    """A new file. Everyone appends to it, also after someone has truncated it."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
 def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
-    """Write, also if it takes several steps: how much, and what went wrong after that."""
+    """Write, in several steps if necessary; returns how much, and the error after that."""
     count = 0
     while count < len(data):
         try:

@@ -1,8 +1,8 @@
-"""What the launcher itself writes on stderr: messages and, at a terminal, one line of status.
+"""What the launcher itself writes to stderr: messages and, at a terminal, one line of status.
 
-The line is always the last one, and never mixed with output: whoever writes to the terminal hides
-it first, and writes whole lines. There is one stderr, and so one `STATUS`. Nothing here waits for
-a terminal that is stopped or a pipe that is full (sink.py).
+The line is always the last one, and never mixed with output: other writers hide it first, and write
+whole lines. There is one stderr, and so one `STATUS`. Nothing here waits for a terminal that is
+stopped or a pipe that is full (sink.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StatusLine:
         self._is_wanted = True
 
     def show(self, text: str) -> None:
-        """Write the line, or write it anew."""
+        """Write the line, or rewrite it."""
         if not self._is_wanted or STDERR.pending:
             return  # who does not read shall not find a hundred of them
         try:
@@ -39,7 +39,7 @@ class StatusLine:
         self._is_wanted = False
 
     def hide(self) -> None:
-        """Make place for other output."""
+        """Make room for other output."""
         if self._is_shown:
             self._is_shown = False
             _write(_ERASE)
@@ -49,7 +49,7 @@ STATUS = StatusLine()
 
 
 def is_terminal() -> bool:
-    """Whether someone looks at stderr."""
+    """Whether stderr is a terminal."""
     try:
         return sys.stderr.isatty()
     except (ValueError, AttributeError):  # closed, or None
@@ -57,12 +57,12 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """One message of the launcher."""
+    """Print one message of the launcher."""
     print_line(f"rallypoint: {text}")
 
 
 def print_line(text: str) -> None:
-    """One line on stderr."""
+    """Print one line to stderr."""
     STATUS.hide()
     # A carriage return at a terminal: the message replaces the "^C" that may stand there.
     start = "\r" if is_terminal() else ""

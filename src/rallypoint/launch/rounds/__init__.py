@@ -1,7 +1,7 @@
-"""Where an agent gets its rounds from: itself, a fixed node 0, other agents, or somebody's package.
+"""Where an agent gets its rounds from: itself, a fixed node 0, other agents, or a plug-in.
 
-`source` is the interface; one file for each way. To add one: a package needs only an entry point
-(rendezvous/api/registry.py), and comes through `plug_in`; what is built in has a file here and a
+`source` is the interface, with one file for each variant. A package adds one with an entry point
+(rendezvous/api/registry.py), and is used through `plug_in`; a built-in one has a file here and a
 line in `rounds_of`.
 """
 
@@ -12,11 +12,11 @@ from rallypoint.launch.rounds.source import LocalRounds, RoundSource
 
 
 def rounds_of(job: Job) -> RoundSource:
-    """Where this job's agent gets its rounds from; a launch imports only what it uses.
+    """The source of this job's rounds; imports only what it uses.
 
     Raises:
         HostError: the endpoint cannot be found or reached.
-        InvalidArgumentError: a configuration that cannot be.
+        InvalidArgumentError: the configuration is impossible.
     """
     if job.rendezvous is not None:
         if job.rendezvous.endpoints[0].is_directory:

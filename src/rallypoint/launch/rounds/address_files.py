@@ -1,11 +1,11 @@
 """Files in a directory that machines share, by which the agents of a job find each other.
 
-    agent.KEY    "HOST:PORT": where the agent of that key listens; removed when it ends well
-    founder.N    "KEY": that agent began the job, or began it anew after founder.N-1; never changed
+    agent.KEY    "HOST:PORT": where the agent of that key listens; removed when it ends normally
+    founder.N    "KEY": that agent began the job, or began it again after founder.N-1; never changed
 
-They are only addresses to call: whoever answers must know the job's token, and have the key that
-the file is called by. So what is left of agents that died does no harm. A file is written whole
-(a rename) or made by one agent only (O_EXCL); who may found when is shared_directory.py's.
+They are only addresses to call: the agent that answers must know the job's token, and have the key
+in the file's name. So files of dead agents do no harm. A file is written whole (a rename) or
+created by only one agent (O_EXCL); shared_directory.py decides who may become a founder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MOST_AGENTS = 10_000
 
 
 class Listing(Record, kw_only=True):
-    """What is in the directory.
+    """The contents of the directory.
 
     Attributes:
         others: the agents' addresses by their keys, without our own.
-        founder: the key of the newest founder, as far as it can be read.
+        founder: the key of the latest founder, if it can be read.
         generation: how many founders there were before; -1: there is none.
     """
 
@@ -39,7 +39,7 @@ class Listing(Record, kw_only=True):
 
 
 class AddressFiles:
-    """One agent's view of the directory. All of it may wait for the file system.
+    """One agent's view of the directory. All methods may wait for the file system.
 
     Args:
         key: this agent's own.
@@ -52,10 +52,10 @@ class AddressFiles:
         self._founded: list[int] = []
 
     def leave_address(self, at: Endpoint) -> None:
-        """Say where this agent listens.
+        """Write where this agent listens.
 
         Raises:
-            HostError: the directory cannot be made, or written to.
+            HostError: the directory cannot be created, or written to.
         """
         part = self._file(_PART, self._key)
         try:
@@ -70,14 +70,14 @@ class AddressFiles:
             ) from None
 
     def _make(self) -> None:
-        """Only the last part: where the rest is missing, the path is wrong, or not shared here."""
+        """Only the last part: if the rest is missing, the path is wrong, or not shared here."""
         try:
             os.mkdir(self._path)
         except FileExistsError:
             return
 
     def look(self) -> Listing:
-        """What is there now.
+        """The current contents.
 
         Raises:
             OSError: it cannot be read.
@@ -97,7 +97,7 @@ class AddressFiles:
         return Listing(others=self._known, founder=founder, generation=newest)
 
     def found(self, generation: int) -> bool:
-        """Become that founder; whether nobody else has, or will.
+        """Become that founder; returns whether this succeeded, and nobody else did.
 
         Raises:
             OSError: the directory cannot be written to.
@@ -117,7 +117,7 @@ class AddressFiles:
         return True
 
     def clear(self, *, is_over: bool) -> None:
-        """Take our own files away; if the job `is_over`, also those that say who began it."""
+        """Remove our own files; if the job `is_over`, also the founders'."""
         names = [self._file(_AGENT, self._key)]
         if is_over:
             names += [self._file(_FOUNDER, str(generation)) for generation in self._founded]

@@ -1,8 +1,8 @@
 """Nodes that find each other and may come and go (--rdzv-backend c10d, etcd).
 
-Every agent has an equal part in the job, which outlives any of them: rendezvous/consensus decides,
-linked.py performs. Here is how the agents find each other, and where each round's store is. Where a
-keeper such as etcd holds the agreements, it decides who coordinates; all else is the same.
+All agents are equal, and the job survives any of them: rendezvous/consensus decides, linked.py
+performs. This module defines how the agents find each other, and where each round's store is. Where
+a keeper such as etcd holds the agreements, it decides who coordinates; all else is the same.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     """The rounds that this job's agent takes part in.
 
     Raises:
-        HostError: nobody knows the endpoint's name, or there is no way to it.
-        InvalidArgumentError: a configuration that cannot be.
+        HostError: the endpoint's name cannot be resolved, or there is no route to it.
+        InvalidArgumentError: the configuration is impossible.
     """
     configuration = rendezvous.configuration
     timeouts = read_timeouts(configuration, rendezvous.backend)
@@ -81,7 +81,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
 
 
 def warn_without_token(rendezvous: Rendezvous) -> None:
-    """Where others than this machine may come."""
+    """Warn if other machines can connect."""
     if rendezvous.token is None and not is_loopback(rendezvous.endpoints[0].host):
         say(
             "warning: anyone who can connect to the endpoint can join the job; set the same"
@@ -98,10 +98,10 @@ def setup_of(
     slot: int | None,
     attempt: int,
 ) -> Setup:
-    """What this agent starts with; it listens `at` that address.
+    """This agent's initial state; it listens `at` that address.
 
     Raises:
-        InvalidArgumentError: a configuration that cannot be.
+        InvalidArgumentError: the configuration is impossible.
     """
     me = Member(
         # Agents of one host get their ranks in the order in which they were started.
@@ -142,14 +142,14 @@ def _etcd(setup: Setup, configuration: Mapping[str, str]) -> KeyValueLink:
 
 
 class ElasticRounds(LinkedRounds):
-    """One agent's part in a job that no single agent can lose.
+    """One agent's part in a job that no single agent can end by dying.
 
     Args:
-        listener: at the address and port that `setup.me` names; taken over.
-        is_verbose: tell the reason of each decision.
+        listener: at the address and port that `setup.me` names; owned by this object.
+        is_verbose: print the reason of each decision.
         keeper: which decides who coordinates; None: the agents do.
         place: where workers' stores listen.
-        speak: tell the user something.
+        speak: prints a message for the user.
     """
 
     may_leave = True
@@ -188,7 +188,7 @@ class ElasticRounds(LinkedRounds):
         super().tick()
 
     def settle(self) -> None:
-        """See RoundSource. Old stores can go."""
+        """See RoundSource. Closes old stores."""
         newest = self._core.round_before
         for number in [each for each in self._stores if each < newest]:
             self._stores.pop(number).close()
@@ -210,12 +210,12 @@ class ElasticRounds(LinkedRounds):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the newest round is being ended, wherever it runs."""
+        """Whether the latest round is being ended, on whichever nodes it runs."""
         return self._core.is_stopping
 
     @property
     def missing(self) -> str:
-        """Who is missing for a round, as far as is known here; empty: one is only to be left."""
+        """What is missing for a round, as far as known; empty if it can only be left."""
         if self.is_stopping:
             return ""
         least = self._setup.limits.min_nodes
@@ -250,9 +250,9 @@ class ElasticRounds(LinkedRounds):
         super()._not_found(at, why)
 
     def _name_stranger(self, at: Endpoint, why: str) -> None:
-        """At an endpoint of this machine is a program that does not answer as an agent: say which.
+        """A program at a local endpoint does not answer as an agent: report which.
 
-        Not at the first time: an agent that begins or ends can look the same for a moment.
+        Not at the first time: an agent that starts or ends can briefly look the same.
         """
         is_here = is_loopback(at.host) or at.host in (self._setup.me.address, os.uname().nodename)
         self._strangers[at] += 1
@@ -300,7 +300,7 @@ class ElasticRounds(LinkedRounds):
     # The workers' store.
 
     def _open_store(self, number: int, members: tuple[Member, ...]) -> Endpoint:
-        """On a fresh port in each round, for its members only."""
+        """On a fresh port in each round, only for its members."""
         if number in self._stores:
             self._stores.pop(number).close()
         are_all_here = all(is_loopback(member.address) for member in members)

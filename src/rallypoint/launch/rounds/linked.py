@@ -1,8 +1,8 @@
-"""Rounds over agents' connections, whoever coordinates: what elastic and static jobs share.
+"""Rounds over agents' connections, for any coordinator: the common part of elastic and static jobs.
 
-What to say to whom, and when to start and end workers, is rendezvous/consensus/participant.py's;
-here are its connections, its clock, and who performs what it orders. How the agents find each
-other, and where a round's store is, differs: elastic.py, static.py.
+rendezvous/consensus/participant.py decides what to send and when to start and end workers; this
+module has its connections and clock, and performs its orders. How the agents find each other, and
+where a round's store is, differs: elastic.py, static.py.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class LinkedRounds(RoundSource, Receiver):
     """One agent's part in a job of several nodes.
 
     Args:
-        register: makes this agent's end of what the job agrees on.
-        listener: where others call this agent; taken over. None: it only calls.
+        register: creates this agent's end of what the job agrees on.
+        listener: where others call this agent; owned by this object. None: it only calls.
         stalled_s, lost_s: see PeerConnections.
-        is_verbose: tell the reason of each decision.
-        speak: tell the user something.
+        is_verbose: print the reason of each decision.
+        speak: prints a message for the user.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._board.call(at, self._bytes_of(message))
 
     def _came_too_late(self, key: str, join: Join) -> None:
-        """An agent asks to take part in a job that is over for this node."""
+        """An agent asks to join a job that is over for this node."""
 
     def _not_found(self, at: Endpoint, why: str) -> None:
         self._happened(lambda now: self._core.unreachable(at, why, now))
@@ -120,7 +120,7 @@ class LinkedRounds(RoundSource, Receiver):
         return f"the agent at {at}"
 
     def _watch(self, selector: selectors.BaseSelector) -> None:
-        """Have it wait for whatever tells of events."""
+        """Let it register its sources of events."""
         selector.register(self._board, selectors.EVENT_READ, self._board.poll)
 
     # RoundSource.
@@ -179,7 +179,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._happened(self._core.fenced)
 
     def close(self) -> None:
-        """See RoundSource. A node that leaves waits until the others agree: nobody looks for it."""
+        """See RoundSource. A leaving node waits until the others agree to it."""
         deadline = time.monotonic() + GOODBYE_S
         is_leaving = self._core.is_leaving
         with selectors.DefaultSelector() as selector:
@@ -219,7 +219,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._happened(lambda now: self._core.received(key, message, now))
 
     def _may_join(self, key: str, join: Join) -> bool:
-        """Else it is told why not."""
+        """Whether it may join; otherwise it is told why not."""
         address = join.member.address
         if join.member.port and numeric_family(address) is None:
             wrong = f"its address {address!r} is not numeric; check --local-addr"
@@ -255,7 +255,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._happened(self._core.started)
 
     def _happened(self, event: Callable[[float], Decision]) -> None:
-        """Let it decide on an event. What happens while that is performed comes after it."""
+        """Pass it an event. Events during its actions are handled afterwards."""
         self._events.append(event)
         if self._is_busy:
             return
@@ -289,7 +289,7 @@ class LinkedRounds(RoundSource, Receiver):
                     self._say(text)
 
     def _with_finding(self, finish: Finish) -> Finish:
-        """If the nodes never met: with what this one sees of the reason."""
+        """If the nodes never met: add what this node finds out about the cause."""
         has_met = finish.was_cut_off or self._core.round_before >= 0
         if finish.outcome is not Outcome.GIVEN_UP or has_met or self._setup.limits.max_nodes == 1:
             return finish
@@ -300,7 +300,7 @@ class LinkedRounds(RoundSource, Receiver):
         return finish.__replace__(because=told_with(finish.because, self._findings[0]))
 
     def _look_if_due(self) -> None:
-        """Look for the reason a moment before giving up: then the others are still there."""
+        """Look for the cause shortly before giving up, while the others still run."""
         if time.monotonic() >= self._examine_at:
             self._examine_at = inf
             if self._core.round_before < 0 and self._setup.limits.max_nodes > 1:
@@ -321,7 +321,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._findings.append(finding)
 
     def _agent_in_question(self) -> Endpoint | None:
-        """One that was found at the endpoint, and does not answer; None: the endpoint does not."""
+        """The agent found at the endpoint that does not answer; None: the endpoint does not."""
         return None
 
     def _store_asked(self, number: int, members: tuple[Member, ...]) -> None:
@@ -329,7 +329,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._happened(lambda now: self._core.store_opened(number, endpoint, now))
 
     def _bytes_of(self, message: Message) -> bytes:
-        """Much is said to many in the same words; answers are not."""
+        """A message to many is encoded once; answers differ."""
         if isinstance(message, Ack):
             return encode(message)
         if message is not self._encoded[0]:
@@ -337,7 +337,7 @@ class LinkedRounds(RoundSource, Receiver):
         return self._encoded[1]
 
     def _tell(self, reason: str) -> None:
-        """Tell the user of a new coordinator, or of a lost one; the rest on demand."""
+        """Report a new or lost coordinator to the user; the rest only if verbose."""
         before, self._part = self._part, self._core.part
         is_known = self._core.round_before >= 0 and self._part is not Part.DONE
         has_changed = before is not self._part and (

@@ -1,6 +1,6 @@
-"""Where a node is in the network: what it gives out, and whether it listens at an endpoint.
+"""A node's place in the network: its address for others, and whether it listens at an endpoint.
 
-Names are waited for, as a machine that is just starting may be known only later.
+It waits for names, because a machine that is just starting may not be resolvable yet.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LOOK_AGAIN_S = 1.0  # for a name
 
 
 class NetworkPlace:
-    """Where this node is in the network, once the endpoints' names are known.
+    """This node's place in the network, once the endpoints' names are known.
 
     Attributes:
-        choice: what it gives out, and why; None: not known yet.
+        choice: the address for others, and why; None: not known yet.
         slot, listener: which endpoint this node listens at, if it does.
     """
 
@@ -48,10 +48,11 @@ class NetworkPlace:
         self._is_host = is_host
 
     def find(self, wait_s: float) -> None:
-        """Find it, and wait for names that nobody knows yet, as of a machine that is just starting.
+        """Find it, and wait for names that cannot be resolved yet, as of a starting machine.
 
         Raises:
-            HostError: there is no way to the endpoints, or nobody knew their names for so long.
+            HostError: there is no route to the endpoints, or their names could not be resolved in
+                time.
         """
         began = time.monotonic()
         notice_at = began + NOTICE_EVERY_S
@@ -74,16 +75,16 @@ class NetworkPlace:
 
     @property
     def address(self) -> str:
-        """What it gives out."""
+        """This node's address for others."""
         return "" if self.choice is None else self.choice.address
 
     @property
     def is_chosen(self) -> bool:
-        """The user named it, or its interface: listen there only."""
+        """The user chose the address or its interface: listen only there."""
         return self.choice is not None and self.choice.is_wished and self.choice.is_own
 
     def _choose(self) -> NetworkChoice:
-        """Towards the first endpoint that has a name and a way to it."""
+        """Towards the first endpoint that has a name and a route to it."""
         first_error: HostError | None = None
         # Where all are on one machine, variables are about other networks.
         environ = {} if is_loopback(self._endpoints[0].host) else os.environ
@@ -107,7 +108,7 @@ class NetworkPlace:
             raise
 
     def _take_endpoint(self) -> None:
-        """Listen at the first endpoint that is this machine, if there is one and it is free."""
+        """Listen at the first endpoint that is on this machine, if it is free."""
         for slot, endpoint in enumerate(self._endpoints):
             if self._is_host or self._is_here(endpoint):
                 is_chosen = self.is_chosen and endpoint.host in (self._local_addr, self.address)
@@ -129,7 +130,7 @@ class NetworkPlace:
 
 
 def _listen(place: str, port: int, *, is_ours: bool) -> socket.socket | None:
-    """The endpoint's listener; None if another agent of this machine is there already."""
+    """The endpoint's listener; None if another agent of this machine already has it."""
     deadline = time.monotonic() + _BINDING_S
     while True:
         try:
@@ -144,13 +145,13 @@ def _listen(place: str, port: int, *, is_ours: bool) -> socket.socket | None:
 
 
 def listening_place(address: str, *, is_chosen: bool = False) -> str:
-    """Where to listen for those who know us by this address."""
+    """Where to listen for those who reach us at this address."""
     if not is_loopback(address):
         return address if is_chosen else ANY
     return "127.0.0.1" if address == "localhost" else address
 
 
 def _answers(place: str, port: int) -> bool:
-    """Whether somebody listens at this port of this machine."""
+    """Whether something listens at this port of this machine."""
     with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as probe:
         return probe.connect_ex((place, port)) == 0

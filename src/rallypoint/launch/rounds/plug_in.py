@@ -1,11 +1,11 @@
-"""Rounds from a rendezvous that a package brings (--rdzv-backend NAME).
+"""Rounds from a rendezvous that a package provides (--rdzv-backend NAME).
 
     agent --reports--> this thread --next_rendezvous, num_nodes_waiting--> the package's handler
           <--orders---
 
-There is no common coordinator: as torchrun's agents do, each applies the restart policy to its own
-failures, calls the others back by coming to the rendezvous again, and closes it when it gives up.
-Nodes tell each other through the round's store what follows from their ranks, and who has finished.
+There is no common coordinator: as with torchrun, each agent applies the restart policy to its own
+failures, makes the others return by joining the rendezvous again, and closes it when it gives up.
+Nodes exchange through the round's store what follows from their ranks, and which have finished.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _GOODBYE_S = 2.0
 
 
 class Card(Record, kw_only=True):
-    """What a node tells the others of its round; node 0 also where the workers' store is."""
+    """A node's message to the others of its round; node 0's says where the workers' store is."""
 
     member: Member
     last_round: int
@@ -66,7 +66,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> PlugInRounds:
     """The rounds that this job's agent takes part in.
 
     Raises:
-        InvalidArgumentError: no package brings a rendezvous of that name.
+        InvalidArgumentError: no package provides a rendezvous of that name.
         RendezvousError: it cannot be loaded.
     """
     config: dict[str, object] = dict(rendezvous.configuration)
@@ -96,7 +96,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> PlugInRounds:
 
 
 def rounds_through(handler: RendezvousHandler, job: Job, address: str = "") -> PlugInRounds:
-    """The rounds of a handler that a program has made; `address` is this node's, if known."""
+    """The rounds of a handler that a program has created; `address` is this node's, if known."""
     member = Member(
         key=os.urandom(8).hex(),
         host=job.host,
@@ -151,13 +151,13 @@ class PlugInRounds(RoundSource):
                 self._calls.put(lambda: self._ended(report))
 
     def tick(self) -> None:
-        """See RoundSource. Time passes in the thread."""
+        """See RoundSource. The thread keeps its own time."""
 
     def settle(self) -> None:
         """See RoundSource."""
 
     def close(self) -> None:
-        """See RoundSource. A handler that does not return is left to itself."""
+        """See RoundSource. A handler that does not return is abandoned."""
         self._calls.put(None)
         if self._thread.ident is not None:
             self._thread.join(_GOODBYE_S)
@@ -190,7 +190,7 @@ class PlugInRounds(RoundSource):
         self._try(self._handler.shutdown)
 
     def _try(self, what: Callable[[], object]) -> None:
-        """What may fail because others are gone: then the workers' own fate counts."""
+        """Try what may fail because others have gone; the workers' own results decide then."""
         with suppress(Exception):
             what()
 
@@ -208,7 +208,7 @@ class PlugInRounds(RoundSource):
         self._post(Start(seat=seat, because=because))
 
     def _seat(self, info: RendezvousInfo) -> Seat | None:
-        """What follows from everyone's cards; None if one does not come."""
+        """What follows from all nodes' cards; None if one does not arrive."""
         card = Card(member=self._member.__replace__(node_rank=info.rank), last_round=self._round)
         if info.rank == 0:
             card = card.__replace__(store=self._open_store(info))
@@ -243,7 +243,7 @@ class PlugInRounds(RoundSource):
         return Endpoint(host=address, port=self._store.port)
 
     def _look(self) -> None:
-        """Does anybody wait for a new round? Has everyone finished?"""
+        """Check whether a node waits for a new round, and whether all have finished."""
         if self._info is None or self._round < 0:
             return
         if self._has_succeeded and self._all_have_succeeded(self._info):

@@ -1,10 +1,10 @@
-"""Agents that find each other by a directory (--rdzv-backend c10d --rdzv-endpoint file:///PATH).
+"""Agents that find each other in a directory (--rdzv-backend c10d --rdzv-endpoint file:///PATH).
 
-For jobs whose nodes do not know each other's names, such as the tasks of a Slurm job array. All is
-as in elastic.py, except for how they find each other: each leaves its address in the directory and
-calls those of others (address_files.py), and one of them begins the job: who makes the first
-founder's file. Who has had no part in the job yet begins it anew after it has called in vain for a
-while, as where the founder was lost, or too few were left: `may_found`.
+For jobs whose nodes do not know each other's names, such as the tasks of a Slurm job array. This
+works as in elastic.py, except for how they find each other: each writes its address to the
+directory and calls the others (address_files.py), and the agent that creates the first founder's
+file begins the job. An agent that has not yet taken part begins the job again after calling without
+success for a while, for example if the founder was lost, or too few were left: `may_found`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
 
     Raises:
         HostError: the directory cannot be used, or this machine has no such address.
-        InvalidArgumentError: a configuration that cannot be.
+        InvalidArgumentError: the configuration is impossible.
     """
     timeouts = read_timeouts(rendezvous.configuration)
     warn_without_token(rendezvous)
@@ -71,7 +71,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
 
 
 def _choose(rendezvous: Rendezvous) -> NetworkChoice:
-    """By those who have left their addresses already, if there are any."""
+    """Depends on the addresses that are already in the directory."""
     try:
         seen = AddressFiles(rendezvous.endpoints[0].host, "").look()
         others = list(dict.fromkeys(each.host for each in seen.others.values()))
@@ -82,10 +82,10 @@ def _choose(rendezvous: Rendezvous) -> NetworkChoice:
 
 
 def may_found(seen: Listing, *, vain_s: float, patience_s: float) -> bool:
-    """Whether to begin the job, having called all who are there in vain for so long.
+    """Whether to begin the job, after calling all agents in the directory without success.
 
-    Where nobody has begun it, or all have left, at once. Else whoever began it may run, and only
-    not be reached; then there are two jobs of that name until they meet (031).
+    At once if nobody has begun it, or all have left. Otherwise the founder may be running and only
+    be unreachable; then there are two jobs of that name until they meet (031).
     """
     return seen.generation < 0 or not seen.others or vain_s >= patience_s
 
@@ -94,7 +94,7 @@ class SharedDirectoryRounds(ElasticRounds):
     """One agent's part in a job whose agents find each other in a directory.
 
     Args:
-        files: the directory, where this agent's address is.
+        files: the directory, with this agent's address in it.
         setup, listener, token, is_verbose, place: see ElasticRounds; the endpoint is the directory.
 
     Raises:
@@ -122,7 +122,7 @@ class SharedDirectoryRounds(ElasticRounds):
             self._found()
 
     def close(self) -> None:
-        """See RoundSource. Waits a moment for the file system, and no longer."""
+        """See RoundSource. Waits only briefly for the file system."""
         super().close()
         # Who gave up may be the only one who did.
         is_over = self._finish is not None and self._finish.outcome is Outcome.SUCCEEDED
@@ -165,9 +165,9 @@ class SharedDirectoryRounds(ElasticRounds):
         return None
 
     def _whom_to_call(self, seen: Listing, *, is_question: bool) -> list[tuple[str, Endpoint]]:
-        """Whoever began the job, and a few others.
+        """The founder of the job, and a few others.
 
-        Who says that there is a job need not say so to those whom it is connected with.
+        An agent that announces the job need not call those that it is connected with.
         """
         called = [
             (key, at)
@@ -183,7 +183,7 @@ class SharedDirectoryRounds(ElasticRounds):
         self._happened(lambda now: self._core.unreachable(at, why, now))
 
     def _found(self) -> bool:
-        """Begin the job, unless somebody else does."""
+        """Begin the job, unless another agent does."""
         generation = self._seen.generation + 1
         try:
             is_founder = self._files.found(generation)
@@ -201,7 +201,7 @@ class SharedDirectoryRounds(ElasticRounds):
         return _SILENCES * self._setup.timeouts.silence_s
 
     def _look(self, now: float) -> None:
-        """In a thread: a file system may take its time. What is found counts next time."""
+        """In a thread, because a file system may be slow. The result is used next time."""
         if self._is_looking:
             return
         self._is_looking, self._looked_at = True, now

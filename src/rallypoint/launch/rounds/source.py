@@ -1,8 +1,8 @@
-"""What gives an agent its rounds (`RoundSource`), and that of a single node, which asks nobody.
+"""What gives an agent its rounds (`RoundSource`), and that of a single node, which needs no others.
 
-`RoundSource` is all that the agent needs: its orders hand out rounds (members, ranks, the store).
-`LocalRounds` is for a job of one node, whose agent asks the coordinator directly; the others have
-files of their own beside this one. Nothing here waits.
+`RoundSource` is all that the agent needs: its orders define rounds (members, ranks, the store).
+`LocalRounds` is for a job of one node, whose agent asks the coordinator directly; the other sources
+have files beside this one. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Colleague(Record):
     """Another agent of the job, or this one.
 
     Attributes:
-        silent_s: for how long nothing has come from it.
+        silent_s: the time since its last message.
     """
 
     key: str
@@ -41,12 +41,12 @@ class Colleague(Record):
 
 
 class Roster(Record, kw_only=True):
-    """Who takes part in the job, as far as this agent knows.
+    """The agents of the job, as far as this agent knows.
 
     Attributes:
         me: this agent's key.
-        leader: who coordinates; empty: nobody, as far as is known here.
-        members: all that take part; only who coordinates knows them.
+        leader: the coordinator; empty: none is known here.
+        members: all agents; known only to the coordinator.
         why: what is waited for, if nobody coordinates.
     """
 
@@ -61,11 +61,11 @@ class RoundSource(ABC):
 
     Attributes:
         key: which member of a round this agent is.
-        may_leave: whether the others go on when a signal stops this agent.
+        may_leave: whether the others continue when a signal stops this agent.
         news: what is waited for while there is no round; empty: nothing is known.
-        network: by which interface this node meets the others; None: there are none, or it is not
-            known yet.
-        inquired: called with another agent's key and what it has said by its `inquire`.
+        network: the interface at which others reach this node; None: there are no others, or it is
+            not known yet.
+        inquired: called with another agent's key and the message of its `inquire`.
     """
 
     may_leave = False
@@ -84,8 +84,8 @@ class RoundSource(ABC):
 
     @property
     def fence_at(self) -> float | None:
-        """Until when (lease_time) this node's workers may run if nothing more is heard, as the
-        others may then start anew without it; None: for ever.
+        """Until when (lease_time) this node's workers may run without further messages, because the
+        others may then start again without it; None: without limit.
         """
         return None
 
@@ -106,22 +106,22 @@ class RoundSource(ABC):
         """Time has passed."""
 
     def roster(self) -> Roster | None:
-        """Who else there is; None: no other agent, or none that could be asked."""
+        """The other agents; None: there is none, or none that could be asked."""
         return None
 
     def inquire(self, key: str, payload: bytes) -> None:  # noqa: B027 - a lone agent has nobody
-        """Say that to that agent; it has nothing to do with rounds."""
+        """Send a message to that agent; unrelated to rounds."""
 
     def fenced(self) -> None:  # noqa: B027 - most have no such time
-        """The guardian is ending the workers, as that time is over."""
+        """The guardian is ending the workers, because that time is over."""
 
     @abstractmethod
     def settle(self) -> None:
-        """The workers have been started: do what could wait until then."""
+        """The workers have been started: do what could be postponed until then."""
 
     @abstractmethod
     def close(self) -> None:
-        """The agent ends."""
+        """The agent is ending."""
 
 
 class LocalRounds(RoundSource):
@@ -154,7 +154,7 @@ class LocalRounds(RoundSource):
         self._perform(self._coordinator.tick(time.monotonic()))
 
     def settle(self) -> None:
-        """See RoundSource. The new store has a port of its own, so the old one's end can wait."""
+        """See RoundSource. The new store has its own port, so closing the old one can wait."""
         if self._old_store is not None:
             self._old_store.close()
             self._old_store = None

@@ -1,10 +1,10 @@
 """Nodes that are known from the start (--nnodes, --node-rank, --master-addr, --master-port).
 
     node 0: coordinates (consensus/fixed.py), has the workers' store at MASTER_ADDR:MASTER_PORT
-    others: ask the store that is there before the first round where node 0's agent listens, call it
+    others: ask the store that is there before the first round for node 0's agent, and call it
 
 Only node 0 listens. Its stores follow each other at one port: the first one holds a single key, and
-each round has one of its own.
+each round has its own.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class StaticHost(LinkedRounds):
             self._store.close()
 
     def _open_store(self, number: int, members: tuple[Member, ...]) -> Endpoint:
-        """At the one port: nothing uses the old one any more."""
+        """At the one port: nothing uses the old store any more."""
         if self._store is not None:
             self._store.close()
         self._store = StoreHost(self._interface, self._endpoint.port)
@@ -184,7 +184,7 @@ class StaticGuest(LinkedRounds):
         self._look_at = now + _RETRY_S
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
-        """Where we have found it: that is a way which works."""
+        """To the address where node 0 was found, which is known to work."""
         super()._send(to, self._agent, message)
 
     def _call(self, at: Endpoint, message: Message) -> None:
@@ -223,7 +223,7 @@ def _setup_of(job: Job) -> Setup:
 
 
 def _choose(nodes: Nodes) -> NetworkChoice:
-    """By which interface this node's workers are reached: agents only call node 0's."""
+    """The interface at which this node's workers are reached; agents only call node 0's."""
     is_local = is_loopback(nodes.master_addr)
     environ = {} if is_local else os.environ
     choose = partial(
@@ -240,7 +240,7 @@ def _endpoint_of(job: Job) -> Endpoint:
 
 
 def _interface_of(master_addr: str) -> str:
-    """Where node 0 listens: at that address, if it is one of this machine's."""
+    """Where node 0 listens: at that address, if it is this machine's."""
     is_own = numeric_family(master_addr) is not None and can_bind(master_addr)
     return listening_place(master_addr, is_chosen=is_own)
 

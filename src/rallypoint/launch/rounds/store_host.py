@@ -1,6 +1,6 @@
 """The workers' store of one round, at MASTER_ADDR:MASTER_PORT: opened and closed by an agent.
 
-It is that of node rank 0, whichever way its rounds come; `_open_store` of each calls it.
+Node rank 0 has it, whatever the source of its rounds; each source's `_open_store` uses this.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class StoreHost:
     """A store server, empty at first.
 
-    From construction on workers can connect, and from `serve` on they are served. In between the
-    agent starts them, so that the server's own start costs no time.
+    Workers can connect once it is constructed, and are served from `serve` on. Meanwhile the agent
+    starts them, so that the server's start takes no extra time.
 
     Args:
         host: the address to listen on; `ANY` is every interface.
         port: 0 takes a free one.
 
     Raises:
-        HostError: it cannot listen there; the message names who does.
+        HostError: it cannot listen there; the message names the process that does.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -42,7 +42,7 @@ class StoreHost:
         self.endpoint = Endpoint(host=host, port=self.port)
 
     def serve(self, allowed: Sequence[str] | None = None) -> None:
-        """Begin to answer, those at `allowed` addresses only; a second call does nothing."""
+        """Begin to answer, only to `allowed` addresses; a second call does nothing."""
         from rallypoint.store.server import StoreServer
 
         if self._server is None:
@@ -51,7 +51,7 @@ class StoreHost:
                 self._server.allow(allowed)
 
     def allow(self, allowed: Sequence[str]) -> None:
-        """From now on answer those at these addresses only."""
+        """From now on answer only these addresses."""
         if self._server is not None:
             self._server.allow(allowed)
 

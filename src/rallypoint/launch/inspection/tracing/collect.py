@@ -1,6 +1,6 @@
-"""Traces the workers of this node: has them write their calls, and reads along.
+"""Traces the workers of this node: makes them record their calls, and reads along.
 
-Of other backends' groups their pages are read in turn, as quickly as they are written.
+Other backends' pages are read in turn, as quickly as they are written.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SELF = "/proc/self"
 
 
 def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
-    """The calls of an agent's workers for so long, or until `is_over`, or until they have ended.
+    """The calls of an agent's workers for some time, or until `is_over`, or until they have ended.
 
     Raises:
         NoAnswerError: the agent does not answer.
-        HostError: somebody else is tracing them, or the agent's answer makes no sense.
+        HostError: somebody else is tracing them, or the agent's answer is invalid.
     """
     told, descriptors = agent.ask({"ask": "look"})
     try:
@@ -55,7 +55,7 @@ def name_clock() -> str:
 
 
 def _lock(descriptors: Sequence[int]) -> None:
-    """The kernel gives it back, however this process ends."""
+    """The kernel releases it, however this process ends."""
     for descriptor in descriptors:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +132,7 @@ class _Traced:
         self._begin_calls()
 
     def read(self, *, renews: bool) -> None:
-        """Take what is new."""
+        """Read new calls."""
         if self._is_tracing:
             if renews:
                 self._calls.go_on()
@@ -150,7 +150,7 @@ class _Traced:
         self._look()
 
     def trace(self) -> WorkerTrace:
-        """What was seen."""
+        """The calls that were seen."""
         groups = {**self._before, **self._groups}
         calls: dict[int, dict[int, Call]] = {page: {} for page in groups}
         transfers: dict[int, dict[int, Call]] = {page: {} for page in groups}
@@ -187,7 +187,7 @@ class _Traced:
             self._because = because
 
     def _look(self) -> None:
-        """At the record itself, where groups are, and calls that go on, and those of others."""
+        """Read the record itself: groups, calls in progress, and those of other backends."""
         names, groups = read_pages(self._record, self._offset)
         if groups:
             self._names, self._groups = names, groups
@@ -201,7 +201,7 @@ class _Traced:
             ask_for_more(self._record, self._offset)
 
     def _missed_of_others(self) -> int:
-        """Calls of other backends whose numbers were passed over."""
+        """Calls of other backends whose numbers were skipped."""
         numbers: dict[int, list[int]] = {}
         for page, number in self._foreign:
             numbers.setdefault(page, []).append(number)

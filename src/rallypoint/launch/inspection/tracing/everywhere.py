@@ -23,7 +23,7 @@ def trace_everywhere(
 ) -> JobTrace:
     """The calls of the job of these agents, which run on this machine.
 
-    Other nodes trace for the whole time: if it `is_over` earlier, they are not waited for.
+    Other nodes trace for the whole time: if `is_over` comes earlier, their traces are not awaited.
 
     Raises:
         HostError: no agent here answers, or the job is being traced already.
@@ -52,7 +52,7 @@ def _trace_here(agent: Found, seconds: float, is_over: Callable[[], bool]) -> No
 
 
 def _trace_others(agents: Sequence[Found], seconds: float, is_over: Callable[[], bool]) -> _Seen:
-    """What the first agent that answers has learnt of the others."""
+    """What the first agent that answers learned of the others."""
     seen = _Seen()
     for agent in agents:
         try:
@@ -66,12 +66,12 @@ def _trace_others(agents: Sequence[Found], seconds: float, is_over: Callable[[],
 
 
 class _Seen:
-    """What has come so far.
+    """The answers so far.
 
     Attributes:
         nodes: by node rank.
-        troubles: what went wrong; of no interest if all nodes are there in the end. (An agent on
-            this machine is asked by the other agents as well, and traces once at a time.)
+        troubles: what went wrong; ignored if all nodes have answered in the end. (An agent on this
+            machine is asked by the other agents as well, and traces once at a time.)
     """
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ class _Seen:
         self._coming: set[str] = set()
 
     def add_own(self, traces: Sequence[NodeTrace], errors: Sequence[HostError]) -> None:
-        """What was seen of this machine."""
+        """The trace of this machine."""
         self.nodes |= {trace.node_rank: trace for trace in traces}
         self.troubles += map(str, errors)
 
     def read(self, asking: Asking, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Listen until all have answered; for those that do not even say that they will, less."""
+        """Listen until all have answered; less long for those that have not even confirmed."""
         silent_at = time.monotonic() + seconds + AT_MOST_S
         until = time.monotonic() + seconds + LATE_S
         while not asking.has_ended and not is_over():
@@ -118,7 +118,7 @@ class _Seen:
         ]
 
     def _missing(self) -> list[str] | None:
-        """Keys of nodes that have not answered; None: it is not known who there is."""
+        """Keys of nodes that have not answered; None: the nodes are not known."""
         if self._expected is None:
             return None
         return [key for key, (rank, _) in self._expected.items() if rank not in self.nodes]

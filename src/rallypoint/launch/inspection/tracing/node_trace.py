@@ -1,4 +1,4 @@
-"""What was traced of a job: data only. Times are of the monotonic clock of the worker's machine."""
+"""The trace of a job: data only. Times are of the monotonic clock of the worker's machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class WorkerTrace:
 
     Attributes:
         pid: of its process; 0: not known.
-        groups: with all calls that were seen, also sends and receives that are done.
+        groups: with all calls that were seen, including completed sends and receives.
         exact_ns: since when the times of our calls are exact, before that within some milliseconds.
-        missed: calls that were written over before they could be read.
+        missed: calls that were overwritten before they could be read.
         missed_of_others: the same of other backends.
-        left_out: calls that there was no room for, at the end.
+        left_out: calls at the end for which there was no room.
         because: why it could not be traced; then only its last calls are known.
     """
 
@@ -38,8 +38,8 @@ class NodeTrace:
     Attributes:
         clock: names its monotonic clock; empty: not known. Nodes with the same name share it.
         began_ns, ended_ns: of the time that was traced.
-        wall_ns: what the machine's time of day is ahead of that clock; None: not known.
-        notes: what could not be seen, in sentences.
+        wall_ns: the machine's time of day minus that clock; None: not known.
+        notes: what could not be seen, as sentences.
     """
 
     node_rank: int
@@ -57,7 +57,7 @@ class JobTrace:
     """The calls of a job's workers.
 
     Attributes:
-        notes: what could not be seen, in sentences.
+        notes: what could not be seen, as sentences.
     """
 
     run_id: str

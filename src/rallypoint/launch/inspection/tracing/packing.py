@@ -1,4 +1,4 @@
-"""A node's trace as a message of its agent to another one, which may be large."""
+"""A node's trace as a message between agents, which may be large."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_BYTES = 512 << 20  # unpacked
 
 
 def pack(trace: NodeTrace) -> dict[str, object]:
-    """The message; if it would be too large, the last calls are left out, and counted."""
+    """The message; if it would be too large, the last calls are dropped, and counted."""
     while True:
         data = zlib.compress(json.dumps(encode(trace)).encode(), 1)
         text = base64.b64encode(data).decode()
@@ -33,7 +33,7 @@ def unpack(message: dict[str, object]) -> NodeTrace:
     """Read it.
 
     Raises:
-        ControlMessageError: it makes no sense, or is of another version.
+        ControlMessageError: it is invalid, or of another version.
     """
     try:
         unpacker = zlib.decompressobj()
@@ -65,7 +65,7 @@ def _of_group(group: Group, share: float) -> Group:
 
 
 def _first(calls: tuple[Call, ...], share: float) -> tuple[Call, ...]:
-    """What goes on is told always."""
+    """Calls in progress are always included."""
     count = int(len(calls) * share)
     return (*calls[:count], *(call for call in calls[count:] if call.state == "running"))
 
