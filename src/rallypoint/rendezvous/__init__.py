@@ -1,8 +1,9 @@
-"""Who takes part in a job's next round: how nodes find each other, and which ranks they get.
+"""Which nodes take part in a job's next round: how they find each other, and their ranks.
 
-The names that Python programs use, torch.distributed.elastic.rendezvous's, are loaded on first use:
-the launcher, which imports this package too, pays for none of them. A node of a program is an agent
-without workers: its handlers live above this package, in `launch`, and are known here by name only.
+The names that Python programs use, torch.distributed.elastic.rendezvous's, are loaded on first use,
+so the launcher, which also imports this package, does not pay for them. A program's node is an
+agent without workers: its handlers are above this package, in `launch`, and known here only by
+name.
 """
 
 from __future__ import annotations

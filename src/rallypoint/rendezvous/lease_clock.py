@@ -1,6 +1,6 @@
-"""The clock of leases, which goes on while the machine is suspended.
+"""The clock of leases, which continues while the machine is suspended.
 
-The guardian ends workers by the same clock, so leases that ran out meanwhile end them on waking.
+The guardian uses the same clock, so leases that expired meanwhile end workers on waking.
 """
 
 from __future__ import annotations

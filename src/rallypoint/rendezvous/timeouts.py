@@ -2,17 +2,18 @@
 
 The defaults, and why they are not torch's:
     join_timeout            600 s   as torch's
-    last_call_timeout       3 s     (30) who comes later costs the others a restart, not a place
-    keep_alive_interval     1 s     (5)  a beat is a few bytes on an open connection; small jobs
-                                         beat more often: `Timeouts.beat_of`
+    last_call_timeout       3 s     (30) a late node costs the others a restart, not a place
+    keep_alive_interval     1 s     (5)  a heartbeat is a few bytes on an open connection; small
+                                         jobs send more of them: `Timeouts.beat_of`
     keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
 
 With etcd only:
-    close_timeout           30 s    as torch's; for so long who comes too late is told how it ended
-    outage_timeout          30 s    so long a job goes on while etcd is away
-    read_timeout            2 s     (60) for one request; what fails is tried again anyway
+    close_timeout           30 s    as torch's; how long late joiners are told the job's outcome
+    outage_timeout          30 s    how long a job continues while etcd is unavailable
+    read_timeout            2 s     (60) for one request; failed ones are repeated anyway
 
-With c10d, torch's close_timeout and read_timeout mean nothing: whoever ends tells the others so.
+With c10d, torch's close_timeout and read_timeout have no effect: an agent that ends tells the
+others.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class Timeouts(Record, kw_only=True):
-    """All of it, in seconds.
+    """All timeouts, in seconds.
 
     Attributes:
-        most_beats: into so many beats `silence_s` is divided in small jobs.
+        most_beats: the number of heartbeats within `silence_s` in small jobs.
     """
 
     join_timeout_s: float = 600.0
@@ -62,15 +63,15 @@ class Timeouts(Record, kw_only=True):
 
     @property
     def silence_s(self) -> float:
-        """After how long without a word a peer counts as lost."""
+        """A peer without any message for this long counts as lost."""
         return self.beat_s * self.missed_beats
 
     def beat_of(self, nodes: int) -> float:
-        """How often each of so many members beats.
+        """The interval of heartbeats of each of that many members.
 
-        What a coordinator knows of a member, or of a quorum, is up to two beats old, and the next
-        beat may be one more away: a pause of `silence_s` less three beats does no harm. So beats
-        are as many as the coordinator can well hear.
+        What a coordinator knows of a member, or of a quorum, is up to two heartbeats old, and the
+        next one may be one more away: a pause of `silence_s` less three heartbeats does no harm. So
+        they are as frequent as the coordinator can handle.
         """
         often = max(self.silence_s / self.most_beats, nodes / _MOST_BEATS_PER_S)
         return min(self.beat_s, often)
@@ -107,7 +108,7 @@ def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Ti
 
 
 def read_is_host(configuration: Mapping[str, str]) -> bool | None:
-    """Whether this agent is to be at the endpoint, as in is_host=1; None: it finds out itself.
+    """Whether this agent should be at the endpoint, as in is_host=1; None: it finds out itself.
 
     Raises:
         InvalidArgumentError: neither yes nor no.
@@ -121,11 +122,11 @@ def read_is_host(configuration: Mapping[str, str]) -> bool | None:
 
 
 def read_quorum(configuration: Mapping[str, str]) -> str:
-    """Who can go on without whom, as in quorum=members: any quorum of them; host: only with the
-    agent that began the job, as torchrun does.
+    """Which agents can continue without others, as in quorum=members: any quorum of them; host:
+    only with the agent that began the job, as in torchrun.
 
     Raises:
-        InvalidArgumentError: neither of them.
+        InvalidArgumentError: another value.
     """
     text = configuration.get(_QUORUM, _QUORUMS[0])
     if text not in _QUORUMS:
@@ -136,10 +137,10 @@ def read_quorum(configuration: Mapping[str, str]) -> str:
 
 
 def read_attempt(environ: Mapping[str, str]) -> int:
-    """Which start of this job by a scheduler it is: agents of different ones are no peers.
+    """Which start of this job by a scheduler this is: agents of different starts are not peers.
 
     Raises:
-        InvalidArgumentError: SLURM_RESTART_COUNT is no number.
+        InvalidArgumentError: SLURM_RESTART_COUNT is not a number.
     """
     text = environ.get("SLURM_RESTART_COUNT", "0")
     if not text.isdecimal():

@@ -1,7 +1,7 @@
-"""What every rendezvous can do, for Python programs: torch.distributed.elastic's interface.
+"""The interface of every rendezvous, for Python programs: torch.distributed.elastic's.
 
 A program that calls it is one node, whatever it does there: `next_rendezvous` is the barrier before
-each round, and `num_nodes_waiting` says when to come back to it. Only the interface is here.
+each round, and `num_nodes_waiting` says when to return to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RendezvousStoreInfo:
     """Where the processes of a round find the store to connect through.
 
     Attributes:
-        master_addr, master_port: what they know as MASTER_ADDR and MASTER_PORT.
+        master_addr, master_port: for MASTER_ADDR and MASTER_PORT.
     """
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
@@ -33,10 +33,10 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: Store, local_addr: str | None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
-        """Node 0 tells the others its address, and a port: a free one if none is given.
+        """Node 0 sends the others its address, and a port: a free one if none is given.
 
         Raises:
-            StoreTimeoutError: node 0 did not tell it within the store's timeout.
+            StoreTimeoutError: node 0 did not send it within the store's timeout.
         """
         keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         if rank == 0:
@@ -53,8 +53,8 @@ class RendezvousInfo:
     Attributes:
         store: shared by the round's nodes, and empty when the round begins.
         rank: this node's.
-        world_size: how many nodes take part.
-        bootstrap_store_info: of a store for whatever the nodes start, if there is one.
+        world_size: the number of nodes.
+        bootstrap_store_info: of a store for processes that the nodes start, if there is one.
     """
 
     store: Store
@@ -72,40 +72,41 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether what `bootstrap_store_info` names is served already, by this rendezvous."""
+        """Whether the store of `bootstrap_store_info` is already served by this rendezvous."""
         return False
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until a round begins in which this node takes part.
 
-        Whoever took part in a round leaves it by this call; the next one begins when all who are
-        left of it have come here. A spare node, for which the round has no room, waits without end.
+        This call also leaves the node's current round; the next one begins when all remaining nodes
+        of that round have called it. A spare node, for which the round has no room, waits without
+        limit.
 
         Raises:
             RendezvousClosedError: there is no further round.
-            RendezvousGracefulExitError: nor was there ever a place for this node, a spare one.
-            RendezvousTimeoutError: none began in time; this node is not waiting any more.
-            RendezvousConnectionError: what holds the rendezvous cannot be reached.
-            RendezvousStateError: it holds what makes no sense.
+            RendezvousGracefulExitError: the same, for a spare node that never had a place.
+            RendezvousTimeoutError: no round began in time; this node no longer waits.
+            RendezvousConnectionError: the rendezvous backend cannot be reached.
+            RendezvousStateError: the backend holds an invalid value.
         """
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Tell whether there is no further round, as far as is known here.
+        """Whether there is no further round, as far as this node knows.
 
-        It takes a moment until all know.
+        It takes a moment until all nodes know.
         """
 
     @abstractmethod
     def set_closed(self) -> None:
-        """Let no further round begin, for good."""
+        """Close the rendezvous: no further round begins."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for the next round; from 1 on, call `next_rendezvous`.
+        """The number of nodes that wait for the next round; if it is not 0, call `next_rendezvous`.
 
-        Nodes that there is no room for do not count.
+        Nodes for which there is no room do not count.
         """
 
     @abstractmethod
@@ -114,7 +115,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Close the rendezvous and let go of everything; tell whether the others will know."""
+        """Close the rendezvous and free its resources; returns whether the others will know."""
 
 
 def _free_port() -> int:

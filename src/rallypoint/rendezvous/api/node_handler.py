@@ -1,7 +1,7 @@
 """A rendezvous handler whose node is a thread: what the program waits for, and for how long.
 
-The waiting, its deadlines and its errors are here; what a seat gives access to, and how a
-rendezvous is closed, is for each kind to say: launch/api/{handler,store_handler}.py.
+This module has the waits, deadlines and errors; what a seat gives access to, and how a rendezvous
+is closed, differs: launch/api/{handler,store_handler}.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NodeT = TypeVar("NodeT", bound=NodeThread[Any])
 
 
 class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
-    """One node. Its thread ends when nobody holds the handler any more."""
+    """One node. Its thread ends when the handler is no longer referenced."""
 
     _grace_s = 0.0  # to wait beyond join_timeout, where the others may say why no round begins
 
@@ -63,13 +63,13 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
             node.want_round()
 
     def is_closed(self) -> bool:
-        """See RendezvousHandler. Before `next_rendezvous` nothing is known."""
+        """See RendezvousHandler. Not known before `next_rendezvous`."""
         return self._node is not None and bool(self._node.closed)
 
     def num_nodes_waiting(self) -> int:
         """See RendezvousHandler.
 
-        It is 1 as well when the round is over for another reason: a node was lost, or this one has
+        It is also 1 when the round is over for another reason: a node was lost, or this one has
         lost the others.
         """
         node = self._node
@@ -86,11 +86,11 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
 
     @abstractmethod
     def _enter(self, node: NodeT, seat: SeatT, deadline: float) -> RendezvousInfo | None:
-        """What that seat gives access to; None: the round was over before."""
+        """What that seat gives access to; None: the round has already ended."""
 
     @abstractmethod
     def _raise_if_lost(self, node: NodeT) -> None:
-        """Raise if that node takes part no more, though the rendezvous is not closed."""
+        """Raise if that node no longer takes part, although the rendezvous is not closed."""
 
     # For all.
 
@@ -126,7 +126,7 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
         )
 
     def _let_go(self, node: NodeT) -> bool:
-        """Give up the node's place; whether its thread has ended."""
+        """Give up the node's place; returns whether its thread has ended."""
         self._node = None
         node.withdraw()
         return node.join(self._close_s)

@@ -2,7 +2,7 @@
 
     the program's threads, in a NodeHandler <--condition--> NodeThread <--> the other nodes
 
-Here is what the program's side needs of it. How a node reaches the others is not known here: see
+This is the program's side of it. How a node reaches the others is not known here: see
 launch/api/program_node.py.
 """
 
@@ -16,14 +16,14 @@ SeatT = TypeVar("SeatT")  # a node's place in a round
 
 
 class NodeThread(ABC, Generic[SeatT]):
-    """A node's thread, and what it knows. A node wants a round from its start.
+    """A node's thread, and its state. A node wants a round from its start.
 
     Attributes:
         changed: guards the others; notified when one of them changes.
-        round: the newest one that the program took its seat in; -1: none yet.
-        closed: why there is no further round, if so.
-        error: what ended the thread, if it was no order.
-        missing: who is here and who is missing, while there are too few and that is known.
+        round: the latest one in which the program took its seat; -1: none yet.
+        closed: why there is no further round, if there is none.
+        error: what ended the thread, other than an order.
+        missing: which nodes are present and missing, while there are too few, if known.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class NodeThread(ABC, Generic[SeatT]):
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """How many nodes wait for the next round, 1 at least, if `round` is over; else 0."""
+        """The number of waiting nodes, at least 1, if `round` is over; otherwise 0."""
 
     @property
     @abstractmethod
@@ -59,18 +59,18 @@ class NodeThread(ABC, Generic[SeatT]):
 
     @abstractmethod
     def want_round(self) -> None:
-        """Leave `round`, if it is not over, and wait for the next."""
+        """Leave `round`, if it is not over, and wait for the next one."""
 
     @abstractmethod
     def withdraw(self) -> None:
-        """Take part no more, at once; the others go on."""
+        """Stop taking part at once; the others continue."""
 
     @abstractmethod
     def end(self) -> None:
         """End the thread soon; never waits, as it is called when the handler is collected."""
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; whether it came."""
+        """Wait for the thread's end; returns whether it ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -86,4 +86,4 @@ class NodeThread(ABC, Generic[SeatT]):
 
     @abstractmethod
     def _live(self) -> None:
-        """Take part until `end`, or until it is over; then let go of everything."""
+        """Take part until `end`, or until the job is over; then free all resources."""

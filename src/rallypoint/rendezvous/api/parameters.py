@@ -1,4 +1,4 @@
-"""What a rendezvous handler is made from, with torch's names and rules."""
+"""The parameters of a rendezvous handler, with torch's names and rules."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class RendezvousParameters:
-    """How nodes are to meet.
+    """How nodes meet.
 
     Args:
         backend: the name of a registered rendezvous.
-        endpoint: where; usually ``"host:port"``.
+        endpoint: where they meet; usually ``"host:port"``.
         run_id: the job's name.
         min_nodes, max_nodes: how many nodes a round may have.
-        local_addr: this node's address as others know it; None: found out.
+        local_addr: the address at which others reach this node; None: chosen automatically.
         config: options of the backend, as in --rdzv-conf.
 
     Raises:
-        InvalidArgumentError: there is no backend, or the numbers cannot be.
+        InvalidArgumentError: there is no backend, or the numbers are impossible.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return an option that means yes or no: a bool, 1, 0, "true", "f", "yes", "n", ...
+        """Return a boolean option: a bool, 1, 0, "true", "f", "yes", "n", ...
 
         Raises:
-            InvalidArgumentError: it is none of these.
+            InvalidArgumentError: it has another value.
         """
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
@@ -67,10 +67,10 @@ class RendezvousParameters:
         return text in _TRUE
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return an option that is a whole number.
+        """Return an integer option.
 
         Raises:
-            InvalidArgumentError: it is none.
+            InvalidArgumentError: it has another value.
         """
         value = self.get(key, default)
         try:
@@ -86,9 +86,10 @@ class RendezvousTimeout:
 
     Attributes:
         join: until a round begins; 600 s.
-        last_call: for stragglers, once the fewest nodes are there; 3 s.
+        last_call: for latecomers, once the minimum of nodes has joined; 3 s.
         close: to tell the others that it is closed; 30 s.
-        heartbeat: accepted for torch's sake: an operation's time is the store's timeout.
+        heartbeat: accepted for compatibility with torch and ignored: operations use the store's
+            timeout.
 
     Raises:
         InvalidArgumentError: one is not positive.
@@ -124,10 +125,10 @@ def read_timeouts(parameters: RendezvousParameters) -> RendezvousTimeout:
 
 
 def check_numbers(min_nodes: int, max_nodes: int) -> None:
-    """Refuse numbers of nodes that cannot be.
+    """Check numbers of nodes.
 
     Raises:
-        InvalidArgumentError: they cannot.
+        InvalidArgumentError: they are impossible.
     """
     if min_nodes < 1:
         raise InvalidArgumentError(f"min_nodes is {min_nodes}; a round needs at least one node.")

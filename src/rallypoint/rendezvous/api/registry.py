@@ -1,9 +1,9 @@
-"""Which rendezvous there are, by name: those registered here, and those that packages bring.
+"""The rendezvous backends by name: those registered here, and those that packages provide.
 
-A package brings one by an entry point of the group ``rallypoint.rendezvous``, named as the backend,
-that is a function from RendezvousParameters to a RendezvousHandler. This package's own are entry
-points like any other. Plug-ins for torchrun (``torchrun.handlers``: a function that returns such a
-function) are found as well. Only what is asked for is loaded.
+A package provides one with an entry point of the group ``rallypoint.rendezvous``, named as the
+backend: a function from RendezvousParameters to a RendezvousHandler. This package's own are entry
+points too. Plug-ins for torchrun (``torchrun.handlers``: a function that returns such a function)
+are found as well. Only the requested one is loaded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Make `creator` known as `backend`, also in place of a package's.
+        """Register `creator` as `backend`; it takes precedence over a package's.
 
         Raises:
-            InvalidArgumentError: there is no name, or another creator has it.
+            InvalidArgumentError: the name is empty, or another creator has it.
         """
         if not backend:
             raise InvalidArgumentError("a rendezvous backend needs a name.")
@@ -43,11 +43,11 @@ class RendezvousHandlerRegistry:
         self._creators[backend] = creator
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """Make a handler of the backend that `params` names.
+        """Create a handler of the backend that `params` names.
 
         Raises:
-            InvalidArgumentError: there is none of that name.
-            RendezvousError: its plug-in cannot be loaded, or makes another one.
+            InvalidArgumentError: there is no such backend.
+            RendezvousError: its plug-in cannot be loaded, or creates another one.
         """
         creator = self._creators.get(params.backend) or find_plug_in(params.backend)
         if creator is None:
@@ -64,12 +64,12 @@ class RendezvousHandlerRegistry:
         return handler
 
     def names(self) -> list[str]:
-        """All that there are."""
+        """The names of all backends."""
         return sorted({*self._creators, *plug_ins()})
 
 
 def plug_ins() -> dict[str, EntryPoint]:
-    """What packages bring, by name; this package's own names are not for others."""
+    """The backends of packages, by name; they cannot use this package's own names."""
     found = {each.name: each for each in entry_points(group=TORCH_GROUP)}
     own = sorted(entry_points(group=GROUP), key=_is_own)  # the last one counts
     found.update((each.name, each) for each in own)
@@ -77,7 +77,7 @@ def plug_ins() -> dict[str, EntryPoint]:
 
 
 def find_plug_in(name: str) -> RendezvousHandlerCreator | None:
-    """The creator that a package brings under that name.
+    """The creator that a package provides under that name.
 
     Raises:
         RendezvousError: it cannot be loaded.
@@ -109,5 +109,5 @@ register = rendezvous_handler_registry.register
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Make a handler of the backend that `params` names; see `create_handler`."""
+    """Create a handler of the backend that `params` names; see `create_handler`."""
     return rendezvous_handler_registry.create_handler(params)

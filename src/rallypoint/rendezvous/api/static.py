@@ -1,7 +1,7 @@
 """For Python programs: nodes known by their ranks, where node 0 serves the store at the endpoint.
 
-The n-th round begins when every rank has come for the n-th time, also one whose process was started
-again in between. Its store is a part of the one at the endpoint that no other round uses.
+The n-th round begins when every rank has joined for the n-th time, even if its process was
+restarted in between. Its store is a part of the endpoint's store that no other round uses.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class StaticTCPRendezvous(RendezvousHandler):
     """A rendezvous of exactly `world_size` nodes.
 
     Args:
-        master_addr, master_port: where node 0 serves the store; with port 0, at any free one, which
-            only makes sense if it is alone.
+        master_addr, master_port: where node 0 serves the store; port 0 takes any free one, which
+            only works for a single node.
         rank: this node's.
         timeout: how long to wait for the others, in seconds.
 
     Raises:
-        InvalidArgumentError: the rank cannot be.
+        InvalidArgumentError: the rank is impossible.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             self._store.set(self._key("closed"), str(self.rank))
 
     def num_nodes_waiting(self) -> int:
-        """See RendezvousHandler. All are known, so nobody else comes."""
+        """See RendezvousHandler. All nodes are known, so no others join."""
         return 0
 
     def get_run_id(self) -> str:
@@ -151,7 +151,8 @@ class StaticTCPRendezvous(RendezvousHandler):
 
 
 def create_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
-    """Make one; the option ``rank`` is this node's, ``timeout`` how long to wait, in seconds.
+    """Create a handler; the option ``rank`` is this node's, ``timeout`` how long to wait, in
+    seconds.
 
     Raises:
         InvalidArgumentError: there is no rank, no endpoint, or no port in it.

@@ -1,6 +1,6 @@
-"""How agents that may die agree on who decides for their job, and on what was decided.
+"""How agents that may die agree on which of them decides for their job, and on its decisions.
 
-Pure: messages and `now` go in, messages and actions come out. `rules` keeps the job one job;
-`participant` is what a driver holds. Where agreements are kept elsewhere than by the agents
+Pure: messages and `now` go in, messages and actions come out. `rules` guarantees that there is one
+job; `participant` is the class for drivers. If the agreements are kept elsewhere than by the agents
 themselves, that is another voter (`keyvalue.voter`).
 """

@@ -1,4 +1,4 @@
-"""Whether an agent that asks to join was started for this job, in the same way as the others."""
+"""Whether an agent that asks to join was started for this job, with the same options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rallypoint.rendezvous.job.reports import Join
 
 
 def why_not(ours: Setup, join: Join) -> str:
-    """What its user has to change; empty: nothing."""
+    """What its user has to change; empty if nothing."""
     limits = ours.limits
     if limits.is_fixed:
         return _why_not_fixed(ours, join)

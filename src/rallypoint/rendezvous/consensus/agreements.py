@@ -1,9 +1,9 @@
-"""A coordinator's agreements: the newest decided one, and the one that voters are asked to accept.
+"""A coordinator's agreements: the latest decided one, and the one that voters are asked to accept.
 
     wanted --append--> pending --a quorum of the old list and one of the new--> newest
 
-They are numbered, and one is proposed at a time. Which list is wanted is rounds.py's, what follows
-once it is decided leader.py's, and who decides rules.py's.
+They are numbered, and proposed one at a time. rounds.py says which list is wanted, leader.py what
+follows once it is decided, and rules.py who decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Proposal:
     """An agreement that voters are asked to accept.
 
     Attributes:
-        asked_at: when they were asked last.
+        asked_at: when they were last asked.
         store: where its round's workers meet, once that is open.
     """
 
@@ -44,11 +44,11 @@ class Proposal:
 
 
 class Agreements:
-    """In one ballot.
+    """The agreements of one ballot.
 
     Attributes:
-        newest: the newest decided one; `voters`: the keys of those who decide on the next one.
-        pending: what is proposed now.
+        newest: the latest decided one; `voters`: the keys of those who decide on the next one.
+        pending: the current proposal.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Agreements:
         self._slots = slots
 
     def append(self, wanted: Agreement, now: float) -> list[Action]:
-        """Ask for that one next."""
+        """Propose that one next."""
         assert self.pending is None
         new = wanted.__replace__(number=self.newest.number + 1)
         self.pending = Proposal(new, now)
         return self._ask(self.pending, now, is_first=True)
 
     def repeat(self, now: float) -> list[Action]:
-        """Ask again those who have not accepted; a long list must have had the time to be read."""
+        """Ask voters that have not accepted again, after enough time to read a long list."""
         pending = self.pending
         if pending is None:
             return []
@@ -79,21 +79,21 @@ class Agreements:
         return self._ask(pending, now, is_first=False)
 
     def renew(self, now: float) -> list[Action]:
-        """Say that this coordinator lives; agents confirm it with their beats, unasked."""
+        """Report that this coordinator is alive; agents confirm it with their heartbeats."""
         del now
         return []
 
     def counted(self, known: Collection[str]) -> Collection[str]:
-        """Of these agents, at least those whose hearing us decides for how long we may go on."""
+        """Of these agents, those that determine how long this one may continue by hearing it."""
         del known
         return self.voters
 
     def remind(self, now: float) -> Propose:
-        """Tell a voter the newest one, which it has missed."""
+        """Send a voter the latest one, which it has missed."""
         return self._message(self.newest, now)
 
     def accepted(self, message: Accepted) -> bool:
-        """A voter accepts; whether that is what is proposed now."""
+        """A voter accepts; returns whether that is the current proposal."""
         pending = self.pending
         if pending is None or message.number != pending.agreement.number:
             return False
@@ -105,7 +105,7 @@ class Agreements:
         return True
 
     def is_decided(self) -> bool:
-        """Whether what is proposed now holds."""
+        """Whether the current proposal is decided."""
         pending = self.pending
         assert pending is not None
         if not pending.is_decided:
@@ -115,13 +115,13 @@ class Agreements:
         return pending.is_decided
 
     def hold(self) -> None:
-        """What was decided is the newest one from now on."""
+        """The decided proposal is the latest one from now on."""
         assert self.pending is not None
         self.newest, self.pending = self.pending.agreement, None
         self.voters = frozenset({voter.key for voter in self._rules.voters(self.newest)})
 
     def missing(self, pending: Proposal) -> list[str]:
-        """The hosts of the voters of that list who have not accepted it."""
+        """The hosts of the voters of that list that have not accepted it."""
         voters = self._rules.voters(pending.agreement)
         return [each.host for each in voters if each.key not in pending.accepted_by]
 

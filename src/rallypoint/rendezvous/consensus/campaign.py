@@ -1,6 +1,6 @@
-"""A candidate: it asks all voters of the newest agreement that it knows for one ballot.
+"""A candidate: it asks all voters of the latest agreement that it knows for one ballot.
 
-Pure tally; when to begin one, and with which term, is participant.py's.
+Only counts; participant.py decides when to start a campaign, and with which term.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.rendezvous.job.round import Endpoint, Member
 
 
 class Campaign:
-    """One ballot's tally.
+    """The votes of one ballot.
 
     Attributes:
         is_trial: whether voters are only asked whether they would promise.
@@ -40,7 +40,7 @@ class Campaign:
         self._stamp = now
 
     def ask(self) -> list[Action]:
-        """Ask every voter, or at the beginning of a job every endpoint."""
+        """Ask every voter; at the beginning of a job, every endpoint."""
         prepare = Prepare(
             ballot=self.ballot,
             stamp=self._stamp,
@@ -60,13 +60,13 @@ class Campaign:
         ]
 
     def in_earnest(self) -> list[Action]:
-        """Enough would promise: ask them to."""
+        """Enough voters would promise: ask them to."""
         self.is_trial, self.won_at = False, None
         self._promises.clear()
         return self.ask()
 
     def promised(self, promise: Promise, now: float) -> None:
-        """A voter takes part."""
+        """A voter promises."""
         if promise.ballot != self.ballot or promise.is_trial != self.is_trial:
             return
         self._promises[promise.voter] = promise
@@ -75,12 +75,12 @@ class Campaign:
 
     @property
     def is_unanimous(self) -> bool:
-        """Whether there is nobody left to wait for."""
+        """Whether no further vote can come."""
         return len(self._promises) >= len(self._rules.voters(self.decided))
 
     @property
     def was_lost(self) -> bool:
-        """Whether some promised before the time of the coordinator that they followed was over."""
+        """Whether some promised before the lease of their coordinator was over."""
         return any(promise.was_lost for promise in self._promises.values())
 
     def bound(self) -> Agreement | None:
@@ -98,12 +98,12 @@ class Campaign:
         return {promise.member.key: key for key, promise in self._promises.items()}
 
     def missing(self) -> list[Member]:
-        """The voters who have not promised."""
+        """The voters that have not promised."""
         voters = self._rules.voters(self.decided)
         return [voter for voter in voters if voter.key not in self._promises]
 
     def text(self) -> str:
-        """How it stands, for people: who is missing, and why the rest is not enough."""
+        """The state, for people: which voters are missing, and why the others are not enough."""
         voters = self._rules.voters(self.decided)
         absent = ", ".join([voter.host for voter in self.missing()][:16])
         here = len(voters) - len(self.missing())

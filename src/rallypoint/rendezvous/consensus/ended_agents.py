@@ -1,6 +1,7 @@
-"""Agents that are known to be dead or gone, by key; only the newest are kept.
+"""Agents that are known to be dead or gone, by key; only the latest are kept.
 
-To forget one is safe: it would only be waited for longer, and no newer list of members names it.
+Forgetting one is safe: it would only be waited for longer, and no later list of members contains
+it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ MOST = 1 << 16  # several times as many as a job has members
 
 
 class EndedAgents(Collection[str]):
-    """Their keys, of which none ever comes back with another process."""
+    """Their keys; no later process has the same key."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = dict.fromkeys(keys)
@@ -31,9 +32,9 @@ class EndedAgents(Collection[str]):
         return key in self._keys
 
     def __iter__(self) -> Iterator[str]:
-        """The oldest first."""
+        """Oldest first."""
         return iter(self._keys)
 
     def __len__(self) -> int:
-        """How many are remembered."""
+        """The number of keys."""
         return len(self._keys)

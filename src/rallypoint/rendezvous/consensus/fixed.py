@@ -1,12 +1,12 @@
 """The register of a job whose nodes are known from the start: node 0 has it as long as it lives.
 
-    no lease    nobody ever starts workers in place of others, so none have to end because their
-                node is not heard: a launcher may be stopped for hours (Ctrl-Z, a debugger)
-    no silence  only a connection that ended, or broke on the way, tells of an end
-    no heir     whoever loses node 0 gives up; node 0 never steps down
+    no lease    no workers are ever started in place of others, so a node that is not heard need
+                not end its own: a launcher may be stopped for hours (Ctrl-Z, a debugger)
+    no silence  only a connection that ended or broke indicates an end
+    no heir     a node that loses node 0 gives up; node 0 never steps down
 
-The first is here; the other two follow from what `Setup` must say: `quorum="host"`, and timeouts
-with `missed_beats=NO_SILENCE`. The driver tells `closed` also of a connection that broke.
+The first is implemented here; the other two follow from `Setup`: `quorum="host"`, and timeouts with
+`missed_beats=NO_SILENCE`. The driver calls `closed` also for a connection that broke.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class FixedRules(Rules):
         return 0.0
 
     def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:
-        """Ever more rarely, so that a node 0 that is stopped for long is not sent more than its
-        kernel takes: else the connection would break.
+        """Less and less often, so that the kernel of a node 0 that is stopped for long can take all
+        of it: otherwise the connection would break.
         """
         return max(beat_s, unheard_s / 2)
 
     def tell_end_for_s(self) -> float:
-        """A node that is stopped reads later how the job ended."""
+        """A node that is stopped reads the job's outcome later."""
         return _TELL_END_FOR_S
 
     def why_over(self, why: str) -> str:

@@ -1,9 +1,9 @@
 """A member's side: its reports, its coordinator's orders, and its lease, whose end stops workers.
 
-Everything that counts is in each beat until it is confirmed, so nothing is lost with a message or
-with a coordinator. Workers run only within a lease, and are ended when it runs out (`tick`). Each
-confirmed beat renews it, counted from when the beat was *sent*: the coordinator, which counts from
-when it heard it, always waits longer.
+Each heartbeat repeats everything important until it is confirmed, so nothing is lost with a message
+or a coordinator. Workers run only within a lease, and are ended when it expires (`tick`). Each
+confirmed heartbeat renews it, counted from when it was *sent*: the coordinator, which counts from
+when it was received, always waits longer.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _NEVER = float("-inf")
 
 
 class Follower:
-    """This agent's own part as a member.
+    """This agent's part as a member.
 
     Attributes:
         ballot: whose coordinator it follows; its `leader`, where known.
-        round: what runs here; -1: nothing.
+        round: the round that runs here; -1: none.
         has_run: whether a round ever began here.
         heard_at: when it last heard its coordinator.
-        waiting, is_stopping: as the coordinator last said.
+        waiting, is_stopping: as the coordinator last reported.
         voters: whom to ask if the coordinator is lost.
-        beat_at, beat_s: when it beats next, and how often.
+        beat_at, beat_s: the time of the next heartbeat, and the interval.
     """
 
     def __init__(self, register: Register) -> None:
@@ -65,7 +65,7 @@ class Follower:
     # Whom it follows.
 
     def follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
-        """A coordinator said that it is ours."""
+        """A coordinator announced that it is ours."""
         if ballot != self.ballot:
             self.ballot, self.leader = ballot, leader
             self._stamp, self._seen = None, self._first
@@ -76,17 +76,17 @@ class Follower:
         self._register.voter.heard(ballot, now)
 
     def leave_job(self) -> None:
-        """What it followed counts no more."""
+        """Forget the job that it followed."""
         self.ballot, self.leader = NO_BALLOT, None
 
     def led(self, message: Led, now: float) -> None:
-        """Our coordinator says where the job stands."""
+        """Our coordinator reports the state of the job."""
         self._register.voter.decided_in(message.ballot, message.number)
         self._stamp = message.stamp if message.stamp is not None else self._stamp
         self.beat_at = now
 
     def acknowledged(self, message: Ack) -> None:
-        """Our coordinator has heard a beat."""
+        """Our coordinator has received a heartbeat."""
         self._register.voter.decided_in(message.ballot, message.number)
         if message.lease_s > 0:
             self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
@@ -96,7 +96,7 @@ class Follower:
         self._done, self._done_number = message.done, message.number
 
     def done_in(self, number: int) -> tuple[str, ...]:
-        """Who may have ended early in that agreement's round, as the coordinator last said."""
+        """The members that may have ended early in that agreement's round, as last reported."""
         return self._done if number == self._done_number else ()
 
     # Orders.
@@ -145,7 +145,7 @@ class Follower:
     # What it reports.
 
     def reported(self, report: Report, now: float) -> None:
-        """What this node's workers did, or were asked to do."""
+        """A report on this node's workers, or a request to it."""
         if isinstance(report, Ended):
             if report.round == self.round:
                 self.round = -1
@@ -160,7 +160,7 @@ class Follower:
         self.beat_at = now
 
     def _drop(self, number: int) -> None:
-        """Forget reports of older rounds, but for those that concern the job."""
+        """Drop reports of older rounds, except for those that concern the job."""
         kept = [
             each
             for each in self._reports
@@ -172,7 +172,7 @@ class Follower:
         self._seen = max(self._seen, self._first)
 
     def beat(self, now: float) -> Beat:
-        """What to tell the coordinator now."""
+        """The heartbeat for the coordinator."""
         unheard_s = now - self.heard_at
         self.beat_at = now + self._rules.beat_after_s(self.beat_s, unheard_s=unheard_s)
         return Beat(
@@ -187,7 +187,7 @@ class Follower:
         )
 
     def join(self) -> Join:
-        """What to tell whoever may let this agent take part."""
+        """The request to whoever may admit this agent."""
         setup = self._setup
         return Join(
             run_id=setup.run_id,
@@ -201,7 +201,7 @@ class Follower:
         )
 
     def led_by(self) -> Led | None:
-        """Who coordinates, for whoever asks; None: not known here."""
+        """The coordinator, for agents that ask; None: not known here."""
         if self.leader is None:
             return None
         voter = self._register.voter
@@ -217,7 +217,7 @@ class Follower:
 
     @property
     def fence_at(self) -> float | None:
-        """When workers must end if nothing is heard until then; None: there are none to end."""
+        """When workers must end without further messages; None: there are none to end."""
         is_over = self.round < 0 or self._cut_off_round == self.round
         if is_over or not self._rules.needs_lease(is_alone=self._is_alone):
             return None

@@ -1,7 +1,7 @@
-"""The coordinator's side: whom it hears, when it counts them as lost, what it has agreed.
+"""The coordinator's side: which agents it hears, when it counts them as lost, what it has agreed.
 
-It asks `Coordinator` what the job needs, has the voters agree to each new list of members, and only
-then tells it to all. Its own agent is a peer like any other, whose messages take no network.
+It asks `Coordinator` what the job needs, has the voters accept each new list of members, and only
+then sends it to all. Its own agent is a peer like any other, whose messages do not use the network.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Leader:
     """One agent's time as coordinator, in one ballot.
 
     Attributes:
-        deposed: why this agent coordinates no more.
-        finish: how the job ended, once everyone has been told.
+        deposed: why this agent no longer coordinates.
+        finish: how the job ended, once all agents have been told.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Leader:
         """Begin.
 
         Args:
-            campaign: which has won.
+            campaign: the one that was won.
             gone: agents that are known to have ended.
             done: members that may have ended after their workers had succeeded.
-            out: what this agent does and says.
+            out: this agent's actions and messages.
         """
         setup, rules, ballot = register.setup, register.rules, campaign.ballot
         self.deposed = ""
@@ -86,12 +86,12 @@ class Leader:
 
     @property
     def agreement(self) -> Agreement:
-        """The newest decided one."""
+        """The latest decided one."""
         return self._agreements.newest
 
     @property
     def round(self) -> int:
-        """The newest round of workers."""
+        """The latest round of workers."""
         job = self._rounds.job
         return self.agreement.round if job is None else job.round
 
@@ -104,17 +104,17 @@ class Leader:
 
     @property
     def peers(self) -> Collection[str]:
-        """The keys of all whom it leads, or may yet."""
+        """The keys of all agents that it leads, or may lead."""
         return self._peers.by_key.keys()
 
     @property
     def missing(self) -> str:
-        """Who is here and who is missing for a round; empty: there is one, or not even a job."""
+        """Which nodes are present and missing for a round; empty: there is one, or no job yet."""
         job = self._rounds.job
         return "" if job is None or job.is_busy else job.text
 
     def silent_s(self, key: str, now: float) -> float:
-        """For how long nothing has come from that member."""
+        """The time since that member's last message."""
         peer = self._peers.by_key.get(key)
         if peer is None or key == self._setup.me.key:
             return 0.0
@@ -123,7 +123,7 @@ class Leader:
     # What peers say.
 
     def joined(self, join: Join, now: float) -> None:
-        """An agent wants to take part, or has lost sight of us."""
+        """An agent asks to join, or has lost us."""
         member, key = join.member, join.member.key
         if self._over_at is not None:
             # Who never was in this job came for the next one, and asks again until that begins.
@@ -148,7 +148,7 @@ class Leader:
         return self._advance(now)
 
     def beat(self, beat: Beat, now: float) -> None:
-        """A peer is here, and tells what is new."""
+        """A peer's heartbeat, with its news."""
         peer = self._peers.by_key.get(beat.key)
         if peer is None:
             return self._peers.tell(beat.key, Unknown(ballot=self._ballot))
@@ -169,8 +169,8 @@ class Leader:
         return self._advance(now)
 
     def _let_in(self, peer: Peer, now: float, last_round: int = -1) -> None:
-        """Unless it wants a node rank whose holder was not heard since: that may be its own
-        predecessor, not known to be dead yet. One of its next beats will tell.
+        """Admit it, unless it asks for a node rank whose holder was not heard since: that may be
+        its own predecessor, not yet known to be dead. One of its next heartbeats will decide.
         """
         job = self._rounds.job
         assert job is not None
@@ -189,7 +189,7 @@ class Leader:
             self._advance(now)
 
     def refused(self, message: Refused) -> None:
-        """Another one was promised more, or has agreed on more than we know of."""
+        """A voter has promised more to another agent, or has agreed on more than we know."""
         is_ours = message.job in ("", self.agreement.host) or self.agreement.host == ""
         if not is_ours or message.ballot != self._ballot:
             return
@@ -227,7 +227,7 @@ class Leader:
         self._advance(now)
 
     def _repeat(self, now: float) -> None:
-        """Say again what may have been lost."""
+        """Repeat what may have been lost."""
         self._out.add(self._agreements.repeat(now))
         if self._agreements.pending is not None:
             self._tell_if_stuck(self._agreements.pending, now)
@@ -243,7 +243,7 @@ class Leader:
                 self._out.add([Call(at=at, message=self.led(None))])
 
     def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
-        """What a lost coordinator had begun may need voters who are lost as well."""
+        """A proposal of a lost coordinator may need voters that are lost as well."""
         waited_s = now - pending.since
         missing = self._agreements.missing(pending)
         text = f"the last proposal also needs {', '.join(missing[:16])}"
@@ -275,7 +275,7 @@ class Leader:
     # Agreements.
 
     def led(self, stamp: float | None) -> Led:
-        """Who coordinates; there must be a job."""
+        """The coordinator; there must be a job."""
         return Led(
             ballot=self._ballot,
             leader=self._setup.me,
@@ -286,7 +286,7 @@ class Leader:
         )
 
     def _advance(self, now: float) -> None:
-        """Go on with agreements as far as they go."""
+        """Advance agreements as far as possible."""
         rounds = self._rounds
         while True:
             pending = self._agreements.pending
@@ -301,7 +301,7 @@ class Leader:
             self._out.add(self._agreements.append(wanted, now))
 
     def _settle(self, pending: Proposal, now: float) -> bool:
-        """Whether the proposal needs no more; do what follows from it."""
+        """Whether the proposal is complete; perform what follows from it."""
         new = pending.agreement
         was_decided = pending.is_decided
         if not self._agreements.is_decided():
@@ -339,7 +339,7 @@ class Leader:
             self._peers.by_key[key].is_over = True
 
     def _await(self, agreement: Agreement, now: float) -> None:
-        """These are members, as far as we know: look for them."""
+        """These are members, as far as we know: wait for them."""
         if agreement.number == BEFORE_ALL:
             return
         for member in agreement.members:

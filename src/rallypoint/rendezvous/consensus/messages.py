@@ -1,11 +1,12 @@
-"""What the agents of a job say to each other, and what they ask of their drivers.
+"""The messages between the agents of a job, and the requests to their drivers.
 
     member -> coordinator    Join, Beat            Ack, Go, Halt, Over, Unknown    <- coordinator
     candidate -> voters      Prepare, Propose      Promise, Accepted, Refused      <- voters
     anyone -> anyone         Led: who coordinates
 
-Every message can be lost, repeated or late: what counts is said again with each beat. Times in
-messages are the sender's clock's, and only ever come back to it. Frozen data; no decisions here.
+Every message can be lost, repeated or late: each heartbeat repeats what matters. Times in messages
+are from the sender's clock, and are only used when they return to it. Frozen data; no decisions
+here.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ NO_BALLOT = Ballot(0, "")
 
 
 class Agreement(Record, kw_only=True):
-    """What a ballot decides: the next list of members, and what they do.
+    """The decision of a ballot: the next list of members, and what they do.
 
     Attributes:
-        number: of the agreement; each is one more than the one that it follows.
+        number: of the agreement; one more than that of the agreement that it follows.
         members: by rank. Only its voters (voter.py) decide on the next agreement.
-        round: the newest round of workers up to now; -1 before the first.
-        runs: whether this agreement is that round; else nothing runs under it.
+        round: the latest round of workers so far; -1 before the first.
+        runs: whether this agreement is that round; otherwise no workers run under it.
         restarts: charged for failures so far.
         host: the key of the agent that began the job.
         finish: how the job ended, if it did.
@@ -62,14 +63,14 @@ class Agreement(Record, kw_only=True):
 
 
 class Beat(Record, kw_only=True):
-    """A member is here. It repeats what the coordinator has not confirmed.
+    """A member's heartbeat. It repeats what the coordinator has not confirmed.
 
     Attributes:
         ballot: the one that it follows.
-        sent_at: its clock; comes back in the Ack.
-        stamp: of the newest Ack that it has; None: it has none under this ballot.
-        number: of the newest agreement that it knows to be decided; -2: none.
-        round: what runs here; -1: nothing.
+        sent_at: its clock; returned in the Ack.
+        stamp: of the latest Ack received; None: none under this ballot.
+        number: of the latest agreement that it knows to be decided; -2: none.
+        round: the round that runs here; -1: none.
         reports: from number `first` on.
     """
 
@@ -87,17 +88,17 @@ class Beat(Record, kw_only=True):
 
 
 class Ack(Record, kw_only=True):
-    """The coordinator has heard a beat.
+    """The coordinator has received a heartbeat.
 
     Attributes:
-        sent_at: of the beat.
-        stamp: the coordinator's clock; comes back in the next Beat.
-        lease_s: for how long after it sent that beat the member may run workers.
-        seen: how many reports have come.
-        number: of the newest agreement.
-        waiting: how many wait for the next round.
-        done: members whose workers have succeeded and who may end before the others.
-        is_stopping: whether the newest round is being ended, for those who wait to come in.
+        sent_at: of the heartbeat.
+        stamp: the coordinator's clock; returned in the next Beat.
+        lease_s: for how long after it sent that heartbeat the member may run workers.
+        seen: how many reports have arrived.
+        number: of the latest agreement.
+        waiting: how many nodes wait for the next round.
+        done: members whose workers have succeeded and which may end before the others.
+        is_stopping: whether the latest round is being ended, for nodes that wait to join.
     """
 
     ballot: Ballot
@@ -115,8 +116,8 @@ class Go(Record, kw_only=True):
     """The round is agreed: start workers.
 
     Attributes:
-        sent_at, lease_s: as in an Ack, of the member's newest beat: an order that comes too late
-            must not be obeyed.
+        sent_at, lease_s: as in an Ack, of the member's latest heartbeat: a late order must not be
+            obeyed.
         voters: whom to call if the coordinator is lost.
     """
 
@@ -136,13 +137,13 @@ class Halt(Record, kw_only=True):
 
 
 class Over(Record, kw_only=True):
-    """The job is over, or goes on without the one that is told."""
+    """The job is over, or continues without the receiver."""
 
     finish: Finish
 
 
 class Unknown(Record, kw_only=True):
-    """You beat, but are no member here and not waiting to be one: join."""
+    """The receiver sends heartbeats, but is neither a member nor waiting: it should join."""
 
     ballot: Ballot
 
@@ -154,9 +155,9 @@ class Prepare(Record, kw_only=True):
     """Will you take part in no lower ballot?
 
     Attributes:
-        decided: the newest agreement that the candidate knows of.
-        is_trial: would you, if asked? Nothing is promised, so that who has no chance, because the
-            others have a coordinator or because there are too few, disturbs nobody.
+        decided: the latest agreement that the candidate knows of.
+        is_trial: would you, if asked? Nothing is promised, so a candidate without a chance, because
+            the others have a coordinator or there are too few, disturbs nobody.
     """
 
     ballot: Ballot
@@ -166,13 +167,13 @@ class Prepare(Record, kw_only=True):
 
 
 class Promise(Record, kw_only=True):
-    """Yes, and this is the newest agreement that I accepted, if it may be newer than yours.
+    """Yes, and this is the latest agreement that I accepted, if it may be newer than yours.
 
     Attributes:
         voter: the key that has the vote: the agent's, or its endpoint's before there is a job.
         member: the agent.
-        was_lost: whether the last coordinator, or an earlier time of this one, ended so lately
-            that what it allowed others to run may still run.
+        was_lost: whether the last coordinator, or an earlier time of this one, ended so recently
+            that workers within its leases may still run.
     """
 
     ballot: Ballot
@@ -205,7 +206,7 @@ class Accepted(Record, kw_only=True):
 
 
 class Refused(Record, kw_only=True):
-    """No: I have promised more, follow a coordinator that lives, or know more than you."""
+    """No: I have promised more, follow a live coordinator, or know more than you."""
 
     ballot: Ballot
     promised: Ballot
@@ -218,9 +219,9 @@ class Led(Record, kw_only=True):
     """This agent coordinates the job that `host` began.
 
     Attributes:
-        number: of the newest agreement; this ballot decided it, or it was known before.
-        round: the newest round of workers; -1: none yet.
-        stamp: the coordinator's clock, if it says this itself; comes back in the next Beat.
+        number: of the latest agreement; this ballot decided it, or it was known before.
+        round: the latest round of workers; -1: none yet.
+        stamp: the coordinator's clock, if it is the sender; returned in the next Beat.
     """
 
     ballot: Ballot
@@ -254,10 +255,10 @@ Message = (
 
 
 class Send(Record, kw_only=True):
-    """Send to the agent with this key: over a connection with it, or else call it there.
+    """Send to the agent with this key, over an existing connection or a new one to `at`.
 
-    If another agent answers there, the one that was meant is gone: tell `closed`. Without a
-    connection and a place to call, the message is lost.
+    If another agent answers there, the intended one is gone: call `closed`. Without a connection
+    and an address, the message is lost.
     """
 
     to: str
@@ -266,14 +267,14 @@ class Send(Record, kw_only=True):
 
 
 class Call(Record, kw_only=True):
-    """Send to whoever answers there."""
+    """Send to whichever agent answers there."""
 
     at: Endpoint
     message: Message
 
 
 class OpenStore(Record, kw_only=True):
-    """This node has rank 0 in the coming round: open an empty worker store, tell `store_opened`."""
+    """This node has rank 0 in the coming round: open an empty worker store, call `store_opened`."""
 
     round: int
     members: tuple[Member, ...]
@@ -283,16 +284,16 @@ Action = Send | Call | OpenStore | Start | Stop | Finish | Notice
 
 
 class Setup(Record, kw_only=True):
-    """What an agent is told when it starts; the same on all, but for `me` and `slot`.
+    """What an agent is given at its start; the same on all, except for `me` and `slot`.
 
     Attributes:
         me: this agent; `key` is random and new in each process, `address` and `port` are where its
             driver listens.
-        attempt: grows when a scheduler starts the job anew; agents of another one are no peers.
+        attempt: grows when a scheduler restarts the job; agents of another attempt are not peers.
         endpoints: where the job is found. A quorum of them begins it.
         slot: which of them this agent is; None: none.
-        quorum: "members": any quorum goes on; "host": only with the one that began the job.
-        kill_s: within which an agent that must end its workers at once has ended them.
+        quorum: "members": any quorum continues; "host": only with the agent that began the job.
+        kill_s: the time within which an agent has ended its workers when it must end them at once.
         drift: by how much two clocks may differ in speed.
     """
 
@@ -317,10 +318,10 @@ class Setup(Record, kw_only=True):
 
     @property
     def fence_s(self) -> float:
-        """Who has not been heard for so long counts as silent, and runs no workers."""
+        """An agent that has not been heard for this long counts as silent, and runs no workers."""
         return self.timeouts.silence_s
 
     @property
     def dead_s(self) -> float:
-        """So long after an agent was last heard its workers are surely dead."""
+        """This long after an agent was last heard, its workers are certainly dead."""
         return (self.fence_s + self.kill_s) * (1 + self.drift)

@@ -1,8 +1,8 @@
-"""A coordinator's orders: which round it told members to start, and what each has still to hear.
+"""A coordinator's orders: which round it told members to start, and which orders are unconfirmed.
 
-An order to start goes to members who have beaten under this ballot, since it holds for a time
-after that beat; the others get it with their first one. Each is repeated until a beat shows that it
-was obeyed.
+A start order goes to members that have sent a heartbeat under this ballot, because it is valid for
+a time after that heartbeat; the others get it after their first one. Each order is repeated until a
+heartbeat shows that it was obeyed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 
 
 class Orders:
-    """In one ballot.
+    """The orders of one ballot.
 
     Attributes:
-        round: the newest one that this coordinator has told members to start; -1: none.
+        round: the latest one that this coordinator has told members to start; -1: none.
         old_round: the one that its predecessor may have; -1: none.
     """
 
@@ -32,7 +32,7 @@ class Orders:
     def begin(
         self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
     ) -> tuple[str, ...]:
-        """That round is agreed; the keys of those who are to be told."""
+        """That round is agreed; returns the keys of members to tell."""
         opened = Round(number=agreed.round, members=agreed.members, store=store)
         self.round, self._sent_at = agreed.round, now
         self._orders = {
@@ -50,29 +50,29 @@ class Orders:
         return tuple(self._orders)
 
     def put_off(self, key: str) -> None:
-        """It has not beaten yet."""
+        """No heartbeat received yet."""
         self._unsent.add(key)
 
     def go(self, key: str, sent_at: float, lease_s: float) -> Go:
-        """The order to that member, which holds for so long after the beat sent then."""
+        """The order to that member, valid for this long after the heartbeat sent then."""
         self._unsent.discard(key)
         return self._orders[key].__replace__(sent_at=sent_at, lease_s=lease_s)
 
     def must_repeat(self, key: str, now: float, beat_s: float) -> bool:
-        """Whether a member whose beat does not show that it obeyed should be told again."""
+        """Whether to repeat the order to a member whose heartbeat does not show it."""
         return key in self._unsent or now - self._sent_at > beat_s
 
     def halt_all(self, stop: Stop, now: float) -> Halt:
-        """The order to all members to end the newest round."""
+        """The order to all members to end the latest round."""
         self._sent_at = now
         return self.halt(stop)
 
     def halt(self, stop: Stop) -> Halt:
-        """The order to one member to end a round; in the same words it is the same one."""
+        """The order to one member to end a round; equal orders are the same object."""
         if self._halt is None or self._halt.stop != stop:
             self._halt = Halt(ballot=self._ballot, stop=stop)
         return self._halt
 
     def may_run(self, round_number: int) -> bool:
-        """Whether anyone was ever told to start it."""
+        """Whether any member was ever told to start it."""
         return round_number in (self.round, self.old_round)

@@ -1,4 +1,4 @@
-"""What an agent does and says next, and why; what it says to itself comes back to it."""
+"""An agent's next actions and messages, with reasons; messages to itself return to it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rallypoint.rendezvous.job.decision import Decision
 
 
 class Outbox:
-    """Between two events.
+    """The actions between two events.
 
     Attributes:
-        own: what this agent has said to itself.
+        own: this agent's messages to itself.
     """
 
     def __init__(self, key: str) -> None:
@@ -33,7 +33,7 @@ class Outbox:
             self._reasons.append(because)
 
     def take(self) -> Decision:
-        """All of it; what this agent has not yet heard of itself is forgotten."""
+        """All actions; unread messages to itself are dropped."""
         self.own.clear()
         actions, self._actions = tuple(self._actions), []
         reason, self._reasons = "; ".join(self._reasons), []

@@ -75,10 +75,10 @@ _MOVES: dict[Part, tuple[Part, ...]] = {
 
 
 class Participant:
-    """One agent. Each method takes one event and gives one `Decision`.
+    """One agent. Each method takes one event and returns one `Decision`.
 
     Attributes:
-        part: what it does now.
+        part: its current role.
     """
 
     def __init__(self, register: Register, random: Random) -> None:
@@ -95,17 +95,17 @@ class Participant:
 
     @property
     def waiting(self) -> int:
-        """How many nodes wait for the next round."""
+        """The number of nodes that wait for the next round."""
         return self._follower.waiting
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the newest round is being ended, wherever it runs."""
+        """Whether the latest round is being ended, on whichever nodes it runs."""
         return self._follower.is_stopping
 
     @property
     def missing(self) -> str:
-        """Who is here and who is missing for a round, if this agent coordinates and gathers."""
+        """Which nodes are present and missing, if this agent coordinates and gathers."""
         return "" if self._leader is None else self._leader.missing
 
     @property
@@ -115,12 +115,12 @@ class Participant:
 
     @property
     def round_before(self) -> int:
-        """The newest round that ran here, or was to; -1: none."""
+        """The latest round that ran here, or should have; -1: none."""
         return self._follower.last_round
 
     @property
     def fence_at(self) -> float | None:
-        """Until when workers may run here if nothing is heard; None: nothing has to end."""
+        """Until when workers may run here without further messages; None: no limit."""
         return self._follower.fence_at
 
     @property
@@ -146,11 +146,11 @@ class Participant:
 
     @property
     def leader_key(self) -> str:
-        """Who coordinates; empty: nobody, as far as is known here."""
+        """The coordinator's key; empty: none is known here."""
         return self._follower.ballot.candidate if self._has_leader() else ""
 
     def led_members(self, now: float) -> list[tuple[Member, float]]:
-        """Who takes part and for how long it has been silent, if this agent coordinates."""
+        """The members and the time since each was heard, if this agent coordinates."""
         leader, newest = self._leader, self.agreement
         if leader is None or newest is None:
             return []
@@ -158,12 +158,12 @@ class Participant:
 
     @property
     def agreement(self) -> Agreement | None:
-        """The newest one that this agent knows to be decided."""
+        """The latest one that this agent knows to be decided."""
         return self._voter.decided if self._leader is None else self._leader.agreement
 
     @property
     def accepted(self) -> Agreement | None:
-        """What this agent accepted and does not know to be decided."""
+        """What this agent has accepted, but does not know to be decided."""
         return self._voter.accepted
 
     @property
@@ -173,12 +173,12 @@ class Participant:
 
     @property
     def job(self) -> str:
-        """The key of the agent that began the job that this one takes part in, or knows of."""
+        """The key of the agent that began the job of this agent, or one that it knows of."""
         return self._voter.job
 
     @property
     def has_part(self) -> bool:
-        """Whether it has voted, or knows what was agreed; else it was only told of a job."""
+        """Whether it has voted, or knows what was agreed; otherwise it only knows of a job."""
         return self._voter.decided is not None or self._voter.accepted is not None
 
     # Events.
@@ -197,14 +197,14 @@ class Participant:
         return self._decide(now)
 
     def received(self, sender: str, message: Message, now: float) -> Decision:
-        """The agent with that key says this; drivers have checked its key and the job's token."""
+        """A message of the agent with that key; drivers have checked key and token."""
         self._take(sender, message, now)
         return self._decide(now)
 
     def closed(self, key: str, why: str, now: float) -> Decision:
         """That agent has ended: its connection closed, or another one answers at its address.
 
-        Not to be told of a connection that could not be made, or that only fell silent.
+        Do not call this for a connection that could not be made, or only fell silent.
         """
         self._gone.add(key)
         self._voter.lost(key)
@@ -215,7 +215,7 @@ class Participant:
         return self._decide(now)
 
     def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
-        """A `Call` found nobody."""
+        """A `Call` reached no agent."""
         self._search.unreachable(at, why, now, stands=self.part is not Part.SEEKING)
         return self._decide(now)
 
@@ -225,14 +225,14 @@ class Participant:
         return self._decide(now)
 
     def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision:
-        """What `OpenStore` asked for is there."""
+        """The store requested with `OpenStore` is open."""
         propose = self._store.opened(round_number, store)
         if propose is not None:
             self._answer(propose, now)
         return self._decide(now)
 
     def fenced(self, now: float) -> Decision:
-        """Workers are being ended at `fence_at`, whatever is known here."""
+        """Workers are being ended at `fence_at`, whatever this agent knows."""
         self._out.add(self._follower.cut_off("this node's launcher was stopped for too long"))
         return self._decide(now)
 
@@ -243,7 +243,7 @@ class Participant:
     # What comes of them.
 
     def _decide(self, now: float) -> Decision:
-        """Do what is due, talk to oneself until there is nothing left to say, and hand it out."""
+        """Do what is due, process messages to itself until there are none; the result."""
         self._run(now)
         while self._out.own and self.part is not Part.DONE:
             self._take(self._key, self._out.own.popleft(), now)
@@ -277,7 +277,7 @@ class Participant:
 
     @property
     def _looks_at(self) -> float | None:
-        """When to look whether others still hear the coordinator that is not heard here."""
+        """When to check whether others still hear the coordinator that is not heard here."""
         is_following = self.part is Part.FOLLOWING
         return self._register.looks_at(self._follower.heard_at) if is_following else None
 
@@ -333,9 +333,11 @@ class Participant:
                 self._out.add([message])
 
     def _may_end(self, sender: str) -> bool:
-        """Whether to believe that agent that the job is over, or that there is no place in it.
+        """Whether to believe that agent that the job is over, or that this agent has no place in
+        it.
 
-        Who has a coordinator believes that one, who keeps the register, and members; else anyone.
+        An agent with a coordinator believes that one, the keeper of the register, and members;
+        otherwise any agent.
         """
         if not self._has_leader():
             return True
@@ -358,7 +360,7 @@ class Participant:
                 self._say(sender, led)
 
     def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
-        """A coordinator's word: ours, if no higher ballot is known here."""
+        """A coordinator's message: ours, if no higher ballot is known here."""
         follower = self._follower
         if message.ballot.candidate != sender:
             return
@@ -400,7 +402,7 @@ class Participant:
             self._out.add([Send(to=message.leader.key, at=at, message=self._follower.join())])
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
-        """A coordinator that is ours has spoken."""
+        """A coordinator that is ours has sent a message."""
         self._search.saw(ballot)
         self._follower.follow(ballot, leader, now)
         if ballot.candidate == self._key:
@@ -473,7 +475,7 @@ class Participant:
     # Alone.
 
     def _lose(self, why: str, now: float) -> None:
-        """There is no coordinator any more."""
+        """The coordinator is lost."""
         self._search.why = why
         was_leading = self._leader is not None
         self._leader = None
@@ -492,7 +494,7 @@ class Participant:
         return None
 
     def _be_alone(self, now: float) -> None:
-        """Seek, or campaign; say so; give up in the end."""
+        """Seek, or campaign; report it; give up in the end."""
         if self._follower.is_leaving and self._follower.round < 0:
             because = self._follower.is_leaving
             return self._finish(Finish(outcome=Outcome.STOPPED, because=because))
@@ -520,7 +522,7 @@ class Participant:
         return self.job not in ("", message.host)
 
     def _give_way(self, sender: str, message: Led, now: float) -> bool:
-        """Two jobs of one name: the one that got further goes on. Whether we give way to it."""
+        """Of two jobs of one name, the more advanced one wins. Whether we give way to it."""
         mine = self._follower.last_round if self._leader is None else self._leader.round
         is_told = sender == self._follower.ballot.candidate or (
             self._follower.round < 0 and not self._has_leader()

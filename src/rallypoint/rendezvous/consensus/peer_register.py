@@ -1,6 +1,6 @@
 """A register that the agents keep themselves: a quorum of the last agreement's voters decides.
 
-Nobody promises while it follows a coordinator, so whoever claims asks first whether it would be
+No agent promises while it follows a coordinator, so a claimant first asks whether it would be
 promised (`Campaign.is_trial`). At the beginning the endpoints vote.
 """
 

@@ -1,11 +1,11 @@
-"""Whom a coordinator hears, who is silent, and whose lease has surely run out: a record for each.
+"""Which agents a coordinator hears, which are silent, and whose lease has certainly expired.
 
     heard --no fresh answer for fence_s--> silent --dead_s after its last lease--> lost
       ^                                      |
       +------a beat with a fresh answer------+
 
-A fresh answer repeats a stamp of ours: an agent that reaches us without hearing us is silent, too.
-By the time it counts as lost, its own lease has ended its workers (follower.py).
+A fresh answer repeats one of our stamps: an agent that reaches us without hearing us counts as
+silent too. When it counts as lost, its own lease has ended its workers (follower.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Peer:
     """One agent.
 
     Attributes:
-        member: as it said; `at` is where it listens.
-        heard_at: the newest time of ours that it has confirmed to have heard.
-        since: when it came, or came back, under this ballot.
-        sent_at: its clock, when it sent its newest beat under this ballot.
+        member: as it reported; `at` is where it listens.
+        heard_at: the latest time of ours that it has confirmed to have heard.
+        since: when it joined, or returned, under this ballot.
+        sent_at: its clock, when it sent its latest heartbeat under this ballot.
         leased_at: when we last allowed it to run workers; None: not yet under this ballot.
-        round: what runs there, as it said.
-        seen: how many of its reports have come.
+        round: the round that runs there, as it reported.
+        seen: how many of its reports have arrived.
         has_beaten: whether anything came from it under this ballot.
         is_over: whether it was told that the job is over for it.
     """
@@ -62,7 +62,7 @@ class Peer:
         self.is_over = False
 
     def confirms(self, stamp: float | None, now: float, fence_s: float) -> None:
-        """It has heard what we said at that time of ours."""
+        """It has heard our message of that time."""
         if stamp is None or stamp > now:
             return
         self.heard_at = max(self.heard_at, stamp)
@@ -71,11 +71,12 @@ class Peer:
 
 
 class Peers:
-    """All of them, by key, and what a coordinator may allow them: to run until a quorum's newest
-    word is too old.
+    """All agents by key, and what a coordinator may allow them: to run until the latest
+    confirmation by a quorum is too old.
 
     Attributes:
-        safe_at: when the workers of those who were never heard under this ballot are surely dead.
+        safe_at: when the workers of agents that were never heard under this ballot are certainly
+            dead.
     """
 
     def __init__(
@@ -98,22 +99,22 @@ class Peers:
         self._quorum_heard: float | None = None  # cached
 
     def tell(self, key: str, message: Message) -> None:
-        """Say that to one of them, or to whoever just spoke to us."""
+        """Send that to one of them, or to the sender of the last message."""
         peer = self.by_key.get(key)
         at = None if peer is None else peer.at
         self._out.add([Send(to=key, at=at, message=message)])
 
     def tell_all(self, message: Message) -> None:
-        """Say that to each of them."""
+        """Send that to each of them."""
         for key in self.by_key:
             self.tell(key, message)
 
     def take_over(self, now: float) -> None:
-        """What the predecessor had proposed is decided only now."""
+        """The predecessor's proposal is decided only now."""
         self.safe_at = now + self._rules.taken_over_after_s(was_lost=self._was_lost)
 
     def confirms(self, key: str, stamp: float | None, now: float) -> None:
-        """An agent has heard what we said at that time of ours."""
+        """An agent has heard our message of that time."""
         peer = self.by_key.get(key)
         if peer is not None:
             peer.confirms(stamp, now, self._setup.fence_s)
@@ -123,15 +124,15 @@ class Peers:
             self._quorum_heard = None
 
     def look_again(self) -> None:
-        """Who they are has changed, or time has passed."""
+        """The agents have changed, or time has passed."""
         self._quorum_heard = None
 
     def has_quorum(self, now: float) -> bool:
-        """Whether enough of the voters were heard lately for this agent to coordinate."""
+        """Whether enough voters were heard recently for this agent to coordinate."""
         return not self._rules.must_step_down(now, max(self._word(now), self._began))
 
     def lease_s(self, peer: Peer, now: float) -> float:
-        """For how long after its newest beat a peer may run workers."""
+        """For how long after its latest heartbeat a peer may run workers."""
         if peer.is_silent:
             return 0.0
         lease_s = max(0.0, self._rules.lease_s(now, self._word(now)))
@@ -147,13 +148,13 @@ class Peers:
         return now - heard_at >= self._setup.fence_s
 
     def dead_at(self, peer: Peer) -> float:
-        """When its workers are surely dead, if it stays silent."""
+        """When its workers are certainly dead, if it stays silent."""
         if peer.leased_at is None and not peer.has_beaten:
             return self.safe_at
         return (peer.leased_at or peer.since) + self._rules.dead_after_s()
 
     def _word(self, now: float) -> float:
-        """The newest time of ours that a quorum has confirmed to have heard."""
+        """The latest time of ours that a quorum has confirmed to have heard."""
         if self._quorum_heard is None:
             self._quorum_heard = self._find_word(now)
         return self._quorum_heard

@@ -1,15 +1,16 @@
-"""Where a job's agreements are written down: all may read it, and one agent at a time may write.
+"""Where a job's agreements are recorded: all may read them, and one agent at a time may write.
 
     may_claim --claim--> `Campaign` --granted--> `Agreements`: append the next one, renew the claim
         ^                                              |
         +----another agent has claimed it since--------+
 
-It is a register with compare-and-set: what is written holds only if nobody has claimed it since,
-and only after the agreement that it was written to follow. A claim is good for fence_s after what
-was confirmed last, counted from when that was *sent*; from then on nobody may run by its leave.
+It is a register with compare-and-set: a write is valid only if nobody has claimed the register
+since, and only after the agreement that it was written to follow. A claim is valid for fence_s
+after the last confirmation, counted from when that was *sent*; afterwards nobody may run by its
+permission.
 
-Who keeps it is a subclass's: the agents themselves (peer_register.py), a key-value store
-(keyvalue/register.py). Above it, one leader and one follower are the same for all. Pure.
+Subclasses keep it: the agents themselves (peer_register.py), or a key-value store
+(keyvalue/register.py). Leader and follower are the same for all. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Register(ABC):
 
     Attributes:
         voter: what this agent knows of it, and has promised.
-        has_rivals: whether those who claim it at one time hinder each other, and so had better not.
+        has_rivals: whether simultaneous claimants hinder each other, and should avoid it.
     """
 
     has_rivals = False
@@ -41,7 +42,7 @@ class Register(ABC):
         self.voter = Voter(setup, rules)
 
     def leave_job(self) -> None:
-        """Another job of that name goes on; in the one known so far this agent has no part."""
+        """Another job of that name continues; in the one known so far this agent has no part."""
         left = self.voter.left | {self.voter.job}
         self.voter = Voter(self.setup.__replace__(slot=None), self.rules, left)
 
@@ -53,24 +54,24 @@ class Register(ABC):
 
     @abstractmethod
     def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        """Who may claim it next, in the order of their turns; `told` by the last coordinator."""
+        """The agents that may claim it next, in turn; `told` by the last coordinator."""
 
     @abstractmethod
     def claim(self, ballot: Ballot, now: float) -> Campaign:
-        """Ask for it."""
+        """Claim it."""
 
     def looks_at(self, heard_at: float) -> float | None:
-        """When to look who has it, if nothing was heard since then; None: no need."""
+        """When to check who has it, if nothing was heard since then; None: no need."""
         del heard_at
         return None
 
     def look(self, join: Join, now: float) -> list[Action]:
-        """Who has it?"""
+        """Check who has it."""
         del join, now
         return []
 
     def is_kept_by(self, key: str) -> bool:
-        """Whether all believe that one, which is no agent."""
+        """Whether all believe that keeper, which is not an agent."""
         del key
         return False
 
@@ -78,4 +79,4 @@ class Register(ABC):
 
     @abstractmethod
     def agreements(self, campaign: Campaign) -> Agreements:
-        """It was granted: what can be done with it."""
+        """It was granted: its agreements."""

@@ -1,11 +1,11 @@
-"""A job in its coordinator's hands: what `Coordinator` decides becomes agreements and orders.
+"""A job and its coordinator: the decisions of `Coordinator` become agreements and orders.
 
     members' reports --> Coordinator --OpenRound, Finish----> `wanted`: what is to be agreed next
                                      --Stop, Notice, Refuse-> to members, at once
     the round is agreed, its store is open --> `start`: Go to each member
 
-A beat also shows what a member has missed: it is told again (`correct`). Who is here is peers.py's,
-how agreements are made leader.py's.
+A heartbeat also shows what a member has missed: it is sent again (`correct`). peers.py knows which
+agents are present, leader.py makes agreements.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on"
 
 
 class Rounds:
-    """In one ballot.
+    """The rounds of one ballot.
 
     Attributes:
-        job: None until it is decided what the predecessor had begun.
-        wanted: the agreement to ask for next; None: the one there is will do.
-        done: members whose workers have succeeded, and who may end before the others.
+        job: None until the predecessor's proposal is decided.
+        wanted: the agreement to ask for next; None: the current one is sufficient.
+        done: members whose workers have succeeded, and which may end before the others.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Rounds:
         )
 
     def resume(self, now: float) -> None:
-        """Go on with what is agreed now."""
+        """Continue with what is agreed now."""
         held = self._agreements.newest
         if held.finish is not None:
             return
@@ -108,7 +108,7 @@ class Rounds:
         self.perform(self.job.tick(now), now)
 
     def perform(self, decision: Decision, now: float) -> None:
-        """Do what the job has decided."""
+        """Perform what the job has decided."""
         assert self.job is not None
         while decision != NOTHING:
             decision = self._do(decision, now)
@@ -152,7 +152,7 @@ class Rounds:
         )
 
     def _halt(self, stop: Stop, now: float) -> Decision:
-        """Pass it on; what follows at once if no member was told to start."""
+        """Pass it on; returns what follows at once if no member was told to start."""
         assert self.job is not None
         if not self._orders.may_run(stop.round):
             return self.job.revoked(now)
@@ -164,7 +164,7 @@ class Rounds:
         self._peers.tell(key, self._orders.halt(stop))
 
     def take_reports(self, peer: Peer, beat: Beat, now: float) -> None:
-        """What is new in a member's beat."""
+        """The new reports in a member's heartbeat."""
         assert self.job is not None
         for number, report in enumerate(beat.reports, beat.first):
             if number < peer.seen:
@@ -181,7 +181,7 @@ class Rounds:
         peer.seen = max(peer.seen, beat.first)
 
     def correct(self, peer: Peer, beat: Beat, now: float) -> None:
-        """Tell a peer what it must have missed, and judge from what it cannot know any more."""
+        """Send a peer what it must have missed, and conclude what it can no longer report."""
         job, key, orders = self.job, beat.key, self._orders
         assert job is not None
         if beat.round not in (-1, job.round):

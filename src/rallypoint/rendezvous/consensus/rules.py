@@ -33,7 +33,7 @@ class Rules:
     # Who decides.
 
     def voters(self, agreement: Agreement) -> tuple[Member, ...]:
-        """Who votes on the agreement that follows."""
+        """The agents that vote on the agreement that follows."""
         if self.setup.quorum == "host" and agreement.number > BEFORE_ALL:
             return tuple([each for each in agreement.members if each.key == agreement.host])
         return agreement.members[:MAX_VOTERS]
@@ -47,23 +47,23 @@ class Rules:
         )
 
     def is_decided(self, old: Agreement, new: Agreement, keys: Collection[str]) -> bool:
-        """Whether `new`, which follows `old`, holds for good once these have accepted it."""
+        """Whether `new`, which follows `old`, is final once these have accepted it."""
         # The last agreement of a list needs no voters of its own: nothing follows it.
         has_new = new.finish is not None or self.is_quorum(new, keys)
         return has_new and self.is_quorum(old, keys)
 
     def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
-        """Who may coordinate after this agreement's coordinator; those who are first try first."""
+        """Which agents may coordinate after this agreement's coordinator; the first try first."""
         return self.voters(agreement)
 
     # What a voter may do.
 
     def may_promise(self, ballot: Ballot, promised: Ballot) -> bool:
-        """Whether to take part in a ballot, having promised to take part in none below another."""
+        """Whether to take part in a ballot, after a promise to take part in none below another."""
         return not ballot < promised
 
     def may_leave(self, *, heard_for_s: float) -> bool:
-        """Whether to turn to another coordinator, so long after hearing the one that we follow."""
+        """Whether to turn to another coordinator, this long after hearing the current one."""
         return heard_for_s >= self.setup.fence_s * (1 + self.setup.drift)
 
     # What a candidate must do.
@@ -82,11 +82,11 @@ class Rules:
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
     ) -> float:
-        """The newest time that a quorum has confirmed to have heard a coordinator's word of.
+        """The latest time whose message a quorum has confirmed to have heard.
 
         Args:
             held, pending: what was agreed last, and what the coordinator proposes, if anything.
-            heard: the newest time that each has confirmed; the coordinator's own is now.
+            heard: the latest time that each has confirmed; the coordinator's own is now.
         """
         words = [(heard[each.key], each.key) for each in self.voters(held) if each.key in heard]
         words.sort(reverse=True)
@@ -108,7 +108,8 @@ class Rules:
 
     def needs_lease(self, *, is_alone: bool) -> bool:
         """Whether others may start workers without this node: not without its vote, if it is the
-        round's only one."""
+        round's only one.
+        """
         return not is_alone
 
     def must_fence(self, now: float, lease_until: float) -> bool:
@@ -116,22 +117,23 @@ class Rules:
         return now >= lease_until
 
     def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:
-        """When a member beats next, if its coordinator was not heard for so long."""
+        """When a member sends the next heartbeat, this long after hearing its coordinator."""
         return beat_s
 
     def must_step_down(self, now: float, quorum_heard_at: float) -> bool:
-        """Whether a coordinator has no quorum any more."""
+        """Whether a coordinator no longer has a quorum."""
         return now >= quorum_heard_at + self.setup.fence_s
 
     def dead_after_s(self) -> float:
-        """How long after a member's beat was last answered its workers are surely dead."""
+        """How long after a member's last answered heartbeat its workers are certainly dead."""
         return self.setup.dead_s
 
     def taken_over_after_s(self, *, was_lost: bool) -> float:
-        """How long after another coordinator's end the workers of all whom we do not hear are dead.
+        """How long after another coordinator's end the workers of all agents that we do not hear
+        are dead.
 
-        If a voter promised early, because that one's connection closed, the time in which it still
-        answered others is to be waited for, as well.
+        If a voter promised early, because that coordinator's connection closed, the time in which
+        it could still answer others must pass as well.
         """
         if was_lost:
             return self.setup.dead_s
@@ -141,9 +143,9 @@ class Rules:
     # The end.
 
     def tell_end_for_s(self) -> float:
-        """For how long at most a coordinator waits for the others once the job is over."""
+        """The longest time that a coordinator waits for the others once the job is over."""
         return self.setup.fence_s
 
     def why_over(self, why: str) -> str:
-        """What to say where the job does not outlive the agent that began it, which was lost."""
+        """The reason given where the job ends with the agent that began it, which was lost."""
         return f"{why}; with quorum=host the job ends with it"

@@ -1,10 +1,11 @@
-"""An agent without a coordinator: whom it asks, when it campaigns, what it says, when it gives up.
+"""An agent without a coordinator: whom it asks, when it campaigns, what it reports, when it gives
+up.
 
     lost, or just started --- its turn ---> asks, or campaigns --- again, ever later ---> gives up
 
 The heirs, those who may coordinate next (register.py), take turns in their order; pauses grow and
-differ, so that rivals seldom meet. Whether an agent may campaign at all, and what a won campaign
-means, is participant.py's.
+differ, so that rivals seldom meet. participant.py decides whether an agent may campaign at all, and
+what a won campaign means.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Search:
 
     Attributes:
         campaign: this agent's own, if it has begun one.
-        act_at: when to ask or campaign again; None: not before something comes.
+        act_at: when to ask or campaign again; None: not before a message comes.
         why: what went wrong last.
     """
 
@@ -80,7 +81,7 @@ class Search:
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
     def notice(self, now: float) -> list[Action]:
-        """What to tell the user, now and then."""
+        """A message for the user, from time to time."""
         if now < self._notice_at:
             return []
         self._notice_at = now + NOTICE_EVERY_S
@@ -97,14 +98,14 @@ class Search:
         return self.act_at is not None and now >= self.act_at
 
     def saw(self, ballot: Ballot) -> None:
-        """That one was begun."""
+        """That campaign was begun."""
         self._term = max(self._term, ballot.term)
 
     def take_turn(self, now: float, *, was_leading: bool) -> None:
         """Campaign once those before us in the list have had their chance.
 
-        Nobody promises before the time of the last coordinator is over, unless it has ended; who
-        has just failed to coordinate leaves it to others first.
+        No agent promises before the last coordinator's lease is over, unless it has ended; an agent
+        that has just failed to coordinate lets others try first.
         """
         keys = [heir.key for heir in self._register.heirs(self._follower.voters)]
         before = keys[: keys.index(self._setup.me.key)] if self._setup.me.key in keys else []
@@ -115,7 +116,7 @@ class Search:
         self.act_at = now + turn_s + (_RETRY_S if was_leading else 0.0)
 
     def ask(self) -> list[Action]:
-        """Whoever may know of a coordinator."""
+        """Ask any agent that may know of a coordinator."""
         join = self._follower.join()
         asked: list[Action] = [Call(at=at, message=join) for at in self._setup.to_call]
         me, gone = self._setup.me.key, self._gone
@@ -126,14 +127,14 @@ class Search:
         return asked
 
     def unreachable(self, at: Endpoint, why: str, now: float, *, stands: bool) -> None:
-        """Nobody is there, at least not yet."""
+        """No agent is there, at least not yet."""
         self.why = f"{at}: {why}"
         if not stands and self.act_at is not None:
             self.act_at = min(self.act_at, now + self._nobody_s)
             self._nobody_s = min(2 * self._nobody_s, _SEEK_S)
 
     def act(self, now: float, *, stands: bool) -> list[Action]:
-        """Ask; or, who stands as a candidate, campaign."""
+        """Ask or, as a candidate, campaign."""
         if not stands:
             self.act_at = now + _SEEK_S
             return self.ask()
@@ -148,7 +149,7 @@ class Search:
         return asked
 
     def promised(self, message: Promise, now: float) -> list[Action]:
-        """A voter takes part in our campaign."""
+        """A voter promises in our campaign."""
         campaign = self.campaign
         if campaign is None:
             return []
@@ -165,13 +166,13 @@ class Search:
         return []
 
     def won(self, now: float) -> Campaign | None:
-        """Our campaign, if it is won, and there is nobody left to wait for."""
+        """Our campaign, if it is won and no further vote can come."""
         campaign = self.campaign
         is_won = campaign is not None and campaign.won_at is not None and not campaign.is_trial
         return campaign if is_won and self.is_due(now) else None
 
     def pause_as_candidate(self, now: float) -> None:
-        """Before it campaigns among others than those whom it asked."""
+        """The pause before it campaigns among others than those that it asked."""
         self.campaign = None
         self.act_at = now
         if self._register.has_rivals:

@@ -1,7 +1,7 @@
 """One agent as a voter: what it promised, what it accepted, what it knows to be decided.
 
-A vote belongs to one agent process: one that is started again has another key, and no vote. At an
-endpoint, an agent that knows of no job votes with its endpoint's key on the first agreement.
+A vote belongs to one agent process: a restarted one has another key, and no vote. At an endpoint,
+an agent that knows of no job votes with its endpoint's key on the first agreement.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Voter:
     """Answers Prepare and Propose.
 
     Attributes:
-        decided: the newest agreement that it knows to hold; None: no job is known here.
-        accepted: the newest that it accepted, in the ballot `accepted_in`.
-        leader_key: whom it last heard as a coordinator.
-        left: jobs of this name that the agent has turned from, and in which it has no vote.
-        was_lost: whether that one's connection closed, so that it needs no more of our timeouts.
+        decided: the latest agreement that it knows to be decided; None: no job is known here.
+        accepted: the latest that it accepted, in the ballot `accepted_in`.
+        leader_key: the coordinator that it last heard.
+        left: jobs of this name that the agent has left, and in which it has no vote.
+        was_lost: whether that one's connection closed, so that our timeouts do not apply to it.
     """
 
     def __init__(self, setup: Setup, rules: Rules, left: frozenset[str] = frozenset()) -> None:
@@ -68,7 +68,7 @@ class Voter:
 
     @property
     def number(self) -> int:
-        """Of the newest decided agreement that it knows; below that of all endpoints: none."""
+        """Of the latest decided agreement that it knows; lower than that of all endpoints: none."""
         return BEFORE_ALL - 1 if self.decided is None else self.decided.number
 
     @property
@@ -77,26 +77,26 @@ class Voter:
         return self._told if self.decided is None else self.decided.host or self._told
 
     def has_vote(self) -> bool:
-        """Whether this agent decides on the next agreement that it knows of, or may ask to."""
+        """Whether this agent votes on the next agreement that it knows of, or may ask to."""
         return self.decided is not None and self._vote_on(self.decided) != ""
 
     def heard(self, ballot: Ballot, now: float) -> None:
-        """The coordinator of that ballot lives, and has our word."""
+        """The coordinator of that ballot is alive, and has our promise."""
         self.promised = max(self.promised, ballot)
         self.leader_key = ballot.candidate
         self.was_lost = False
         self._heard_at = now
 
     def told(self, job: str) -> None:
-        """That job exists: at an endpoint, no other one is to be begun."""
+        """That job exists: at an endpoint, no other one may begin."""
         self._told = job
 
     def lost(self, key: str) -> None:
-        """An agent has ended; if it coordinated, no promise to it counts any more."""
+        """An agent has ended; if it coordinated, promises to it are void."""
         self.was_lost = self.was_lost or key == self.leader_key
 
     def prepare(self, message: Prepare, now: float) -> Promise | Refused:
-        """Promise, or say what speaks against it."""
+        """Promise, or refuse with a reason."""
         theirs, mine = message.decided, self.number
         if (
             self._is_other_job(theirs)
@@ -123,7 +123,7 @@ class Voter:
         )
 
     def propose(self, message: Propose, now: float) -> Accepted | Refused:
-        """Accept, or say what speaks against it."""
+        """Accept, or refuse with a reason."""
         agreement, ballot = message.agreement, message.ballot
         # Who proposes again what we know to be decided asks us for the one after it, as well: but
         # we may have accepted another one already, and it has not asked for that.
@@ -141,7 +141,7 @@ class Voter:
         )
 
     def decided_in(self, ballot: Ballot, number: int) -> None:
-        """What was proposed as that number in this ballot is decided."""
+        """The proposal of that number in this ballot is decided."""
         accepted = self.accepted
         if accepted is not None and accepted.number == number and self.accepted_in == ballot:
             self.learn(accepted)

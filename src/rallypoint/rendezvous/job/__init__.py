@@ -1,4 +1,4 @@
-"""What a job decides, whoever decides it: who is in a round, when it must stop, what follows.
+"""What a job decides: which nodes are in a round, when it must stop, what follows.
 
-Pure: no clock, no connection, one caller. How agents agree on who decides is `consensus`.
+Pure: no clock, no connection, one caller. `consensus` is how agents agree on who decides.
 """

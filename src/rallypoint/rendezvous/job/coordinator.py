@@ -62,9 +62,9 @@ _MOVES: dict[Stage, tuple[Stage, ...]] = {
 
 
 class Coordinator:
-    """The job. Each method takes one event and gives one `Decision`.
+    """The job. Each method takes one event and returns one `Decision`.
 
-    Members come and go by their keys, and that is free; only failures are charged.
+    Members join and leave by their keys, free of charge; only failures are charged.
     """
 
     def __init__(self, limits: Limits, max_restarts: int) -> None:
@@ -97,8 +97,8 @@ class Coordinator:
         restarts: int,
         now: float,
     ) -> Coordinator:
-        """Go on where another one was lost: with its last list of members, and that round if it
-        runs. Members who are not there are lost later, as ever; if nothing runs, they join again.
+        """Continue where another coordinator was lost: with its last list of members, and that
+        round if it runs. Absent members are lost later, as usual; if nothing runs, they join again.
         """
         self = cls(limits, max_restarts)
         self.round, self.restarts = round_number, restarts
@@ -121,7 +121,7 @@ class Coordinator:
         return NOTHING
 
     def joined(self, member: Member, now: float, last_round: int = -1) -> Decision:
-        """A node's agent is here; it knows of rounds up to that one."""
+        """A node's agent joins; it knows of rounds up to that one."""
         if self.stage is Stage.DONE:
             return Decision(
                 (Refuse(member.key, "the job is over"),), f"{member.host} joined after the end"
@@ -174,7 +174,7 @@ class Coordinator:
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
-        """A member is not heard: end the round, while it may still come back or be lost."""
+        """A member is not heard: end the round, while it may still return or be lost."""
         if not self._expects(key) or self.current.has_ended(key):
             return NOTHING
         name = self.current.name_of(key)
@@ -224,15 +224,15 @@ class Coordinator:
 
     @property
     def here(self) -> dict[str, Member]:
-        """Who is here now, by key, in the round or not."""
+        """The members that are present now, by key, in the round or not."""
         return self._gathering.here
 
     def holder_of(self, rank: int | None) -> str:
-        """The key of the node that came with that rank; empty: none did."""
+        """The key of the node that joined with that rank; empty: none did."""
         return "" if rank is None else self._gathering.holder_of(rank)
 
     def revoked(self, now: float) -> Decision:
-        """The newest round began nowhere: no rank comes from it, and no report of its end."""
+        """The latest round began nowhere: no rank comes from it, and no report of its end."""
         self._ranks = self._ranks_before
         decided = NOTHING
         for member in self.current.members:
@@ -243,7 +243,7 @@ class Coordinator:
 
     @property
     def is_busy(self) -> bool:
-        """Whether members have, or may have, something running, or the job is over."""
+        """Whether members have, or may have, running workers, or the job is over."""
         return self.stage is not Stage.GATHERING
 
     @property
@@ -257,17 +257,17 @@ class Coordinator:
         return self.stage is Stage.STOPPING
 
     def is_running(self, round_number: int) -> bool:
-        """Whether that round is to be started, or has been, and not to be ended."""
+        """Whether that round is to be started, or is running and not being ended."""
         return self.stage is Stage.RUNNING and self.round == round_number
 
     @property
     def text(self) -> str:
-        """Who is here, and who is missing."""
+        """Which nodes are present, and which are missing."""
         return self._gathering.text()
 
     @property
     def waiting(self) -> int:
-        """How many wait for the next round while one runs."""
+        """The number of nodes that wait for the next round while one runs."""
         if self.stage is Stage.GATHERING:
             return 0
         return len(self.here) - len(self.current.present)

@@ -1,4 +1,4 @@
-"""What every pure machine here gives for an event: what to do now, and why."""
+"""What every pure state machine here returns for an event: what to do now, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rallypoint.base.record import Record
 
 
 class Decision(Record):
-    """Actions for the driver, in this order; without a reason, nothing worth a line happened."""
+    """Actions for the driver, in this order; an empty reason: nothing worth reporting happened."""
 
     actions: tuple[Record, ...] = ()
     reason: str = ""

@@ -1,7 +1,7 @@
-"""How often nodes came or went lately, and how long newcomers wait for that.
+"""How often nodes joined or left recently, and how long new nodes wait because of it.
 
-Nodes come and go free of charge, which one that dies every second could use to stop all others. So
-after a few such changes newcomers wait, longer each time, and are taken in together.
+Nodes join and leave free of charge, so one that dies every second could stop all others. So after a
+few such changes new nodes wait, longer each time, and are admitted together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Flapping:
     """The changes of the last minutes.
 
     Attributes:
-        has_told: whether the user knows that newcomers wait.
+        has_told: whether the user knows that new nodes wait.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class Flapping:
         self._lost_at = -_ONE_LOSS_S  # when the newest of them ended as nodes went
 
     def count(self, now: float, *, came: bool) -> None:
-        """A round ended as nodes came, or else went."""
+        """A round ended because nodes joined or left."""
         if came or now - self._lost_at >= _ONE_LOSS_S:
             self._changes.append(now)
         if not came:
             self._lost_at = now
 
     def pause_s(self, now: float) -> float:
-        """How long a round runs at least before newcomers end it."""
+        """How long a round runs at least before new nodes end it."""
         self._changes = [at for at in self._changes if now - at < MEMORY_S]
         excess = len(self._changes) - FREE_CHANGES
         self.has_told = self.has_told and excess > 0
@@ -40,7 +40,7 @@ class Flapping:
 
     @property
     def text(self) -> str:
-        """Why newcomers wait."""
+        """Why new nodes wait."""
         return (
             f"nodes came or went {len(self._changes)} times in the last {MEMORY_S / 60:.0f}"
             " minutes, so new nodes are admitted together"

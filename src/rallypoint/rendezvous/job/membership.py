@@ -1,10 +1,10 @@
-"""Who is here for a job's next round, whether they are enough, and which ranks they get.
+"""Which nodes are present for a job's next round, whether they are enough, and their ranks.
 
     fewer than MIN ---MIN are here---> last call ---it is over, or MAX are here---> complete
 
-A member is known by its key, which no other agent ever has: one that is started again is another
-member. Members come in at any time; who is here when a round is formed takes part, up to MAX, those
-of the round before first. `now` and events go in; no socket or clock here.
+A member is known by its key, which no other agent ever has: a restarted one is another member.
+Members join at any time; those present when a round is formed take part, up to MAX, those of the
+previous round first. `now` and events go in; no socket or clock here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Limits(Record, kw_only=True):
         join_timeout_s: how long to wait for MIN of them.
         last_call_s: how long to wait for more, once there are MIN for the first time.
         is_fixed: the members are known from the start, by their ranks; one that is lost is not
-            replaced, and only those of the first round are in the others.
+            replaced, and only those of the first round take part in later ones.
     """
 
     min_nodes: int = 1
@@ -36,10 +36,10 @@ class Limits(Record, kw_only=True):
 
 
 class Gathering:
-    """Those who are here, in the order in which they came.
+    """The members that are present, in the order in which they joined.
 
     Attributes:
-        wake_at: when `is_complete` or `is_over` may turn without an event.
+        wake_at: when `is_complete` or `is_over` may change without an event.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -53,17 +53,17 @@ class Gathering:
         self._has_formed = False
 
     def expect(self, keys: set[str]) -> None:
-        """These were members before: when all who are left of them are here, it is complete."""
+        """These were members before: when all that are left of them are present, it is complete."""
         self._expected = keys
 
     def open(self, now: float) -> None:
-        """Wait for members from now on. Who is here already needs no last call: all know it."""
+        """Wait for members from now on. Present members need no last call: all know it."""
         self._deadline = now + self.limits.join_timeout_s
         self._last_call = now if self._are_enough() else None
         self._set_alarm()
 
     def join(self, member: Member, now: float) -> str:
-        """Let a member in; why not, if it cannot be."""
+        """Admit a member; returns why not, if it cannot join."""
         refusal = self._refusal(member)
         if refusal:
             return refusal
@@ -90,7 +90,7 @@ class Gathering:
         return member
 
     def holder_of(self, rank: int) -> str:
-        """The key of the node that came with that rank; empty: none did."""
+        """The key of the node that joined with that rank; empty: none did."""
         return self._wishes[rank].key if rank in self._wishes else ""
 
     def is_complete(self, now: float) -> bool:
@@ -102,7 +102,7 @@ class Gathering:
         return self._last_call is not None and now >= self._last_call
 
     def is_over(self, now: float) -> bool:
-        """Whether the time to wait is."""
+        """Whether the time to wait is over."""
         return now >= self._deadline and not self._are_enough()
 
     def text(self) -> str:
@@ -155,10 +155,10 @@ class Gathering:
 
 
 def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member, ...]:
-    """Give ranks 0, 1, ...: wished ones first, then those of the round before, then the free ones
-    in the natural order of host names, and of keys if those are the same.
+    """Assign ranks 0, 1, ...: requested ones first, then those of the previous round, then the free
+    ones in the natural order of host names, and of keys if those are the same.
 
-    A rank that is too large for so few members counts as no wish.
+    A requested rank that is too large for so few members is ignored.
     """
     ranks: dict[int, Member] = {}
     rest = []

@@ -1,4 +1,4 @@
-"""What agents tell their coordinator, and what it tells them: frozen data, no decisions."""
+"""What agents report to their coordinator, and its orders: frozen data, no decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.rendezvous.job.round import Member, Seat
 
 
 class Broken(Record, kw_only=True):
-    """A worker of this node failed: the round cannot succeed any more."""
+    """A worker of this node failed: the round can no longer succeed."""
 
     node_rank: int
     round: int
@@ -20,12 +20,12 @@ class Broken(Record, kw_only=True):
 
 
 class Ended(Record, kw_only=True):
-    """Nothing of the round is left running on this node, but for what cannot be killed.
+    """No process of the round is running on this node, except for those that cannot be killed.
 
     Attributes:
         was_cut_off: the node's agent ended its workers, or never started them, because it had lost
-            the coordinator: no failure of theirs.
-        because: what else it was that cut them off, after the node's name.
+            the coordinator: not a failure of theirs.
+        because: another reason for which they were cut off, to follow the node's name.
     """
 
     node_rank: int
@@ -45,7 +45,7 @@ class StopAsked(Record, kw_only=True):
 
 
 class Leave(Record, kw_only=True):
-    """This node's agent will take part no more once its workers have ended; the job goes on."""
+    """This node's agent will leave once its workers have ended; the job goes on."""
 
     text: str
 
@@ -54,7 +54,7 @@ Report = Broken | Ended | StopAsked | Leave
 
 
 class Join(Record, kw_only=True):
-    """An agent asks to take part in a job of that name, with as many nodes.
+    """An agent asks to join a job of that name, with that many nodes.
 
     Attributes:
         last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
@@ -93,7 +93,7 @@ class Start(Record, kw_only=True):
 
 
 class Stop(Record, kw_only=True):
-    """End the workers of this round; `at_once`: by SIGKILL, as others may soon take their place."""
+    """End the workers of this round; `at_once`: by SIGKILL, as others may soon replace them."""
 
     round: int
     because: str
@@ -101,10 +101,10 @@ class Stop(Record, kw_only=True):
 
 
 class Finish(Record, kw_only=True):
-    """The job is over. `what` went wrong first is told in full by the node `culprit`, if any.
+    """The job is over. The node `culprit`, if any, reports what went wrong first (`what`) in full.
 
     Attributes:
-        was_cut_off: for this node alone, which was not let in, or cannot go on without another.
+        was_cut_off: only for this node, which was refused, or cannot continue without another.
     """
 
     outcome: Outcome

@@ -1,6 +1,6 @@
-"""Whether a failed round is tried again, or the job ends or gives up: one function, from facts.
+"""Whether a failed round is restarted, or the job ends or gives up: one function, from facts.
 
-Failures are charged, once for the job; who comes and goes is free. Pure.
+Failures are charged, once for the job; joining and leaving is free. Pure.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Next(Enum):
 
 
 class RoundEnd(Record, kw_only=True):
-    """All that counts when a round is over on every node that is still there.
+    """All facts that matter when a round is over on every remaining node.
 
     Attributes:
-        stop_asked: who wants the job to end; empty: nobody.
-        was_whole: nobody had told of a failure by then.
+        stop_asked: who asked to end the job; empty: nobody.
+        was_whole: no failure had been reported by then.
     """
 
     succeeded: bool = False
@@ -55,7 +55,7 @@ class RoundEnd(Record, kw_only=True):
 
     @property
     def root(self) -> Cause | None:
-        """Who failed first: the earliest that is no echo, if there is one."""
+        """The first failure: the earliest that is not an echo, if there is one."""
         return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
 
 

@@ -1,6 +1,6 @@
-"""A round, as frozen data: who takes part, where their store is, and which ranks follow from that.
+"""A round, as frozen data: its nodes, their store, and the resulting ranks.
 
-A `Seat` is all that a rendezvous hands to an agent. A round's number only grows; workers know it as
+A `Seat` is all that a rendezvous gives to an agent. A round's number only grows; workers know it as
 TORCHELASTIC_RESTART_COUNT. Pure.
 """
 
@@ -13,7 +13,7 @@ from rallypoint.base.record import Record
 class Endpoint(Record, kw_only=True):
     """Where a server listens; as text, HOST:PORT, with an IPv6 address in brackets.
 
-    Or a directory that machines share, where servers leave their addresses: `host` is its path, and
+    Or a directory that machines share, where servers write their addresses: `host` is its path, and
     the port is 0.
     """
 
@@ -62,14 +62,14 @@ class Endpoint(Record, kw_only=True):
 
 
 class Member(Record, kw_only=True):
-    """One node's agent, and how many workers of which role it brings.
+    """One node's agent, and the number and role of its workers.
 
     Attributes:
-        key: what no other agent has, not even the same node's next one.
+        key: unique to this agent; even the same node's next one has another.
         node_rank: in the round; -1 before there is one.
         wish: the rank that it asks for, if any.
         address, port: how others reach it; empty: this machine; 0: it does not listen.
-        addresses: from which its workers may come as well.
+        addresses: further addresses from which its workers may connect.
     """
 
     key: str = ""
@@ -84,7 +84,7 @@ class Member(Record, kw_only=True):
 
 
 class Placement(Record, kw_only=True):
-    """Which place of a round one worker takes."""
+    """One worker's place in a round."""
 
     rank: int
     local_rank: int
@@ -92,10 +92,10 @@ class Placement(Record, kw_only=True):
 
 
 class Seat(Record, kw_only=True):
-    """What one node's agent needs of a round: of the same size however many nodes there are.
+    """What one node's agent needs of a round: of the same size for any number of nodes.
 
     Attributes:
-        nodes: how many there are.
+        nodes: the number of nodes.
         first_rank, first_role_rank: of this node's workers; the others' follow.
     """
 

@@ -1,6 +1,6 @@
-"""A round since it began: who is in it, and what has become of each node.
+"""A round since it began: its members, and the state of each node.
 
-Facts only; what follows from them is coordinator.py's.
+Facts only; coordinator.py decides what follows from them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ class RoundState:
     """One round.
 
     Attributes:
-        members: by rank, also those who are gone.
-        present: the keys of those who are here.
-        awaited: the keys of those whose end is still to be reported.
-        succeeded: the keys of those whose workers have all succeeded.
-        left_succeeded: and who are gone.
-        lost: the names of those who were lost.
-        came: hosts that came since it began.
+        members: by rank, including those that are gone.
+        present: the keys of members that are present.
+        awaited: the keys of members that still have to report their end.
+        succeeded: the keys of members whose workers have all succeeded.
+        left_succeeded: those of them that are gone.
+        lost: the names of members that were lost.
+        came: hosts that joined since it began.
         leaving: why a member leaves, by key.
-        interrupted: why it ended, if nobody is to blame.
-        is_broken: a member has told that one of its workers failed.
-        was_whole: nobody had, when somebody asked to end the job.
+        interrupted: why it ended, if no member is at fault.
+        is_broken: a member has reported that one of its workers failed.
+        was_whole: none had, when somebody asked to end the job.
     """
 
     def __init__(self, members: tuple[Member, ...] = (), *, is_taken_over: bool = False) -> None:
@@ -62,7 +62,7 @@ class RoundState:
         return key in self._ends
 
     def ended(self, key: str, end: Ended) -> str:
-        """A member reports the end of its workers. Why the round is over, unless they succeeded."""
+        """A member reports its workers' end. Why the round is over, unless they succeeded."""
         self._ends[key] = end
         self.awaited.discard(key)
         if end.succeeded:
@@ -73,7 +73,7 @@ class RoundState:
         return end.causes[0].text if end.causes else f"node {end.node_rank} ended early"
 
     def left(self, key: str, name: str) -> bool:
-        """A member is gone. Whether it is missed: not if its workers had succeeded."""
+        """A member is gone. Returns whether it is missed: not if its workers had succeeded."""
         self.awaited.discard(key)
         end = self._ends.get(key)
         if end is not None and end.succeeded:  # it is only missed if there is another round
@@ -101,11 +101,11 @@ class RoundState:
         return sum(end.unkillable for end in self._ends.values())
 
     def missing(self, here: Collection[str]) -> tuple[str, ...]:
-        """The names of members who are not among those."""
+        """The names of members that are not among those."""
         return (*self.lost, *[self.name_of(key) for key in self._ends if key not in here])
 
     def why_interrupted(self) -> str:
-        """Why it ended, if nobody is to blame."""
+        """Why it ended, if no member is at fault."""
         if self._is_taken_over and not self.causes:
             # The one before had its reasons to end the round, and took them along.
             return self.interrupted or "the coordinator changed"

@@ -1,5 +1,5 @@
-"""Agreements that a keeper outside the agents holds: etcd, or any store that can compare and set.
+"""Agreements that a keeper outside the agents holds: etcd, or any store with compare-and-set.
 
-voter.py says what a job reads and writes there, rules.py when, link.py does it in a thread; what a
-keeper must be able to do is client.py, with etcd_client.py and store_client.py as the two kinds.
+voter.py says what a job reads and writes there, rules.py when, link.py does it in a thread;
+client.py is the interface of a keeper, with etcd_client.py and store_client.py as the two kinds.
 """

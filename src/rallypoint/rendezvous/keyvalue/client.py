@@ -1,6 +1,6 @@
-"""What a keeper of agreements must be able to do: a few keys with their revisions, changed at once.
+"""What a keeper of agreements must support: a few keys with their revisions, changed atomically.
 
-etcd does it by itself (etcd_client.py); in a store all keys are one value (store_client.py).
+etcd supports it directly (etcd_client.py); in a store all keys are one value (store_client.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Snapshot(NamedTuple):
 
 
 class KeyValueClient(ABC):
-    """One agent's way to a keeper; it belongs to one thread."""
+    """One agent's connection to a keeper; it belongs to one thread."""
 
     @abstractmethod
     def read(self, prefix: str) -> Snapshot:
@@ -45,8 +45,8 @@ class KeyValueClient(ABC):
     ) -> int | None:
         """Write all of `puts` and `deletes`, if each key still has its revision in `revisions`.
 
-        Revision 0 says that the key must not exist. The first value that is put is one that no
-        other write ever puts. What is put may end with `lease`, or with the key's own in `leases`.
+        Revision 0 says that the key must not exist. The first value must be one that no other write
+        ever puts. Values may be bound to `lease`, or to the key's own in `leases`.
 
         Returns:
             The keeper's revision after the write; None: a condition did not hold.
@@ -54,12 +54,12 @@ class KeyValueClient(ABC):
 
     @abstractmethod
     def grant(self, ttl_s: int) -> int:
-        """Return a new lease; 0 where nothing ends by itself."""
+        """Return a new lease; 0 where keys do not expire."""
 
     @abstractmethod
     def keep_alive(self, lease: int) -> bool:
-        """Start the lease's time anew; False if it has ended."""
+        """Restart the lease's time; False if it has ended."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""

@@ -90,9 +90,9 @@ class EtcdClient(KeyValueClient):
     ) -> int | None:
         """Write all of `puts` and `deletes`, if each key still has its revision in `revisions`.
 
-        What is put ends with `lease`, or with the key's own in `leases`; 0: with none.
-        Revision 0 says that the key must not exist. Return the cluster's revision after the write,
-        None if a condition did not hold.
+        Written keys end with `lease`, or with the key's own in `leases`; 0: with none. Revision 0
+        says that the key must not exist. Return the cluster's revision after the write, or None if
+        a condition did not hold.
         """
         first = next(iter(puts.items()), None)
         if first is None:
@@ -125,7 +125,7 @@ class EtcdClient(KeyValueClient):
         return int(answer["ID"])
 
     def keep_alive(self, lease: int) -> bool:
-        """Start the lease's time anew; False if it has ended."""
+        """Restart the lease's time; False if it has ended."""
         answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": str(lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
@@ -134,7 +134,7 @@ class EtcdClient(KeyValueClient):
         self._call("revoke", "lease/revoke", {"ID": str(lease)}, missing_is_fine=True)
 
     def watch(self, prefix: str, after: int) -> Watch:
-        """Open a stream of what is written under `prefix` after revision `after`."""
+        """Open a stream of writes under `prefix` after revision `after`."""
         request = {**_under(prefix), "start_revision": str(after + 1)}
         for _ in self._endpoints:
             try:
@@ -220,7 +220,7 @@ def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
     """From --rdzv-conf, by torch's names: protocol=https, cacert, cert and key; None: plain http.
 
     Raises:
-        InvalidArgumentError: another protocol, or files that are none.
+        InvalidArgumentError: another protocol, or files that cannot be used.
     """
     # torch's two etcd backends have two names for each.
     others = {"ca_cert": "cacert", "ssl_cert": "cert", "ssl_cert_key": "key"}
@@ -279,10 +279,10 @@ class Watch:
         self._socket.close()
 
     def events(self) -> list[Event]:
-        """Return what has arrived, without waiting.
+        """Return the events that have arrived, without waiting.
 
         Raises:
-            StoreConnectionError: the stream ended; read anew, then watch from that revision.
+            StoreConnectionError: the stream ended; read again, then watch from that revision.
         """
         try:
             received = self._socket.recv(1 << 16)

@@ -1,12 +1,12 @@
 """What a job keeps in etcd or a store: keys under /rallypoint/<run id>/<attempt>/, and their bytes.
 
     vote/claim          who coordinates, by which ballot; how the job ended, if it did
-    vote/beat           written anew each time that the coordinator says it lives
-    vote/closed         why no job of this name is to run any more, in plain words; in stores only
-    agreement/newest    the newest agreement, which is decided as soon as it is written
-    closed/<job>        how the job of that host ended, for those who missed it
+    vote/beat           rewritten at each heartbeat of the coordinator
+    vote/closed         why no further job of this name may run, as text; only in stores
+    agreement/newest    the latest agreement, which is decided as soon as it is written
+    closed/<job>        how the job of that host ended, for late joiners
 
-In etcd all of them live on leases, so that nothing stays behind. Pure.
+In etcd all of them are bound to leases, so nothing stays behind. Pure.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PACK_FROM = 4096  # bytes; etcd takes values of up to 1.5 MB, and a list of 10,
 
 
 class JobKeys(Record):
-    """The names of one attempt's keys, from what all of them begin with."""
+    """The names of one attempt's keys, from their common prefix."""
 
     root: str
 
     @classmethod
     def of(cls, run_id: str, attempt: int) -> JobKeys:
-        """For that start of that job."""
+        """The keys of that start of that job."""
         return cls(f"/rallypoint/{_quoted(run_id)}/{attempt}/")
 
     @property
@@ -46,12 +46,12 @@ class JobKeys(Record):
 
     @property
     def claim(self) -> str:
-        """Who coordinates."""
+        """The coordinator."""
         return self.vote + "claim"
 
     @property
     def beat(self) -> str:
-        """That it lives."""
+        """The coordinator's heartbeat."""
         return self.vote + "beat"
 
     @property
@@ -61,31 +61,31 @@ class JobKeys(Record):
 
     @property
     def agreement(self) -> str:
-        """The newest one."""
+        """The latest one."""
         return self.agreements + "newest"
 
     @property
     def closed(self) -> str:
-        """Why nothing begins here any more."""
+        """Why no job may begin here any more."""
         return self.vote + "closed"
 
     @property
     def closed_jobs(self) -> str:
-        """The prefix of what `closed_job` names."""
+        """The prefix of the keys of `closed_job`."""
         return self.root + "closed/"
 
     def closed_job(self, host: str) -> str:
-        """How the job which the agent with that key began has ended."""
+        """How the job that the agent with that key began has ended."""
         return self.closed_jobs + _quoted(host)
 
 
 class Claim(Record, kw_only=True):
-    """Who coordinates.
+    """The coordinator.
 
     Attributes:
         leader: the agent.
         host: the key of the agent that began the job.
-        lease: etcd's, which the keys live on; 0 in a store.
+        lease: etcd's, to which the keys are bound; 0 in a store.
         finish: how the job ended, if it did.
     """
 
@@ -119,5 +119,5 @@ def unpack(kind: type[R], data: bytes) -> R:
 
 
 def _quoted(name: str) -> str:
-    """So that no name begins with another one's keys."""
+    """Quoted, so that no name begins with another one's keys."""
     return "".join([c if c.isalnum() or c in "-_." else f"%{ord(c):x};" for c in name])

@@ -1,9 +1,9 @@
-"""An agent's way to its keeper: a thread that does what its voter asks for, message by message.
+"""An agent's link to its keeper: a thread that performs its voter's requests, message by message.
 
     send(message) --> newest of each kind --> KeyValueVoter <--> KeyValueClient --> take()
 
-A message that waits is replaced by a newer one of its kind: candidates and coordinators repeat
-themselves, and only the newest counts. The thread alone touches the voter and the client.
+A waiting message is replaced by a newer one of its kind: candidates and coordinators repeat
+themselves, and only the latest counts. Only the thread uses the voter and the client.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class KeyValueLink:
     """The keeper, as one agent's driver uses it. Its key among agents is rules.KEEPER.
 
     Args:
-        client: the link's own from now on.
-        rules: which the agent follows.
+        client: owned by the link from now on.
+        rules: the agent's.
         is_needed: whether the first failure of the client, which `take` then raises, ends the
-            agent's part; else the keeper may be away for a while.
+            agent's part; otherwise the keeper may be unavailable for a while.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class KeyValueLink:
         return KeyValueRegister(setup, self._rules)
 
     def fileno(self) -> int:
-        """For a selector: readable when there is something to `take`."""
+        """For a selector: readable when `take` has something."""
         return self._bell.fileno()
 
     def send(self, message: Message) -> None:
-        """What a Participant sends to the key KEEPER, and what it calls the keeper's places for."""
+        """A Participant's message to the key KEEPER, or to the keeper's endpoints."""
         with self._awake:
             if not is_same(message, self._at_work):
                 self._waiting[type(message)] = message
                 self._awake.notify()
 
     def lost(self, key: str) -> None:
-        """An agent has ended: what `Participant.closed` is told as well."""
+        """An agent has ended; `Participant.closed` is told as well."""
         with self._awake:
             self._lost.append(key)
 
     def take(self) -> list[Answer]:
-        """What has been answered, in the keeper's name, without waiting."""
+        """The keeper's answers so far, without waiting."""
         try:
             while self._bell.recv(4096):
                 pass
@@ -101,7 +101,7 @@ class KeyValueLink:
         return answers
 
     def close(self) -> None:
-        """End; what still waits is lost."""
+        """End; waiting messages are lost."""
         with self._awake:
             self._is_closed = True
             self._awake.notify()

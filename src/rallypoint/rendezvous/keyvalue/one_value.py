@@ -33,7 +33,7 @@ Swaps = Generator[Swap, bytes, "int | None"]
 
 
 class OneValue:
-    """The value as one agent knows it: who writes again before anybody else needs one swap."""
+    """The value as one agent knows it: a second write before any other agent's needs one swap."""
 
     def __init__(self) -> None:
         self._seen = b""
@@ -86,10 +86,10 @@ def encode_value(revision: int, pairs: Sequence[Pair]) -> bytes:
 
 
 def decode_value(data: bytes) -> tuple[int, dict[str, Pair]]:
-    """The revision, and all pairs by key; nothing has been written yet if there are no bytes.
+    """The revision, and all pairs by key; empty bytes mean that nothing has been written yet.
 
     Raises:
-        ControlMessageError: it is no such value.
+        ControlMessageError: it is not such a value.
     """
     if not data:
         return 0, {}

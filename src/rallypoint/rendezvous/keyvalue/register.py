@@ -1,6 +1,6 @@
 """A register that a key-value store keeps: it alone grants claims; what it has written is decided.
 
-An agent that hears its coordinator no more, though the keeper may, looks there who coordinates.
+An agent that no longer hears its coordinator, though the keeper may, checks there who coordinates.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KeyValueRegister(Register):
 
 
 class _Claim(Campaign):
-    """The keeper refuses without being disturbed, so it is asked in earnest."""
+    """The keeper can refuse without disturbance, so there is no trial."""
 
     is_trial = False
 
@@ -85,7 +85,7 @@ class _Agreements(Agreements):
     """Written with one transaction each."""
 
     def renew(self, now: float) -> list[Action]:
-        """See Agreements: say so with a beat, or with what is being written."""
+        """See Agreements: with a heartbeat, or with what is being written."""
         pending = self.pending
         if self.newest.number == BEFORE_ALL:
             return []
@@ -95,5 +95,5 @@ class _Agreements(Agreements):
         return [Send(to=KEEPER, at=None, message=self._message(newest, now))]
 
     def counted(self, known: Collection[str]) -> Collection[str]:
-        """See Agreements: while the keeper is away, every member decides."""
+        """See Agreements: while the keeper is unavailable, every member decides."""
         return known

@@ -44,20 +44,20 @@ class KeyValueRules(Rules):
         return KEEPER in keys
 
     def heirs(self, agreement: Agreement) -> tuple[Member, ...]:
-        """The members, by rank: so that they do not all ask at one time."""
+        """The members, by rank, so that they do not all ask at once."""
         return () if agreement.number == BEFORE_ALL else agreement.members[:MAX_VOTERS]
 
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
     ) -> float:
-        """What the keeper confirmed; while it is away, what all members have confirmed."""
+        """What the keeper confirmed; while it is unavailable, what all members have confirmed."""
         by_keeper = heard.get(KEEPER, _NEVER)
         members = held.members if pending is None else held.members + pending.members
         by_all = min([heard.get(each.key, _NEVER) for each in members], default=_NEVER)
         return max(by_keeper, min(by_all, by_keeper + outage_s(self.setup) - self.setup.fence_s))
 
     def needs_lease(self, *, is_alone: bool) -> bool:
-        """Also of one node: any other one may take over."""
+        """Also for one node: any other one may take over."""
         return True
 
     # When a candidate may ask the keeper to be promised.

@@ -1,6 +1,6 @@
 """A store as a keeper of agreements: all of a job's keys are the value of one of the store's keys.
 
-Nothing in a store ends by itself, so there are no leases; all else is one_value.py's.
+Keys of a store do not expire, so there are no leases; all else is in one_value.py.
 """
 
 from __future__ import annotations

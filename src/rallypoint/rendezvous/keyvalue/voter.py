@@ -52,16 +52,16 @@ _KEEP_ALIVE_S = 300.0
 
 
 class Read(Record, kw_only=True):
-    """All under that prefix: gives a Snapshot."""
+    """Read all pairs under that prefix; the result is a Snapshot."""
 
     prefix: str
 
 
 class Transact(Record, kw_only=True):
-    """Write, if those keys have those revisions: gives the new revision, or None.
+    """Write, if those keys have those revisions; the result is the new revision, or None.
 
     Attributes:
-        leases: of keys that are not to end with `lease`.
+        leases: of keys that are not bound to `lease`.
     """
 
     revisions: dict[str, int]
@@ -72,13 +72,13 @@ class Transact(Record, kw_only=True):
 
 
 class Grant(Record, kw_only=True):
-    """A new lease: gives its number."""
+    """Get a new lease; the result is its number."""
 
     ttl_s: int
 
 
 class KeepAlive(Record, kw_only=True):
-    """Gives whether it still lived."""
+    """Keep a lease alive; the result is whether it was still valid."""
 
     lease: int
 
@@ -92,7 +92,7 @@ Answer = Message | str
 
 
 class _Vote(Record, kw_only=True):
-    """What was read of the claim; `closed`: why no job of this name is to run any more."""
+    """What was read of the claim; `closed`: why no further job of this name may run."""
 
     claim: Claim | None
     revision: int
@@ -127,11 +127,11 @@ class KeyValueVoter:
         self._beats = 0
 
     def lost(self, key: str) -> None:
-        """An agent has ended: what `Participant.closed` is told as well."""
+        """An agent has ended; `Participant.closed` is told as well."""
         self._lost.add(key)
 
     def ask(self, message: Message, now: float) -> Request | None:
-        """Begin with a message; the first request."""
+        """Begin with a message; returns the first request."""
         match message:
             case Prepare():
                 self._steps = self._prepare(message)
@@ -145,24 +145,24 @@ class KeyValueVoter:
         return self._next(None)
 
     def go_on(self, result: object, now: float) -> Request | None:
-        """The request was carried out; the next one."""
+        """The request was carried out; returns the next one."""
         self._now = now
         return self._next(result)
 
     def failed(self, why: str) -> None:
-        """It was not, as far as we know; give up the message."""
+        """The request failed, as far as we know; give up the message."""
         if self._steps is not None:
             self._steps.close()
         self._steps = None
         self._answers.append(why)
 
     def take(self) -> list[Answer]:
-        """What to tell the agent, in the keeper's name."""
+        """The answers for the agent, in the keeper's name."""
         answers, self._answers = self._answers, []
         return answers
 
     def resign(self) -> Request | None:
-        """Give up the claim, if this agent has one: the next candidate need not wait.
+        """Give up the claim, if this agent has one, so that the next candidate need not wait.
 
         That one treats it as lost: the members keep their leases, and it has to wait for those.
         """
@@ -189,7 +189,7 @@ class KeyValueVoter:
     # What it reads.
 
     def _look(self) -> Generator[Request, Any, _Vote]:
-        """Who coordinates; remember since when nothing has been written."""
+        """Check who coordinates; record since when nothing has been written."""
         found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
         claim, beat = found.get(self._keys.claim), found.get(self._keys.beat)
         closed = found.get(self._keys.closed)
@@ -211,7 +211,7 @@ class KeyValueVoter:
     def _end_of(  # noqa: PLR0911 - one line for each case
         self, job: str, vote: _Vote
     ) -> Generator[Request, Any, Finish | None]:
-        """How that job ended, or "" for who knows of none; None: it goes on, or is not begun."""
+        """How that job ended, "" if unknown to the agent; None: it goes on, or has not begun."""
         claim = vote.claim
         if vote.closed:
             return Finish(outcome=Outcome.STOPPED, because=vote.closed)
@@ -233,7 +233,7 @@ class KeyValueVoter:
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
     def _too_late(self, finish: Finish) -> Finish:
-        """For who knows nothing of the job: it may as well be meant for another one."""
+        """For an agent that knows nothing of the job, and may belong to another one."""
         because = (
             f"the job {self._setup.run_id!r} is over ({finish.because}), and this node joined "
             "too late; start a new job with another --rdzv-id, or "
@@ -274,7 +274,7 @@ class KeyValueVoter:
         yield from self._promise(message, vote, old)
 
     def _must_wait(self, claim: Claim) -> float:
-        """At least so long; what the agreement says about it is not known here."""
+        """At least this long; the agreement, which may require more, is not known here."""
         candidate = claim.ballot.candidate
         if candidate == self._setup.me.key or candidate in self._lost:
             return 0.0
@@ -376,7 +376,7 @@ class KeyValueVoter:
         return self._held is None or agreement.number > self._held.number
 
     def _write(self, claim: Claim, new: Agreement, closed: int) -> Transact:
-        """A beat, the agreement if it is new, and of a job that ends also the word that it has."""
+        """A heartbeat, the agreement if it is new, and the outcome of a job that ends."""
         keys = self._keys
         revisions, puts = {keys.claim: self._revision, keys.closed: 0}, {keys.beat: self._beat()}
         if self._is_new(new):
@@ -403,7 +403,7 @@ class KeyValueVoter:
     # What it answers.
 
     def _beat(self) -> bytes:
-        """What no other write says."""
+        """A value that no other write has."""
         self._beats += 1
         return f"{self._setup.me.key} {self._beats}".encode()
 
@@ -428,7 +428,7 @@ class KeyValueVoter:
 
 
 def is_same(message: Message, at_work: Message | None) -> bool:
-    """Whether that is being answered already: a candidate repeats itself when etcd is slow."""
+    """Whether that is already being answered: a candidate repeats itself when etcd is slow."""
     if isinstance(message, Prepare) and isinstance(at_work, Prepare):
         return (message.ballot, message.decided) == (at_work.ballot, at_work.decided)
     return isinstance(message, Join) and isinstance(at_work, Join)

@@ -1,1 +1,1 @@
-"""How agents talk: authenticated connections for one selector, frames, and messages as bytes."""
+"""How agents communicate: authenticated connections for one selector, frames, messages as bytes."""

@@ -36,7 +36,7 @@ def _kinds() -> dict[str, type[Record]]:
 
 
 def encode(message: Record) -> bytes:
-    """One message; any other record can be kept somewhere in the same way."""
+    """Encode one message; other records can be encoded for storage in the same way."""
     pulse = encode_pulse(message)
     if pulse:
         return pulse
@@ -58,16 +58,16 @@ def decode(data: bytes) -> protocol.Message:
     """Read one message.
 
     Raises:
-        ControlMessageError: it is none, or one of another version.
+        ControlMessageError: it is not a message, or of another version.
     """
     return _decode(_kinds(), data)  # type: ignore[return-value]
 
 
 def decode_record(kind: type[R], data: bytes) -> R:
-    """Read what must be of that kind.
+    """Read a record of that kind.
 
     Raises:
-        ControlMessageError: it is not, or of another version.
+        ControlMessageError: it is another one, or of another version.
     """
     return _decode({kind.__name__: kind}, data)  # type: ignore[return-value]
 
@@ -96,7 +96,7 @@ def _decode(kinds: Mapping[str, type[Record]], data: bytes) -> object:
 
 
 class _Shared(list[object]):
-    """A list that the next message may hold as well, and its text, once that was needed."""
+    """A list that the next message may contain as well, and its text, once that was needed."""
 
     text = ""
 

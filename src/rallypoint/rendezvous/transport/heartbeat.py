@@ -1,8 +1,8 @@
-"""Beats and their answers in bytes: what each member and its coordinator say every second.
+"""Heartbeats and their answers in bytes, exchanged by each member and its coordinator every second.
 
-A coordinator of 10,000 members hears as many beats each second, nearly all with nothing to report:
-those, and the answers to them, take a tenth of the time of codec.py's general form, from which
-their first byte tells them.
+A coordinator of 10,000 members receives as many heartbeats each second, nearly all without news:
+those, and their answers, take a tenth of the time of codec.py's general form. Their first byte
+distinguishes them from it.
 
     "B" numbers, key NUL candidate            "A" numbers, candidate
 """
@@ -22,7 +22,7 @@ BEAT, ACK = b"B", b"A"
 
 
 def encode_pulse(message: object) -> bytes:
-    """A beat or an answer without more to say than that; empty for all else."""
+    """A heartbeat or an answer without further content; empty for all else."""
     if type(message) is Beat and not message.reports:
         stamp = nan if message.stamp is None else message.stamp
         numbers = (message.number, message.round, message.first)
@@ -40,7 +40,7 @@ def decode_pulse(data: bytes) -> Beat | Ack:
     """Read one.
 
     Raises:
-        ValueError, struct.error: it is none.
+        ValueError, struct.error: it is not one.
     """
     if data[:1] == BEAT:
         _, term, sent_at, stamp, number, round_number, first = BEAT_NUMBERS.unpack_from(data)
@@ -74,5 +74,5 @@ def decode_pulse(data: bytes) -> Beat | Ack:
 
 @lru_cache(maxsize=16)
 def _ballot(term: int, candidate: str) -> Ballot:
-    """Thousands follow the same one."""
+    """Cached, because thousands follow the same one."""
     return Ballot(term, candidate)

@@ -43,7 +43,7 @@ _INFO_BYTES, _UNACKED_AT, _LAST_DATA_AT, _LAST_ACK_AT = 104, 24, 52, 56
 
 
 class ConnectionListener(ABC):
-    """Who is told what happens on a link."""
+    """Receives the events of a link."""
 
     @abstractmethod
     def opened(self, link: Link) -> None:
@@ -51,15 +51,15 @@ class ConnectionListener(ABC):
 
     @abstractmethod
     def received(self, link: Link, payload: bytes) -> None:
-        """A frame came."""
+        """A frame has arrived."""
 
     @abstractmethod
     def closed(self, link: Link, why: str) -> None:
-        """Nothing comes or goes any more; not told after our own `close` or `drop`."""
+        """The link is closed; not called after our own `close` or `drop`."""
 
     @abstractmethod
     def failed(self, link: Link, what: str) -> None:
-        """Something was left out; the other side lives."""
+        """Something was dropped; the other side is alive."""
 
 
 class Link:
@@ -69,8 +69,8 @@ class Link:
         peer: the other side's numeric address.
         name: what both sides call it; empty until it is open.
         is_open: whether both sides have proved themselves.
-        was_ended: whether the kernel closed it for a process that ended; else it broke on the way,
-            or one of both sides ended it, and lives.
+        was_ended: whether the kernel closed it for a process that ended; otherwise it broke on the
+            way, or one side closed it and is alive.
         was_broken: whether it broke on the way, or was reset: our kernel ended it.
     """
 
@@ -101,7 +101,7 @@ class Link:
         self._unanswered_since: float | None = None  # nothing came after what we sent then
 
     def send(self, payload: bytes) -> None:
-        """Send a frame, now or when there is room. What is too much for that is left out."""
+        """Send a frame, now or when there is room. A frame that is too large is dropped."""
         if self._is_closed or self._is_dropped:
             return
         if self._unanswered_since is None:
@@ -118,11 +118,11 @@ class Link:
             self._write(_LENGTH.pack(len(payload)) + payload)
 
     def is_stalled(self, wait_s: float) -> bool:
-        """Whether, for so long, nothing came and nothing that we sent was acknowledged.
+        """Whether, for that long, nothing came and nothing that we sent was acknowledged.
 
         The other side's kernel acknowledges for a process that is slow or stopped. Ours is asked
-        only about what has been unanswered for half of that time. That early, because a message
-        that was acknowledged, but not answered, must not make a later one look old.
+        only about data that have been unanswered for half of that time: a message that was
+        acknowledged, but not answered, must not make a later one look old.
         """
         now = time.monotonic()
         if self._unanswered_since is None or now < self._unanswered_since + wait_s / 2:
@@ -136,7 +136,7 @@ class Link:
         return now >= self._unanswered_since + wait_s
 
     def flush(self, wait_s: float) -> None:
-        """Wait until everything is sent, but not for longer."""
+        """Wait until everything is sent, for a limited time."""
         deadline = time.monotonic() + wait_s
         while self._unsent and not self._is_closed and time.monotonic() < deadline:
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -145,9 +145,9 @@ class Link:
             self._sock.setblocking(False)
 
     def finish(self, deadline: float) -> None:
-        """Send what is to be sent, wait for the other side to close too, and close.
+        """Send what is queued, wait for the other side to close too, and close.
 
-        Closing at once would throw away what is under way, if something of theirs is unread.
+        Closing at once would discard data in transit, if something of theirs is unread.
         """
         self.flush(deadline - time.monotonic())
         try:
@@ -161,7 +161,7 @@ class Link:
         self.close()
 
     def drop(self) -> None:
-        """End the connection only: the other side hears that this agent lives."""
+        """End only the connection: the other side learns that this agent is alive."""
         if not self.is_open:
             return self.close()
         if not self._is_dropped:
@@ -170,7 +170,7 @@ class Link:
         return None
 
     def close(self) -> None:
-        """End the connection, as this agent ends, too."""
+        """End the connection because this agent ends."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -181,17 +181,17 @@ class Link:
     # To be said by the two kinds.
 
     def _needed(self) -> int:
-        """How many bytes the next step of the handshake takes."""
+        """The number of bytes for the next step of the handshake."""
         raise NotImplementedError
 
     def _step(self, data: bytes) -> str:
-        """One step of the handshake; what is wrong with it, if anything."""
+        """One step of the handshake; returns what is wrong with it, if anything."""
         raise NotImplementedError
 
     # Bytes.
 
     def _watch(self) -> None:
-        """Keep the selector's idea of what we wait for."""
+        """Update the events that the selector waits for."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         if events == self._watched:
             return
@@ -233,7 +233,7 @@ class Link:
         )
 
     def _take(self) -> bool:
-        """Use what has come, if it is enough for something."""
+        """Use the received bytes, if they are enough for something."""
         if not self.is_open:
             return self._go_on()
         if len(self._unread) < _LENGTH.size:
@@ -255,7 +255,7 @@ class Link:
         return True
 
     def _go_on(self) -> bool:
-        """Take the next step of the handshake, if enough has come for it."""
+        """Take the next step of the handshake, if enough bytes have been received."""
         needed = self._needed()
         if len(self._unread) < needed:
             return False
@@ -284,7 +284,7 @@ class Link:
         return self._watch()
 
     def _close_unread(self) -> None:
-        """Close so that our last word gets through: what is unread would have the kernel reset."""
+        """Read before closing: with unread data the kernel would reset the connection."""
         with suppress(OSError):
             while self._sock.recv(_CHUNK):
                 pass
@@ -302,7 +302,7 @@ class Link:
         self._fail(f"its connection broke: {error.strerror}")
 
     def _silent_ms(self) -> int:
-        """Since the kernel last received something, however late we came to read it."""
+        """The time since the kernel last received something, even if we read it later."""
         return _field(self._info(), _LAST_DATA_AT)
 
     def _info(self) -> bytes:
@@ -360,7 +360,7 @@ class Caller(Link):
     """The other end: connects to a numeric address.
 
     Raises:
-        OSError: there is no such address here.
+        OSError: this machine has no such address.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ _FULL_S = 0.5  # without descriptors, so long until the next try
 
 
 class Receiver(ABC):
-    """Who is told what comes of it."""
+    """Receives the events of the connections."""
 
     @abstractmethod
     def heard(self, key: str, payload: bytes) -> None:
@@ -53,11 +53,11 @@ class Receiver(ABC):
 
     @abstractmethod
     def failed(self, address: str, what: str) -> None:
-        """Something was left out between us and the agent there; both live."""
+        """A message between us and the agent there was dropped; both are alive."""
 
     @abstractmethod
     def unreachable(self, at: Endpoint, why: str) -> None:
-        """Nobody answers there, or not to us."""
+        """No agent answers there, or it refuses us."""
 
 
 class _Call:
@@ -75,10 +75,10 @@ class PeerConnections(ConnectionListener):
 
     Args:
         key: this agent's own.
-        listener: where others call it; taken over. None: it only calls.
-        stalled_s: replace a connection after so long without an acknowledgement.
-        lost_s: a connection breaks after so long without an acknowledgement, and then the other
-            agent counts as gone; None: after a longer time, and it does not.
+        listener: where others call it; owned by this object. None: it only calls.
+        stalled_s: replace a connection after this long without an acknowledgement.
+        lost_s: a connection breaks after this long without an acknowledgement, and then the other
+            agent counts as gone; None: it breaks later, and the agent does not count as gone.
 
     Attributes:
         wake_at: when to call `poll` even if nothing happens; None: never.
@@ -126,7 +126,7 @@ class PeerConnections(ConnectionListener):
         return key in self._links
 
     def send(self, to: str, at: Endpoint | None, payload: bytes) -> None:
-        """To that agent; lost if it is not there."""
+        """Send to that agent; lost if it is not there."""
         links = self._links.get(to)
         if links:
             link = links[-1]
@@ -137,7 +137,7 @@ class PeerConnections(ConnectionListener):
             self._wait_for(at, to, payload)
 
     def call(self, at: Endpoint, payload: bytes) -> None:
-        """To whoever answers there."""
+        """Send to whichever agent answers there."""
         who = self._who.get(at)
         if who is not None:
             self.send(who, at, payload)
@@ -145,7 +145,7 @@ class PeerConnections(ConnectionListener):
             self._wait_for(at, None, payload)
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Do what there is to do, after waiting for it for so long."""
+        """Handle events, after waiting for them for that long."""
         for key, _ in self._selector.select(timeout_s):
             key.data()
         now = time.monotonic()
@@ -156,7 +156,7 @@ class PeerConnections(ConnectionListener):
             self._update_listener()
 
     def close(self, wait_s: float) -> None:
-        """Say what is still to be said, and end all connections, telling nobody of their ends."""
+        """Send what is queued, and end all connections, without reporting their ends."""
         self._is_closing = True
         if self._listener is not None:
             self._listener.close()
@@ -196,7 +196,7 @@ class PeerConnections(ConnectionListener):
         self._update_listener()
 
     def _update_listener(self) -> None:
-        """Listen only while there is room: else a crowd of strangers would keep us busy."""
+        """Listen only while there is room: many strangers could keep us busy otherwise."""
         wants = self._listen_at is None and len(self._strangers) < _MAX_STRANGERS
         if self._listener is not None and wants != self._listens:
             self._listens = wants
@@ -218,7 +218,7 @@ class PeerConnections(ConnectionListener):
         self._dial(at, call)
 
     def _call_again(self, at: Endpoint, to: str, payload: bytes) -> None:
-        """Try to make the stalled connections with that agent anew; until then nothing changes."""
+        """Try to replace the stalled connections with that agent; until then nothing changes."""
         if at not in self._calls and len(self._calls) >= _MAX_CALLS_AGAIN:
             return
         self._wait_for(at, to, payload)
@@ -316,7 +316,7 @@ class PeerConnections(ConnectionListener):
                 self._drop(old)
 
     def _deliver(self, link: Link, key: str, call: _Call) -> None:
-        """Say what waited for the connection to the one who answered, if it was meant."""
+        """Send what waited for the connection, if this is the intended agent."""
         missed = []
         for to, payload in call.waiting:
             if to is None or to == key:
@@ -348,7 +348,7 @@ class PeerConnections(ConnectionListener):
             self._receiver.failed(link.peer, what)
 
     def _drop(self, link: Link) -> None:
-        """End this connection only."""
+        """End only this connection."""
         self._forget(link)
         link.drop()
 
