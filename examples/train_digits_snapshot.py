@@ -85,7 +85,8 @@ class Trainer:
             total += loss.detach()
         dist.all_reduce(total)
         self.epochs_done += 1
-        return total.item() / len(self.loader) / dist.get_world_size()
+        mean: float = total.item() / len(self.loader) / dist.get_world_size()
+        return mean
 
 
 def main() -> None:

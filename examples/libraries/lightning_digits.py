@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
-class Digits(pytorch_lightning.LightningModule):
+class Digits(pytorch_lightning.LightningModule):  # type: ignore[misc]
     """64 pixels -> 64 hidden units (ReLU) -> 10 classes."""
 
     def __init__(self) -> None:
