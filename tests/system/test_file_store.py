@@ -144,7 +144,7 @@ def test_more_members_than_the_world_are_refused(tmp_path: Path) -> None:
 def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("three years of work")
-    with pytest.raises(StoreError, match="no store"):
+    with pytest.raises(StoreError, match="it is not a store"):
         FileStore(str(path))
     assert path.read_text() == "three years of work"
 
