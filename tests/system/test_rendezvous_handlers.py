@@ -351,7 +351,7 @@ def test_c10d_says_why_a_node_is_not_let_in(
     with pytest.raises(RendezvousConnectionError, match="the job is 'r', not 'other'"):
         wrong_name.next_rendezvous()
     wrong_token = _c10d(free_port, token="guess")
-    with pytest.raises(RendezvousConnectionError, match="another token"):
+    with pytest.raises(RendezvousConnectionError, match="a different token"):
         wrong_token.next_rendezvous()
     second = _c10d(free_port)
     meet(second)

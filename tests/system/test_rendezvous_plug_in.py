@@ -84,7 +84,7 @@ def test_what_is_wrong_with_one_is_said(package: Path, monkeypatch: pytest.Monke
         get_rendezvous_handler(RendezvousParameters("broken", "", "r", 1, 1))
     with pytest.raises(InvalidArgumentError, match=r"c10d, .*meet_in_file, .*torch_style"):
         get_rendezvous_handler(RendezvousParameters("nobody", "", "r", 1, 1))
-    with pytest.raises(InvalidArgumentError, match="choose etcd, which speaks version 3"):
+    with pytest.raises(InvalidArgumentError, match="choose etcd, which uses version 3"):
         get_rendezvous_handler(RendezvousParameters("etcd-v2", "127.0.0.1", "r", 1, 1))
     own = get_rendezvous_handler(RendezvousParameters("c10d", "127.0.0.1:0", "r", 1, 1))
     assert own.shutdown()  # nobody takes our names
