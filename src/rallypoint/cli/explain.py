@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag
-from rallypoint.diagnosis.explain import verdict
+from rallypoint.diagnosis.explain import explanation_of
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.launch.inspection.everywhere import look_everywhere
 from rallypoint.launch.inspection.kept import kept_jobs
@@ -57,7 +57,7 @@ def _explain_ended(word: str, values: Mapping[str, str]) -> int | None:
 
 
 def _tell(first: Facts, second: Facts, notes: Sequence[str], values: Mapping[str, str]) -> int:
-    found = verdict(first, second)
+    found = explanation_of(first, second)
     if "--json" in values:
         print(json.dumps({"run_id": second.run_id, **found.to_json(), "notes": list(notes)}))
         return found.exit_status

@@ -1,1 +1,1 @@
-"""Why a job is stuck, slow or dead: facts in, a verdict out. Pure: no file, clock or socket."""
+"""Why a job is stuck, slow or dead: facts in, an explanation out. Pure: no file, clock, socket."""

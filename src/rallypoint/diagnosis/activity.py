@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from rallypoint.diagnosis.explanation import Strength
 from rallypoint.diagnosis.facts import Frame, Process, Stack, Thread, Worker
-from rallypoint.diagnosis.verdict import Strength
 
 
 class Doing(Enum):

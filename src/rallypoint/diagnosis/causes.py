@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rallypoint.diagnosis.activity import Doing, main_stack, of_thread
+from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.facts import Process, Thread
 from rallypoint.diagnosis.phrases import seconds, times
 from rallypoint.diagnosis.sight import Condition, Rank
-from rallypoint.diagnosis.verdict import Cause, Strength
 
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
 _LOADER_ENDED = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rallypoint.diagnosis.activity import is_users, main_stack
+from rallypoint.diagnosis.explanation import MOST_EVIDENCE, Strength
 from rallypoint.diagnosis.findings import Finding
 from rallypoint.diagnosis.phrases import details, listed, numbered, seconds, some_ranks, times
 from rallypoint.diagnosis.sentence import main_clause
 from rallypoint.diagnosis.sight import Rank, Sight
-from rallypoint.diagnosis.verdict import MOST_EVIDENCE, Strength
 from rallypoint.diagnosis.waits import Wait
 
 _MOST_ROOTS = 3

@@ -1,7 +1,7 @@
 """Why is a job stuck, slow or dead? Two looks at it go in, an answer comes out.
 
     facts --sight.py--> ranks --waits.py--> waits --graph.py--> roots, knots
-          --findings.py, causes.py--> what is wrong --sentence.py, evidence.py--> verdict
+          --findings.py, causes.py--> what is wrong --sentence.py, evidence.py--> explanation
 
 Causes are told of roots only, never of those who wait (docs/decisions/080-explain.md).
 """
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 from rallypoint.diagnosis import no_hang, sentence
 from rallypoint.diagnosis.evidence import evidence
+from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Kind, Root, Strength
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.diagnosis.findings import Finding, find
 from rallypoint.diagnosis.graph import Clause, Node, reduce_graph
 from rallypoint.diagnosis.sight import Condition, Rank, Sight, look
-from rallypoint.diagnosis.verdict import Cause, Edge, Kind, Root, Strength, Verdict
 from rallypoint.diagnosis.waits import Wait, find_waits
 
 
-def verdict(first: Facts, second: Facts) -> Verdict:
+def explanation_of(first: Facts, second: Facts) -> Explanation:
     """The answer.
 
     Args:
@@ -42,14 +42,14 @@ def verdict(first: Facts, second: Facts) -> Verdict:
             assert node is not None
             return _unknown(f"node {node.node_rank} ({node.host}) has not answered")
         if all(_is_blind_to(rank) for rank in sight):
-            return Verdict(
+            return Explanation(
                 kind=Kind.UNEXPLAINED,
                 sentence="cannot tell whether the job hangs, because its workers tell neither "
                 "their calls nor where they are: rallypoint is not installed for them, or they "
                 "are no Python programs (or were started with python -S).",
                 evidence=evidence(sight, waits, ()),
             )
-        return Verdict(
+        return Explanation(
             kind=Kind.NO_HANG,
             sentence=sentence.cut(no_hang.sentence(sight, waits).removesuffix(".")),
             evidence=evidence(sight, waits, ()),
@@ -57,7 +57,7 @@ def verdict(first: Facts, second: Facts) -> Verdict:
         )
     told = findings[0]
     kind = Kind.UNEXPLAINED if told.strength is Strength.UNKNOWN else Kind.EXPLAINED
-    return Verdict(
+    return Explanation(
         kind=kind,
         sentence=sentence.sentence(told),
         evidence=evidence(sight, waits, findings),
@@ -83,8 +83,8 @@ def _is_blind_to(rank: Rank) -> bool:
     return lives and worker is not None and not worker.groups and not worker.stacks
 
 
-def _unknown(because: str) -> Verdict:
-    return Verdict(
+def _unknown(because: str) -> Explanation:
+    return Explanation(
         kind=Kind.UNEXPLAINED, sentence=f"cannot tell why the job stands still, because {because}."
     )
 

@@ -1,4 +1,4 @@
-"""What was seen of a job at one moment: what a verdict is drawn from.
+"""What was seen of a job at one moment: what an explanation is drawn from.
 
 Frozen data, as whoever looked has found them; a field that could not be found out says so (None, or
 empty). Each node's times are of its own clocks, so they are compared within a node only. Two of

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from rallypoint.diagnosis import knots
 from rallypoint.diagnosis.activity import Doing, is_users, main_stack
 from rallypoint.diagnosis.causes import Explanation, explain
+from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.graph import Needs, Node, Reduction, waiters_of, waiting_for
 from rallypoint.diagnosis.history import is_usual
 from rallypoint.diagnosis.leads import Lead, lead_of, lead_of_flow
 from rallypoint.diagnosis.sight import Condition, Rank, Sight
-from rallypoint.diagnosis.verdict import Cause, Strength
 from rallypoint.diagnosis.waits import Wait
 
 LONG_S = 1.5  # waits that are shorter say nothing

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rallypoint.diagnosis import mismatch as mismatches
 from rallypoint.diagnosis.activity import short_site
 from rallypoint.diagnosis.attendance import members_in
+from rallypoint.diagnosis.explanation import Strength
 from rallypoint.diagnosis.graph import Needs, Node, smallest_cycle
 from rallypoint.diagnosis.leads import Lead
 from rallypoint.diagnosis.phrases import items, listed, numbered, signature, some_ranks
 from rallypoint.diagnosis.sight import Sight, members_of
-from rallypoint.diagnosis.verdict import Strength
 from rallypoint.diagnosis.waits import Wait
 
 _MOST_SITES = 2

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rallypoint.diagnosis.causes import Explanation
+from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.phrases import numbered, seconds
 from rallypoint.diagnosis.sight import Condition, Rank, Sight, entered
-from rallypoint.diagnosis.verdict import Cause, Strength
 from rallypoint.diagnosis.waits import Wait
 
 

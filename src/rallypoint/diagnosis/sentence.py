@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from rallypoint.diagnosis.explanation import MOST_CHARACTERS, Strength
 from rallypoint.diagnosis.findings import Finding
 from rallypoint.diagnosis.leads import call_key, longest
 from rallypoint.diagnosis.phrases import does, listed, seconds, some_ranks
-from rallypoint.diagnosis.verdict import MOST_CHARACTERS, Strength
 from rallypoint.diagnosis.waits import Wait
 
 _MOST_SITES = 2

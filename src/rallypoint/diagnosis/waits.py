@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from rallypoint.base.recorded_call import Call, Group
 from rallypoint.diagnosis.activity import Activity, Doing, of_thread, short_site
 from rallypoint.diagnosis.attendance import Attendances, members_in
+from rallypoint.diagnosis.explanation import Strength
 from rallypoint.diagnosis.facts import Flow
 from rallypoint.diagnosis.graph import Clause
 from rallypoint.diagnosis.phrases import numbered
 from rallypoint.diagnosis.sight import Condition, Rank, Sight
-from rallypoint.diagnosis.verdict import Strength
 
 _STALLED_S = 2.0  # a connection, with data under way
 _MAY_WAIT = (Doing.UNKNOWN, Doing.C_CODE, Doing.GPU, Doing.CALLS)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.recorded_call import Call, Group
-from rallypoint.diagnosis.explain import verdict
+from rallypoint.diagnosis.explain import explanation_of
+from rallypoint.diagnosis.explanation import Explanation
 from rallypoint.diagnosis.facts import (
     End,
     Facts,
@@ -18,7 +19,6 @@ from rallypoint.diagnosis.facts import (
     Thread,
     Worker,
 )
-from rallypoint.diagnosis.verdict import Verdict
 
 NOW_S = 1000.0
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -153,6 +153,6 @@ def job(*workers: Worker, world: int | None = None, **fields: Any) -> Facts:
     return Facts(run_id="r", round=1, world_size=world or len(workers), nodes=(node,))
 
 
-def looked(facts: Facts) -> Verdict:
+def looked(facts: Facts) -> Explanation:
     """Both looks show the same."""
-    return verdict(replace(facts), facts)
+    return explanation_of(replace(facts), facts)

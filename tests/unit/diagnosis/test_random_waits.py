@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from rallypoint.base.recorded_call import Call, Group
-from rallypoint.diagnosis.explain import needs_of, verdict
+from rallypoint.diagnosis.explain import explanation_of, needs_of
+from rallypoint.diagnosis.explanation import Cause, Kind
 from rallypoint.diagnosis.facts import End, Facts, Worker
 from rallypoint.diagnosis.graph import Node, reduce_graph
 from rallypoint.diagnosis.sight import look
-from rallypoint.diagnosis.verdict import Cause, Kind
 from rallypoint.diagnosis.waits import find_waits
 from tests.unit.diagnosis.jobs import NOW_S, job, looked, ns, process, sleeping, stack, worker
 from tests.unit.diagnosis.toy_ranks import Begun, Toy, broken, healthy, truth
@@ -71,7 +71,7 @@ def test_the_healthy_are_left_alone(seed: int) -> None:
         toy.run(draw, steps=draw.randint(1, 4))
         if toy.clock > clock:
             second = facts_of(toy, random.Random(number))
-            found = verdict(first, second)
+            found = explanation_of(first, second)
             assert found.kind is Kind.NO_HANG, (toy, found.sentence)
         toy.run(draw)
         at_rest = facts_of(toy, draw)

@@ -13,9 +13,15 @@ import pytest
 
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import Group
-from rallypoint.diagnosis.explain import verdict
+from rallypoint.diagnosis.explain import explanation_of
+from rallypoint.diagnosis.explanation import (
+    MOST_CHARACTERS,
+    MOST_EVIDENCE,
+    Cause,
+    Explanation,
+    Kind,
+)
 from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Thread, Worker
-from rallypoint.diagnosis.verdict import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Kind, Verdict
 from tests.unit.diagnosis.jobs import (
     TORCH,
     call,
@@ -54,8 +60,8 @@ def hang(culprit: Worker, *groups: Group, **node: Any) -> Facts:
     return job(culprit, *(waiting(rank, *(groups or (IN_17,))) for rank in others(c)), **node)
 
 
-def told(facts: Facts, *parts: str, kind: Kind = Kind.EXPLAINED) -> Verdict:
-    """The verdict, which must say all of these."""
+def told(facts: Facts, *parts: str, kind: Kind = Kind.EXPLAINED) -> Explanation:
+    """The explanation, which must say all of these."""
     found = looked(facts)
     for part in parts:
         assert part in found.sentence
@@ -559,7 +565,7 @@ def test_what_moves_does_not_hang(c: int) -> None:
             for each in node.workers
         ]
         first = replace(second, nodes=(replace(node, workers=tuple(earlier)),))
-        assert verdict(first, second).kind is Kind.NO_HANG
+        assert explanation_of(first, second).kind is Kind.NO_HANG
 
 
 def test_what_is_waited_for_as_long_in_each_step_is_no_hang(c: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.diagnosis.explain import verdict
+from rallypoint.diagnosis.explain import explanation_of
+from rallypoint.diagnosis.explanation import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Kind
 from rallypoint.diagnosis.facts import Facts, Node, Thread
-from rallypoint.diagnosis.verdict import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Kind
 from tests.unit.diagnosis.jobs import (
     TORCH,
     call,
@@ -192,7 +192,7 @@ def test_who_let_go_of_the_gil_between_the_looks_does_not_hold_it() -> None:
         )
         for line in (31, 32)
     ]
-    assert "GIL" not in verdict(*facts).sentence
+    assert "GIL" not in explanation_of(*facts).sentence
 
 
 def test_a_circle_is_none_if_another_thread_may_open_it() -> None:
@@ -229,7 +229,7 @@ def test_at_its_end_a_jobs_ranks_leave_one_after_the_other() -> None:
 
 def test_a_round_that_has_just_begun_has_not_moved_and_not_stood_still() -> None:
     facts = job(waiting(0, group(call(0, for_s=0.4))), sleeping(1, group()))
-    assert verdict(replace(facts, round=0), facts).kind is Kind.NO_HANG
+    assert explanation_of(replace(facts, round=0), facts).kind is Kind.NO_HANG
 
 
 def test_all_have_ended() -> None:

@@ -84,14 +84,14 @@ class HangWatch:
         if self._child is None and time.monotonic() >= self._calm_until:
             self._child = Child(self._selector, ["job", str(os.getpid())], self._seen)
 
-    def _seen(self, verdict: dict[str, object] | None) -> None:
+    def _seen(self, explanation: dict[str, object] | None) -> None:
         self._child = None
         self._calm_until = time.monotonic() + _CALM * self._after_s
         # Meanwhile the workers may have ended, or be others.
         is_current = self._round == self._state.round and self._state.phase is Phase.RUNNING
-        if verdict is None or not is_current or verdict.get("round") != self._round:
+        if explanation is None or not is_current or explanation.get("round") != self._round:
             return
         with suppress(Exception):
-            hang = self._hangs.judge(verdict)
+            hang = self._hangs.judge(explanation)
             if hang is not None:
                 self._tell_hang(hang)

@@ -89,9 +89,9 @@ class Hangs:
         self._told = None
         return True
 
-    def judge(self, verdict: Mapping[str, Any]) -> Hang | None:
+    def judge(self, explanation: Mapping[str, Any]) -> Hang | None:
         """The hang to report, if the job's explanation is one."""
-        hang = _hang(verdict, self._after_s)
+        hang = _hang(explanation, self._after_s)
         if hang is None or hang.ranks.isdisjoint(self._complaining):
             return None
         if self._told is not None and self._told.is_same(hang):
@@ -100,18 +100,18 @@ class Hangs:
         return hang
 
 
-def _hang(verdict: Mapping[str, Any], after_s: float) -> Hang | None:
-    if not verdict.get("exit_status") or not verdict["roots"]:
+def _hang(explanation: Mapping[str, Any], after_s: float) -> Hang | None:
+    if not explanation.get("exit_status") or not explanation["roots"]:
         return None
-    root = verdict["roots"][0]
+    root = explanation["roots"][0]
     ranks = frozenset([*root["ranks"], *root["waited_for_by"]])
-    edges = [edge for edge in verdict["edges"] if not ranks.isdisjoint(edge["ranks"])]
+    edges = [edge for edge in explanation["edges"] if not ranks.isdisjoint(edge["ranks"])]
     known = [edge["for_s"] for edge in edges if edge["for_s"] is not None]
     if not ranks or (known and max(known) < _ALMOST * after_s):
         return None
     return Hang(
-        sentence=str(verdict["sentence"]),
-        is_explained=verdict["exit_status"] == _EXPLAINED,
+        sentence=str(explanation["sentence"]),
+        is_explained=explanation["exit_status"] == _EXPLAINED,
         rank=min(root["ranks"] or ranks),
         ranks=ranks,
         root=(root["cause"], tuple(root["ranks"])),

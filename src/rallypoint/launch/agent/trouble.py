@@ -63,14 +63,14 @@ class Trouble:
         """Why a job that someone ended was hanging, if it was, and ran on this node only."""
         if not self._whereabouts or seat.nodes > 1:
             return ""
-        from rallypoint.diagnosis.explain import verdict
-        from rallypoint.diagnosis.verdict import Kind
+        from rallypoint.diagnosis.explain import explanation_of
+        from rallypoint.diagnosis.explanation import Kind
         from rallypoint.launch.agent.facts_at_end import job_at_end
 
         records, where = self.records, self._whereabouts
         try:
             ended = job_at_end(job, seat, group, records, where, oom_kills=None, status=0, hang="")
-            found = verdict(ended.facts, ended.facts)
+            found = explanation_of(ended.facts, ended.facts)
         except Exception:  # how the launcher ends does not depend on it
             return ""
         return found.sentence if found.kind is Kind.EXPLAINED else ""

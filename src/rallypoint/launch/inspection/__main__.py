@@ -62,14 +62,14 @@ def _node() -> dict[str, object]:
 
 
 def _job(pid: int) -> dict[str, object]:
-    from rallypoint.diagnosis.explain import verdict
+    from rallypoint.diagnosis.explain import explanation_of
     from rallypoint.launch.inspection.entries import running_agents
     from rallypoint.launch.inspection.everywhere import look_everywhere
 
     agents = running_agents()
     jobs = {agent.job for agent in agents if agent.pid == pid}
     looks = look_everywhere([agent for agent in agents if agent.job in jobs])
-    found = verdict(looks.first, looks.second)
+    found = explanation_of(looks.first, looks.second)
     return {"round": looks.second.round, **found.to_json()}
 
 

@@ -9,7 +9,7 @@ import pytest
 from rallypoint.launch.agent.hangs import Hang, Hangs
 
 
-def verdict(
+def explanation_of(
     *,
     culprit: int = 1,
     waiting: tuple[int, ...] = (0, 2),
@@ -45,7 +45,7 @@ def complaining(*ranks: int) -> Hangs:
 
 def test_a_hang_is_told_once() -> None:
     hangs = complaining(0)
-    hang = hangs.judge(verdict())
+    hang = hangs.judge(explanation_of())
     assert hang is not None
     assert hang.text == "the job hangs: rank 1 never entered all_reduce #5."
     assert hang.past == "the job hung: rank 1 never entered all_reduce #5"
@@ -56,42 +56,42 @@ def test_a_hang_is_told_once() -> None:
         "ranks": [1],
         "waiting": [0, 2],
     }
-    assert hangs.judge(verdict(for_s=62.0)) is None
-    assert hangs.judge(verdict(waiting=(0, 2, 3))) is None
+    assert hangs.judge(explanation_of(for_s=62.0)) is None
+    assert hangs.judge(explanation_of(waiting=(0, 2, 3))) is None
 
 
 @pytest.mark.parametrize("change", [{"culprit": 3}, {"number": 6}])
 def test_it_is_told_again_for_another_root_or_call(change: dict[str, Any]) -> None:
     hangs = complaining(0)
-    assert hangs.judge(verdict()) is not None
-    assert hangs.judge(verdict(**change)) is not None
+    assert hangs.judge(explanation_of()) is not None
+    assert hangs.judge(explanation_of(**change)) is not None
 
 
 def test_what_goes_on_may_hang_again() -> None:
     hangs = complaining(0, 2)
     assert not hangs.goes_on(2)  # nothing was told
-    assert hangs.judge(verdict()) is not None
+    assert hangs.judge(explanation_of()) is not None
     assert not hangs.goes_on(7)
     assert hangs.goes_on(0)
     assert not hangs.goes_on(2)
-    assert hangs.judge(verdict()) is None  # nobody complains any more
+    assert hangs.judge(explanation_of()) is None  # nobody complains any more
     hangs.complains(2)
-    assert hangs.judge(verdict()) is not None
+    assert hangs.judge(explanation_of()) is not None
 
 
 def test_who_complains_must_wait_for_it() -> None:
-    assert complaining(4).judge(verdict()) is None
-    assert complaining().judge(verdict()) is None
-    assert complaining(4, 2).judge(verdict()) is not None
+    assert complaining(4).judge(explanation_of()) is None
+    assert complaining().judge(explanation_of()) is None
+    assert complaining(4, 2).judge(explanation_of()) is not None
 
 
 @pytest.mark.parametrize(
     "seen",
     [
-        verdict(status=0),
-        verdict(roots=[], status=4),
-        verdict(for_s=5.0),
-        verdict(roots=[{"ranks": [], "cause": "network", "waited_for_by": []}]),
+        explanation_of(status=0),
+        explanation_of(roots=[], status=4),
+        explanation_of(for_s=5.0),
+        explanation_of(roots=[{"ranks": [], "cause": "network", "waited_for_by": []}]),
     ],
 )
 def test_what_is_no_hang(seen: dict[str, Any]) -> None:
@@ -99,15 +99,15 @@ def test_what_is_no_hang(seen: dict[str, Any]) -> None:
 
 
 def test_times_that_are_not_known() -> None:
-    assert complaining(0).judge(verdict(for_s=None)) is not None
+    assert complaining(0).judge(explanation_of(for_s=None)) is not None
     # Who has called something else is waited for by nobody in particular.
     mismatch = {"ranks": [1], "cause": "different operations", "waited_for_by": [0, 2]}
-    assert complaining(0).judge(verdict(roots=[mismatch], edges=[])) is not None
+    assert complaining(0).judge(explanation_of(roots=[mismatch], edges=[])) is not None
 
 
 def test_a_hang_that_is_not_explained() -> None:
     network = {"ranks": [], "cause": "network", "waited_for_by": [0, 2]}
-    hang = complaining(2).judge(verdict(status=4, roots=[network]))
+    hang = complaining(2).judge(explanation_of(status=4, roots=[network]))
     assert isinstance(hang, Hang)
     assert hang.rank == 0
     assert hang.text.startswith("the job may hang: ")

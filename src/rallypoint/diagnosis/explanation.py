@@ -94,7 +94,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Explanation:
     """The answer.
 
     Attributes:
