@@ -399,7 +399,7 @@ def test_a_blocked_port_where_nodes_meet(cluster: FaultyCluster) -> None:
     assert line.startswith("host1:29400, where the nodes are to meet, does not answer")
     assert "allow TCP to port 29400 in the firewall of host1" in line
     assert the_red_line(reports[1]).startswith(
-        "2 of 3 nodes came to host1:29400 within 3 s: host1, "
+        "2 of 3 nodes connected to host1:29400 within 3 s: host1, "
     )
 
 

@@ -114,7 +114,7 @@ def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
     if probe.reach is Reach.UNREACHABLE:
         return f"check the route to {host} (ip route get), or give a reachable address"
     if probe.role != MEETING:  # a port like any other: the next job has another one
-        ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024"
+        ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
     firewall = f"allow TCP to {ports} in the firewall of {host}, and in any between"
     if probe.reach is Reach.REFUSED and host not in cluster.hosts:
         what = (

@@ -126,7 +126,7 @@ def _unconnected(
 
 
 def _advice(cluster: ClusterFacts, group: Group, reach: Reach) -> str:
-    ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024"
+    ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
     bound = "" if cluster.port_range else " (or fewer, with --port-range)"
     name = cluster.name(group.node)
     if reach is Reach.STRANGER:
