@@ -231,5 +231,5 @@ def test_where_shows_interfaces_and_the_choice(hosts: Hosts) -> None:
     assert rows["docker0"].endswith("  container bridge  MTU 1500")
     assert "10.88.0.2/24, fd88::2/64" in rows["fast0"]
     assert "virtual pair" in rows["fast0"]
-    assert "several nodes: fast0, 10.88.0.2 (MTU 1500): the route to 10.88.0.1 leads" in said
+    assert "several nodes: fast0, 10.88.0.2 (MTU 1500): the route to 10.88.0.1 uses" in said
     assert "fast0" not in hosts[1].run(*where, "10.88.0.2")

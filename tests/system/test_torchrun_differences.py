@@ -115,7 +115,7 @@ def test_meaningless_flags(launch: Launch) -> None:
     assert launch.err == ""
     assert launch.run(*flags, "--verbose", launch.script("")) == 0
     assert "--monitor-interval has no effect" in launch.err
-    assert "--start-method fork means nothing" in launch.err
+    assert "--start-method fork has no effect" in launch.err
 
 
 def test_plug_ins(launch: Launch) -> None:
