@@ -1,7 +1,7 @@
-"""Whether this process has been asked to end, and how long it has: for programs that save first.
+"""Tells a program that it has been asked to end, and how much time it has left to save its state.
 
-Launchers and schedulers ask by a signal: SIGTERM, and whatever `--signals-to-handle` adds, such as
-Slurm's early warning. A program that never calls `preempted` is ended by it, as ever.
+Launchers and schedulers ask with a signal: SIGTERM, and those that `--signals-to-handle` adds, such
+as Slurm's early warning. A program that never calls `preempted` is ended by the signal, as usual.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rallypoint.base.worker_env import SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S, SIG
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID"
 _JOB_END = "SLURM_JOB_END_TIME"  # seconds since 1970
-# A terminal's: they end the program, and mean it.
+# Signals from a terminal: they must end the program.
 _NOT_WATCHED = ("SIGINT", "SIGHUP", "SIGQUIT")
 
 
 class _Watch:
-    """Begins with the first question.
+    """The signal handlers, installed by the first call of `preempted`.
 
     Attributes:
-        asked_at: when the first signal came, by the monotonic clock; None: none has.
-        before: what handled each signal that is watched.
-        mask: which signals were blocked before a fork.
+        asked_at: when the first signal arrived, by the monotonic clock; None: none has arrived.
+        before: the previous handler of each watched signal.
+        mask: the signals that were blocked before a fork.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Watch:
                 number = signal.Signals[name]
                 self.before[number] = signal.getsignal(number)
                 signal.signal(number, self.note)
-        except ValueError:  # what Python says in any other thread
+        except ValueError:  # not in the main thread
             self.before.clear()
             raise CallerError(
                 "preempted() must first be called in the main thread, before the training begins:"
@@ -54,11 +54,11 @@ class _Watch:
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         handler = self.before[number]
-        if callable(handler):  # a library's that was here first
+        if callable(handler):  # set by a library
             handler(number, frame)
 
-    # A forked child, a data loader's worker say, is ended by a signal of its parent's, and has to
-    # end. One that comes before it is no longer watched must not be lost, so it waits.
+    # A forked child, such as a data loader's worker, must end when its parent signals it. A signal
+    # that arrives before the child has restored its handlers stays blocked, so that it is not lost.
 
     def hold(self) -> None:
         """Before a fork."""
@@ -84,21 +84,23 @@ os.register_at_fork(
 
 
 def preempted() -> bool:
-    """Whether this process has been asked to end, by its launcher or a scheduler.
+    """Return whether the launcher or a scheduler has asked this process to end.
 
-    From the first call on, SIGTERM only makes this true, so that the program can save and leave;
-    who stays is killed in the end (see `time_left`). So do other signals that
-    `--signals-to-handle` names, such as SIGUSR1, but not those of a terminal (SIGINT, SIGHUP,
-    SIGQUIT). Handlers that were set before the first call are still called.
+    After the first call, SIGTERM no longer ends the process; it makes this function return True, so
+    that the program can save its state and exit. A process that does not exit is killed when its
+    time is up (see `time_left`). The same holds for the signals in `--signals-to-handle`, such as
+    SIGUSR1, except those of a terminal (SIGINT, SIGHUP, SIGQUIT). Handlers that were set before the
+    first call are still called.
 
-    A signal does not reach all ranks between the same two steps, so let them decide together, by an
-    all_reduce of this answer with ReduceOp.MAX in each step: else some wait for those who left.
+    Ranks receive the signal in different steps. To stop in the same step, reduce this value over
+    all ranks in each step, with all_reduce and ReduceOp.MAX; otherwise some ranks wait for those
+    that have exited.
 
     Returns:
-        True from the first signal on.
+        True once a signal has arrived.
 
     Raises:
-        CallerError: the first call is not in the main thread.
+        CallerError: the first call was not made in the main thread.
     """
     if not _watch.before:
         _watch.begin()
@@ -106,12 +108,12 @@ def preempted() -> bool:
 
 
 def time_left() -> float | None:
-    """For how many seconds this process may still run, if it was asked to end.
+    """Return how many seconds this process may still run after it was asked to end.
 
     Returns:
-        Until the launcher kills it (`--shutdown-timeout` after the signal), or until a Slurm job's
-        time is over, whichever is sooner; 0 if that is past. None: nobody has asked, or the time is
-        not known here.
+        The time until the launcher kills it (`--shutdown-timeout` after the signal) or until the
+        Slurm job ends, whichever comes first; never negative. None if it was not asked to end, or
+        if the time is unknown.
     """
     if _watch.asked_at is None:
         return None

@@ -1,5 +1,5 @@
-"""Key-value stores: where the processes of a job find each other.
+"""Key-value stores, in which the processes of a job find each other.
 
-The server and the client speak the wire of ``torch.distributed.TCPStore``. Nothing in this package
-imports NumPy, torch or asyncio, because the launcher pays for what it imports.
+Server and client use the wire protocol of ``torch.distributed.TCPStore``. This package imports
+neither NumPy, torch nor asyncio, because each import delays the launcher's start.
 """

@@ -2,8 +2,8 @@
 
 Against our server each operation is at most one round trip, for a thousand keys; against torch's it
 uses the stock sequences. Every operation ends within its timeout, with an error that names server,
-operation and key. One connection, one operation at a time: threads that wait long want a `clone`
-each.
+operation and key. A client has one connection and runs one operation at a time: threads that may
+wait long should each use a `clone`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One client connection: bytes out, bytes in, never longer than a deadline.
+"""One client connection: sends and receives bytes, each operation with a deadline.
 
-It finds the server, introduces itself and learns whether the server is ours. The timeout is set in
-the kernel (SO_RCVTIMEO), which saves a poll per reply. A forked child must not share the parent's
-connections: they are closed in it.
+It connects to the server, sends the handshake and learns whether the server is ours. The kernel
+enforces the timeout (SO_RCVTIMEO), which saves one poll per reply. A forked child closes the
+connections that it inherited, because it must not share them with its parent.
 """
 
 from __future__ import annotations

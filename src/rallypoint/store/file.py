@@ -1,8 +1,8 @@
 """A store in a file that all processes see: a log under flock, replayed by each (file_log.py).
 
-The file is opened for each operation, as NFS wants it. The last member out removes it. One left
-behind by a run that crashed is recognised, by its run id or because all its members are dead, and
-never silently used again. It works on NFS as far as flock does (Linux 2.6.12 and later).
+The file is opened for each operation, as NFS requires. The last member to leave removes it. A file
+left by a crashed run is recognised by its run id, or because all its members are dead, and is never
+silently reused. It works on NFS wherever flock does (Linux 2.6.12 and later).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     record   u32 length, u32 CRC-32 of the body, body
     body     changes: u8 kind, u32 length, key, u32 length, value
 
-A process killed in the middle of a write leaves a record that is too short or whose sum is wrong.
-It never counts: readers stop before it, the next writer cuts it off. Pure: bytes in, bytes out.
+A process killed in the middle of a write leaves a record that is too short or has a wrong checksum.
+Readers stop before such a record, and the next writer truncates it. This module is pure: bytes in,
+bytes out.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Agree on a name that no earlier group has used, at a store that may have outlived many.
+"""Agree on a name that no earlier group has used, at a store that may have outlived many groups.
 
-The members know nothing that tells their meeting from earlier ones: a launcher's count of restarts
-is of no use where each has a launcher of its own. So each counts in the store how often it came.
-Rank 0's count becomes the round's number, and it answers each coming of each rank by its count:
+Nothing that the members know distinguishes this meeting from earlier ones; a launcher's restart
+count does not help if each member has its own launcher. So each member counts its arrivals in the
+store. Rank 0's count becomes the number of the round, and rank 0 answers each arrival by its count:
 
     rank 0   came/0 += 1 -> n.  For each r with came/r = c > 0: answer/r/c = n
     rank r   came/r += 1 -> c.  If came/0 = n > 0: n/r = c
     rank 0   waits for n/r from each r, whose c it answers: answer/r/c = n
     rank r   waits for answer/r/c, then sets n/r to "" and goes on; answers to it are deleted
 
-Both count before they look, so at least one of them sees the other. An answer is for one coming of
-one rank by a rank 0 that saw it: what the dead left is never read. docs/decisions/064 has more.
+Both count before they look, so at least one of them sees the other. An answer belongs to one
+arrival of one rank, which rank 0 has seen, so keys left by dead processes are never read.
+docs/decisions/064 has more.
 """
 
 from __future__ import annotations

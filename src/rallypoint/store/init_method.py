@@ -1,7 +1,7 @@
 """From an `init_method` to a store and a place in the world, and the wait until all are there.
 
 The three methods are torch.distributed's: ``env://``, ``tcp://host:port`` and ``file:///path``.
-Forming a group from what comes out is the process group's affair.
+Forming a group from the result is the task of process_group.
 """
 
 from __future__ import annotations

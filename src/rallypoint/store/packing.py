@@ -1,6 +1,7 @@
-"""Packs what callers pass into requests, or says what is wrong with it before a byte is sent.
+"""Packs the caller's arguments into requests, after checking them.
 
-Raises InvalidTypeError or InvalidArgumentError where the server would only close the connection.
+Invalid arguments raise InvalidTypeError or InvalidArgumentError before a byte is sent; the server
+would only close the connection.
 """
 
 from __future__ import annotations

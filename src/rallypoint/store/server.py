@@ -1,7 +1,7 @@
 """The store's server: a listening socket here, the loop in a native thread without the GIL.
 
-It never asks a name service about a peer. Closing joins the thread and closes every connection; a
-forked child lets go of both. Imports are few: the launcher pays for each of them.
+It never looks up a peer's name. Closing it joins the thread and closes every connection; a forked
+child closes its copies of the descriptors. Imports are few: each delays the launcher's start.
 """
 
 from __future__ import annotations

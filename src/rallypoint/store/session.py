@@ -1,7 +1,7 @@
-"""One request, one reply, one at a time, over one connection, with errors that name everything.
+"""One request and its reply at a time over one connection, with errors that name operation and key.
 
-Whatever breaks off in the middle of an exchange costs the connection: what the server would still
-send could not be told from the answer to the next request.
+An interrupted exchange closes the connection: its late reply could be mistaken for that to the next
+request.
 """
 
 from __future__ import annotations

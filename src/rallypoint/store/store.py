@@ -1,7 +1,7 @@
-"""What every store can do: the interface of torch.distributed's stores, for str keys.
+"""The interface of all stores: that of torch.distributed's stores, for str keys.
 
-Values go in as str or bytes and come out as bytes. What an implementation derives from simpler
-operations stands here once; nothing here fails for want of an implementation.
+Values are passed as str or bytes and returned as bytes. Operations that can be derived from simpler
+ones are implemented here once; no method is optional.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
 class Store(ABC):
-    """A set of keys with values, and queues, that several processes share.
+    """Keys with values, and queues, that several processes share.
 
-    Every operation ends within the timeout: with StoreTimeoutError when a key does not appear,
-    with StoreConnectionError when the store cannot be reached.
+    Every operation ends within the timeout, and every one may raise StoreConnectionError (the store
+    cannot be reached), InvalidTypeError (a key is not a str, or a value neither str nor bytes) and
+    StoreFencedError (the round that this client belongs to has ended).
     """
 
     def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
@@ -29,56 +30,73 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long an operation waits unless told otherwise."""
+        """How long an operation waits by default."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long operations wait."""
+        """Change how long operations wait by default.
+
+        Raises:
+            InvalidTypeError, InvalidArgumentError: it is not a positive timedelta.
+        """
         seconds_of(timeout)
         self._timeout = timeout
 
     @abstractmethod
     def set(self, key: str, value: str | bytes) -> None:
-        """Store `value` under `key`, in place of what was there."""
+        """Store `value` under `key`, replacing the previous value."""
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """Return the value of `key`, waiting for it if need be."""
+        """Return the value of `key`, and wait for the key to appear if necessary.
+
+        Raises:
+            StoreTimeoutError: the key did not appear within the timeout.
+        """
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add to the decimal number under `key`, 0 if it is missing; return the sum."""
+        """Add `amount` to the decimal number under `key` (0 if the key is missing); return the sum.
+
+        Raises:
+            StoreError: the value is not a number.
+        """
 
     @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
-        """Put `value` behind what is stored under `key`, if anything."""
+        """Append `value` to the value of `key`, which is empty if the key is missing."""
 
     @abstractmethod
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Store `desired` if `key` holds `expected`, or is missing and `expected` is empty.
+        """Store `desired` if `key` holds `expected`, or if it is missing and `expected` is empty.
 
-        Returns what `key` holds then, or `expected` if the key is missing still.
+        Returns:
+            The value of `key` afterwards, or `expected` if the key is still missing.
         """
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all `keys` are there, without waiting."""
+        """Return whether all `keys` exist; never waits."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all `keys` are there."""
+        """Wait until all `keys` exist.
+
+        Raises:
+            StoreTimeoutError: a key did not appear within `timeout` (default: the store's).
+        """
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Delete `key`; tell whether it was there."""
+        """Delete `key`; return whether it existed."""
 
     def delete_keys(self, keys: Sequence[str]) -> int:
-        """Delete several keys; how many of them were there."""
+        """Delete several keys; return how many of them existed."""
         return sum(map(self.delete_key, keys))
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
 
     @abstractmethod
     def list_keys(self) -> list[str]:
@@ -86,7 +104,11 @@ class Store(ABC):
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all `keys`, waiting for them if need be."""
+        """Return the values of all `keys`, and wait for them to appear if necessary.
+
+        Raises:
+            StoreTimeoutError: a key did not appear within the timeout.
+        """
 
     @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -94,31 +116,36 @@ class Store(ABC):
 
     @abstractmethod
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put `value` at the end of the queue `key`."""
+        """Append `value` to the queue `key`."""
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of the queue `key`.
+        """Remove and return the first value of the queue `key`.
 
         Raises:
-            QueueEmptyError: there is none, and `block` is false.
+            QueueEmptyError: the queue is empty and `block` is false.
+            StoreTimeoutError: the queue stayed empty for the timeout, and `block` is true.
         """
 
     @abstractmethod
     def queue_len(self, key: str) -> int:
-        """Return how many values the queue `key` holds."""
+        """Return the number of values in the queue `key`."""
 
     @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until `world_size` callers are here. A `key` serves once."""
+        """Wait until `world_size` callers have called this with the same `key`, which serves once.
+
+        Raises:
+            StoreTimeoutError: some did not call within `timeout` (default: the store's).
+        """
 
     @abstractmethod
     def clone(self) -> Store:
-        """Return another handle to the same store, for another thread."""
+        """Return another handle to the same store, for use by another thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the store; a second call does nothing."""
+        """Close this handle; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +160,7 @@ class Store(ABC):
 
 
 def empty_queue(key: str, endpoint: str) -> QueueEmptyError:
-    """Return the error of a pop that would not wait."""
+    """Return the error for `queue_pop(block=False)` on an empty queue."""
     return QueueEmptyError(
         f"the queue {key!r} at {endpoint} is empty; pass block=True to wait for a value",
         endpoint=endpoint,
@@ -170,7 +197,7 @@ def seconds_of(timeout: timedelta) -> float:
     """Return `timeout` in seconds.
 
     Raises:
-        InvalidTypeError: it is no timedelta.
+        InvalidTypeError: it is not a timedelta.
         InvalidArgumentError: it is not positive.
     """
     if not isinstance(timeout, timedelta):

@@ -6,9 +6,9 @@
     HMAC-SHA256("client", both)       ->
                                       <-     HMAC-SHA256("server", both), then the usual wire
 
-The token itself is never sent, and a recorded exchange is of no use: both sides add fresh random
-bytes. It authenticates a connection's start; it neither encrypts nor signs what follows. The
-server's half is native/store/gate.cc.
+The token itself is never sent. A recorded exchange cannot be replayed, because both sides add fresh
+random bytes. The challenge authenticates the start of a connection; the data that follows is
+neither encrypted nor signed. The server's half is native/store/gate.cc.
 """
 
 from __future__ import annotations

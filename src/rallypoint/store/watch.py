@@ -1,7 +1,7 @@
-"""A watch: what happens to keys, pushed by our server as it happens, without polling.
+"""A watch: our server pushes each change of the keys; the client does not poll.
 
-It first tells of every key that is there, so that nothing is missed between looking and watching.
-`fileno` can stand in anybody's selector.
+A watch first reports every existing key, so that no change is missed before it begins. `fileno` can
+be registered with any selector.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The stock opcodes 0-18 are those of ``torch.distributed.TCPStore`` (torch 2.13): no framing, no
 version, integers in little-endian order. Ours start at 64 and are only sent by a client whose PING
 carried PROBE and was answered with PROBE_ANSWER, which a stock server never does: it echoes. From
-then on every reply of that connection begins with a Status byte. Every length is checked before a
-byte of it is awaited; the native parser (native/store/wire.cc) follows the same tables.
+then on every reply of that connection begins with a Status byte. Every length is checked before its
+bytes are read; the native parser (native/store/wire.cc) follows the same tables.
 """
 
 from __future__ import annotations
