@@ -1,1 +1,1 @@
-"""The Python face of the native engine: communicators and the memory they share."""
+"""The Python interface of the native engine: communicators and the memory that they share."""

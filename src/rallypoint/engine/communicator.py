@@ -1,7 +1,7 @@
-"""A communicator: one group's end of the native engine, with errors that people can act on.
+"""A communicator: a group's interface to the native engine, with errors that people can act on.
 
-It runs the programs that it is given; which program serves which call is decided by `plan`, an
-argument. Buffers are C-contiguous arrays; anything else is the business of the rooms above.
+It runs the programs that it is given; its argument `plan` decides which program serves which call.
+Buffers are C-contiguous arrays; the rooms above handle everything else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where this process keeps its flight record, if a launcher gave it a place, and what is in it.
+"""The flight record of this process: where it is, if a launcher provided a file, and its contents.
 
-The engine writes it (native/engine/flight_record.h), the launcher reads it, also after this process
-is gone (base/flight_record.py). Nothing here may keep a program from running.
+The engine writes it (native/engine/flight_record.h); the launcher reads it, even after this process
+has ended (base/flight_record.py). No failure here may stop a program.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Hands the shared region of a communicator from a host's first rank to its others.
+"""Passes the shared region of a communicator from a host's first rank to the others.
 
-The region is a memfd: it has no name in /dev/shm, is not limited by its size, and is gone with the
-last process that holds it. It travels as a descriptor over an abstract Unix socket, whose random
-name and secret the first rank tells the others in whatever way `publish` and `look_up` do. Two
-ranks share a machine exactly if they can hand one over.
+The region is a memfd: it has no name in /dev/shm, is not limited by the size of /dev/shm, and
+disappears with the last process that holds it. Its descriptor is passed over an abstract Unix
+socket, whose random name and secret the first rank gives to the others through the store.
 
     others   secret, rank ->          mapped ->      reach ->
     first           <- descriptor          <- go          <- what is in reach of all
 
-Once all have mapped it, each finds out what it can read of the others' memory.
+Once all have mapped it, each rank determines which memory of the others it can read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Operations that go on while Python does something else, and what follows when they are done.
+"""Asynchronous operations and their callbacks.
 
-They are carried out by the native progress thread, without the GIL, or by whoever waits for them.
-Callbacks run in threads of their own, so that one that waits for another operation, or for another
-callback, cannot keep it from being carried out.
+The native progress thread carries them out without the GIL, or the thread that waits for them does.
+Callbacks run in threads of their own, so that a callback that waits for another operation, or for
+another callback, does not block it.
 """
 
 from __future__ import annotations

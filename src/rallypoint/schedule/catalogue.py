@@ -1,4 +1,4 @@
-"""The one list of all built-in algorithms, and which of them serve many ranks."""
+"""The list of all built-in algorithms, and of those used for many ranks."""
 
 from __future__ import annotations
 

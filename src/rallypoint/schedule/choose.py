@@ -1,8 +1,8 @@
-"""Picks the algorithm for a call, and says why.
+"""Chooses the algorithm for a call, with the reason.
 
-With a link model, by predicted time; without one, by rules that were measured on shared memory and
-between hosts (`rallypoint bench all_reduce --algorithm NAME`, `--hosts A,B`). Both depend on what
-all ranks know alike, so that all choose the same.
+With a link model it chooses by predicted time, otherwise by rules measured on shared memory and
+between hosts (`rallypoint bench all_reduce --algorithm NAME`, `--hosts A,B`). Both use only what
+all ranks know, so that all ranks choose the same algorithm.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     def two_way(team):                  # team.ranks, team.root, team.per_node
         return Program(...)
 
-A program of so many ranks that proving it would take minutes is proved on the ranks that stand for
-all, if it says that there are some (`period`), or else for 1 to 16 ranks instead; `Custom.proof`
-says which it was. Its name gets a few digits of the file's hash, so that ranks that
-run different versions of the file find out at the first message.
+If a program has so many ranks that its proof would take minutes, the proof covers the ranks that
+represent all others, if the program declares a `period`, and 1 to 16 ranks otherwise;
+`Custom.proof` says which. The name of the algorithm gets a few digits of the file's hash, so that
+ranks with different versions of the file get an error at the first message.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ The format, all int32 in host order (native/engine/program.h reads it):
     reduce      2, operands, targets, count, then each operand: 0, buffer, index
                 or 1, peer | lane << 24, ordinal; then each target: buffer, index
 
-A receiver's `operation` is where it takes the message; an operand's `ordinal` is which of the
-sender's sends in that lane it is. Both ends so agree on places and progress without a word.
+A receiver's `operation` is the index of the operation that receives the message; an operand's
+`ordinal` counts the sender's sends in that lane. So both ends compute the same places and progress
+without negotiation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Runs all lanes of a program with few slots, and writes down in which order things happened.
+"""Runs all lanes of a program with few slots, and records the order of operations.
 
-A lane may have `slots` messages that somebody has yet to take; then it waits. What can run does not
-depend on who is served first: each lane waits for particular messages and slots only. So one run
-that ends means that every run ends, and one that stops shows a deadlock that every run has.
+A lane waits while `slots` of its messages have not been received. Each lane waits for particular
+messages and slots only, so the order in which lanes are run does not matter: if one run ends, every
+run ends, and if one run deadlocks, every run does.
 
-What messages hold is not looked at here; see verify.py.
+The contents of messages are not examined here; see verify.py.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a collective algorithm is: for each rank, who sends which chunk to whom, who reduces what.
+"""A collective algorithm as data: for each rank, the chunks that it sends, receives and reduces.
 
-A program is frozen, knows neither dtype nor operator nor byte, and is parametric in the rank: the
-operations of one rank are generated when asked for, so that a program of 100,000 ranks is small.
+A program is frozen and independent of dtype, operator and size. The operations of a rank are
+generated on request, so that a program of 100,000 ranks is small.
 
 A buffer is a row of blocks, a block is a row of `chunks` chunks, and chunk `i` of any buffer is as
 long as chunk `i % chunks` of every other. Lanes of one rank run side by side, each in its own
 order. Data larger than a slot is run through the same program piece by piece, lane by lane; lanes
 do not wait for each other between pieces, and scratch chunks are the same memory in each.
 
-How long a block is is the engine's matter. A program whose messages all go from input or output to
-output would also serve blocks of different lengths, as every rank that sees a block knows whose it
-is; verify.py tells which programs do.
+The engine decides the length of a block. A program in which every message goes from input or output
+to output also works with blocks of different lengths, because every rank that holds a block knows
+its owner; verify.py reports which programs do.
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ class Program:
     """A collective algorithm for a given number of ranks.
 
     Attributes:
-        name: the algorithm, e.g. ``"ring"``.
-        chunks: into how many chunks each block is cut.
-        scratch_chunks: how many chunks of scratch memory each rank needs.
-        sends: no lane of any rank has more sends (the engine numbers messages by it).
+        name: of the algorithm, e.g. ``"ring"``.
+        chunks: the number of chunks in a block.
+        scratch_chunks: the number of chunks of scratch memory that each rank needs.
+        sends: the largest number of sends of any lane (the engine numbers messages by it).
         lanes: rank -> its lanes.
-        span: no operation of any rank has more chunks (the engine cuts pieces by it).
-        root: the rank that differs, in collectives that have one.
+        span: the largest number of chunks of any operation (it limits the size of a piece).
+        root: the root rank, in collectives that have one.
         reduces_at_once: every reduction of several operands has the inputs of all ranks, so that
             an average is rounded once.
-        period: ranks so far apart do the same, each with the peers at the same distances; 0 if none
-            do. Simulations then look at `period` ranks only.
+        period: ranks this far apart do the same, with peers at the same distances; 0 if there is no
+            such symmetry. Simulations then run `period` ranks only.
         restartable: nothing of an input is overwritten, in place, before every input has been
             read for the last time; so a call of one piece can be begun again by the survivors.
         copies: in place, what was sent may be overwritten before its receivers have taken it, so

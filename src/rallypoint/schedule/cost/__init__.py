@@ -1,1 +1,1 @@
-"""What a program costs: links as models, programs simulated on them; none is judged right here."""
+"""The cost of programs: link models, and simulations on them; correctness is proof's subject."""

@@ -1,8 +1,9 @@
-"""From measured times to a link model: the constants with which simulations come nearest to them.
+"""Fits a link model to measured times: the constants with which simulations come nearest to them.
 
-For each number of ranks there are five: what a call costs, a message, its way, and each byte sent
-and reduced. Simulated time is piecewise linear in them, so a few rounds of least squares on the
-relative errors find them. What larger calls cost more, as caches overflow, is read off at the end.
+For each number of ranks there are five constants: the costs of a call, of a message, of its
+latency, and of each byte sent and reduced. Simulated time is piecewise linear in them, so a few
+rounds of least squares on the relative errors find them. The extra cost of larger calls, which
+overflow the caches, is fitted last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What links cost: how long a message takes between two ranks, near or far, and what is shared.
+"""Link models: how long a message takes between two ranks, and which resources are shared.
 
-A model in the manner of LogGP. A send keeps its lane busy for `overhead + bytes / bandwidth`; the
-message is there `latency` later; taking it costs the receiver `overhead` and the reading of its
-bytes. Ranks that share a socket, a node or a rack are nearer to each other.
+The model follows LogGP. A send occupies its lane for `overhead + bytes / bandwidth`; the message
+arrives `latency` later; receiving it costs `overhead` and the time to read its bytes. Links within
+a socket, a node or a rack have constants of their own.
 
     rank 0   |overhead|bytes / bandwidth|
                                         \\ latency

@@ -1,1 +1,1 @@
-"""What a program means and whether it is right: run slowly, or on symbols; nothing is timed."""
+"""The meaning of a program and its correctness: run on values, or on symbols; nothing is timed."""

@@ -1,11 +1,11 @@
-"""What chunks hold while a program runs, in symbols: which input chunk, of which ranks, each once.
+"""The symbolic contents of chunks while a program runs: an input chunk, and ranks, each once.
 
-A value is (input chunk, set of ranks as bits, order). Combining values of different chunks, or of
-which both hold the same rank, fails at once and there. Orders are numbered, equal ones alike, so
-that "the same operands in the same order" is a comparison of two numbers.
+A value is (input chunk, set of ranks as bits, order). Combining values of different chunks,
+or two values that hold the same rank, fails at once. Equal orders have equal numbers, so that "the
+same operands in the same order" is a comparison of two numbers.
 
-Where some ranks stand for all (symmetry.py), what comes from a peer is turned, and so is its order:
-its number times the number of turns there are, plus how often it was turned.
+Where some ranks represent all (symmetry.py), a value from a peer is turned, and so is its order:
+its number times the number of possible turns, plus the number of turns made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs a program on plain Python values: the definition that the native engine is held against.
+"""Runs a program on plain Python values: the reference for the native engine.
 
-A chunk is any value; what "reduce" means is an argument. Messages queue without bound, so what
-runs here may still need slots that an engine does not have; what fails here can run nowhere.
+A chunk is any value, and the reduction is an argument. Queues of messages are unbounded here, so a
+program that runs here may still need more slots than an engine has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Finds accesses to the same chunk that nothing puts in order.
+"""Finds unordered accesses to the same chunk.
 
-Messages may be read by their receivers where they lie ("zero copy"): a chunk that is sent is being
-read until the last receiver has taken it. What is ordered is what follows from lanes and messages;
-that a sender may have to wait for a slot orders nothing, as there could be more slots.
+Receivers may read messages in the sender's memory ("zero copy"), so a chunk that is sent is being
+read until its last receiver has received it. Only lanes and messages order accesses; waiting for a
+slot does not, because an engine may have more slots.
 
     rank 0   send c ----.            write c      fine if the write comes after the taking, which
                          \\            ^           it does if a message (or several) lead from the

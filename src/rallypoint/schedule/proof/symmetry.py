@@ -3,11 +3,12 @@
     rank 0        send input 0 to 1         input 3 + from 3 -> output 3        a ring of 4
     rank 1        send input 1 to 2         input 0 + from 0 -> output 0        that, turned by 1
 
-If that is so, then a run in which all ranks take each step together is one possible run, and what
-it shows for the first `period` ranks holds for all: what arrives from a peer is what this rank (or
-its like) sent to the rank as far off on the other side, turned. So a proof needs the operations of
-a few ranks, not of all: `Turn` says how places turn, execution.py runs those ranks alone, and
-verify.py looks at what they do. Not for collectives with a root, whose rank is like no other.
+If so, a run in which all ranks take each step together is one possible run, and its result for the
+first `period` ranks holds for all: the message that arrives from a peer is the one that this rank
+(or its equivalent) sent to the rank at the same distance on the other side, turned. So a proof
+needs the operations of a few ranks only: `Turn` defines how places turn, execution.py runs those
+ranks alone, and verify.py checks them. Collectives with a root are excluded: no other rank is like
+the root.
 """
 
 from __future__ import annotations

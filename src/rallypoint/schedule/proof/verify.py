@@ -1,7 +1,7 @@
-"""Proves that a program does what its collective promises, or says where it does not.
+"""Proves that a program computes its collective, or reports where it does not.
 
-It runs the program on symbols: a chunk is which input chunk it is and which ranks are in it, each
-at most once. Checked are, in this order:
+It runs the program on symbols: a value is an input chunk and the set of ranks that it combines,
+each at most once. It checks, in this order:
 
     form       every chunk exists, lengths agree, numbers of sends, chunks and lanes as declared
     progress   all lanes end and every message is taken, with as many slots as given (one if not)
@@ -9,9 +9,9 @@ at most once. Checked are, in this order:
     races      no chunk is written while another lane or a receiver may still be reading it
     in place   result and races once more, with the input being part of the output
 
-What holds for one piece holds for all, as the first can run to its end before the others begin, and
-who is served first makes no difference. Only if there is scratch memory, which pieces share, is a
-second one run.
+A proof for one piece holds for all, because the first piece can finish before the others begin, and
+the order of lanes does not matter. If there is scratch memory, which pieces share, a second piece
+is run as well.
 """
 
 from __future__ import annotations

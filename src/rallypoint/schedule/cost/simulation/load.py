@@ -1,4 +1,4 @@
-"""What a program asks of cores, links and network ports, whenever it does so."""
+"""The total load that a program puts on cores, links and network ports, whenever it occurs."""
 
 from __future__ import annotations
 

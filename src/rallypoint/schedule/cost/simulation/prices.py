@@ -1,6 +1,6 @@
-"""What each operation of a program costs on given links, as a fixed part and a part per byte.
+"""The cost of each operation of a program on given links: a fixed part and a part per byte.
 
-`bytes` are those of one chunk in one piece; all chunks are taken to be equally long.
+`bytes` is the size of one chunk in one piece; all chunks are assumed to be equally long.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The definition of simulated time: walks through the operations one by one, as they can run.
 
-An operation begins when the one before it in its lane has ended, its messages are there and, for a
-send, a slot is free. Nothing else delays it, so that no clock or queue is needed.
+An operation begins when the previous one in its lane has ended, its messages have arrived and, for
+a send, a slot is free. Nothing else delays it, so that no clock or queue is needed.
 
-Folding: where the ranks r and r + period do the same, they do it at the same times, and only the
-ranks below `period` are walked. A message from rank p is then one of rank p % period, told from
-others by how far its receiver is from its sender.
+Folding: if the ranks r and r + period do the same, they do it at the same times, and only the ranks
+below `period` are walked. A message from rank p is then a message of rank p % period, identified by
+the distance from its sender to its receiver.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The same times as walk.py, many operations at once: for large numbers of ranks and pieces.
 
-The operations of a piece are sorted into waves: one is in a later wave than all it waits for. A
-wave is a few array operations, whatever the number of ranks. Pieces follow one another; once every
-operation ends one and the same time later than in the piece before, as far back as anything
-reaches, and that has happened before, it will happen for ever, and the rest is a multiplication:
-times are sums and maxima only.
+The operations of a piece are sorted into waves: each is in a later wave than those it waits for. A
+wave takes a few array operations, whatever the number of ranks. Pieces follow one another. Times
+are sums and maxima only, so once every operation ends the same time later than in the piece before,
+for as many pieces as anything depends on, this repeats, and the rest is a multiplication.
 """
 
 from __future__ import annotations
