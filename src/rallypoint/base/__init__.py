@@ -1,1 +1,1 @@
-"""What launcher and worker share. The lowest room: it imports nothing of the others."""
+"""What launcher and worker share. This is the lowest room: it imports no other."""

@@ -1,4 +1,4 @@
-"""Numeric addresses and names of hosts, told apart without asking any name service."""
+"""Tells numeric addresses from host names, without a name service."""
 
 from __future__ import annotations
 

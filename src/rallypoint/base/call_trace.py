@@ -1,10 +1,10 @@
-"""Has a worker write down every call that ends, and reads that while it is written.
+"""Asks a worker to record every call that ends, and reads the record while it is written.
 
 The calls go into a ring in the worker's flight record (native/engine/flight_record.h), in pages
-that its groups do not use. Whoever traces says until when, and moves that on: if it is gone, the
-worker stops by itself. An entry counts only if its stamp says that it was complete before it was
-read, and if nothing can have been written over it since. One at a time may trace (the caller sees
-to that).
+that its groups do not use. The reader sets the time until which the worker records, and keeps
+extending it; if the reader dies, the worker stops by itself. An entry counts only if its stamp
+shows that it was complete before it was read and cannot have been overwritten since. The caller
+ensures that only one process traces at a time.
 """
 
 from __future__ import annotations

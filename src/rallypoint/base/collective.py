@@ -1,4 +1,4 @@
-"""Each collective in one row: its blocks, what they are made of, and what people call it.
+"""Each collective in one row: its input and output blocks, and its name for people.
 
 A block is the `count` items of a call. Ranks hold these blocks (n ranks, root r):
 
@@ -16,8 +16,8 @@ A block is the `count` items of a call. Ranks hold these blocks (n ranks, root r
     scan             own                        sum of ranks 0 to this one's, in that order
 
 "In place" means that one block of the input is a block of the output, as in torch.distributed and
-MPI; `alias` says which. All else of an input is never written. A rank without input or output may
-be given any buffer, or none: it is not touched.
+MPI; `alias` says which. The rest of an input is never written. A rank without input or output may
+pass any buffer, or none: the buffer is not touched.
 """
 
 from __future__ import annotations

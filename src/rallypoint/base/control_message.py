@@ -1,9 +1,9 @@
 """Messages between an agent and one worker: bytes <-> frozen records, and nothing else.
 
-They travel over a SOCK_SEQPACKET socket, one JSON object in each packet, never longer than
-MAX_MESSAGE_BYTES. An object's "v" is the version, "kind" the kind. Unknown kinds and unknown keys
-are passed over (`decode` gives Unknown), so that either end may be the newer one; "v" changes only
-if the meaning of what exists changes, and another version is refused.
+They travel over a SOCK_SEQPACKET socket, one JSON object per packet, at most MAX_MESSAGE_BYTES
+long. The object's "v" is the version, "kind" the kind. Unknown kinds and unknown keys are ignored
+(`decode` returns Unknown), so that either end may be newer; "v" changes only if the meaning of
+existing messages changes, and another version is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What errors leave out of their messages: which file system was full, how a loader's process died.
+"""Details that exceptions leave out: which file system was full, how a data loader's process died.
 
-Found out in the worker that fails, because nobody else knows what it was doing. Imported only then.
+The failing worker collects them, because no other process knows what it was doing. Imported only
+after a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`record`: a decorator for a worker's main function that leaves its error where launchers look.
+"""`record`: a decorator for a worker's main function that writes its error where launchers look.
 
-The same as torch's `torch.distributed.elastic.multiprocessing.errors.record`, and read by torchrun
-too: under `rallypoint run` tracebacks are told without it.
+It is the same as torch's `torch.distributed.elastic.multiprocessing.errors.record`, and torchrun
+reads its files. Under `rallypoint run` tracebacks are reported without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reads a worker's flight record: what it was in, group by group, also after its end.
+"""Reads a worker's flight record: the calls it was in, by group, even after it has ended.
 
-The layout is native/engine/flight_record.h's. The worker may be writing meanwhile: an entry counts
-only if its word was the same before and after, so each page is read three times. What makes no
-sense is left out, because a broken worker must not break who reads.
+The layout is defined in native/engine/flight_record.h. The worker may be writing at the same time:
+an entry counts only if its word was the same before and after, so each page is read three times.
+Invalid data is skipped, because a broken worker must not break the reader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reads what the flight record says of a group of another backend (native/engine/foreign_page.h).
+"""Reads the flight record of a group of another backend (native/engine/foreign_page.h).
 
-Calls are as PyTorch's Flight Recorder tells them, read in turn with what it counts. The counts are
-newer: what they say is done is done, and a call that only they know of has no name yet.
+Calls are recorded as PyTorch's Flight Recorder reports them, and are read alternately with its
+counters. The counters are newer: a call that they count as finished is finished, and a call that
+only they count has no name yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which ports a listener that may take any may take: RALLYPOINT_PORT_RANGE=A-B, or --port-range."""
+"""The ports that listeners may use: RALLYPOINT_PORT_RANGE=A-B, or --port-range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks in words, folded: the same in every message."""
+"""Lists of ranks in words, such as "ranks 0, 2-3": the same in every message."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Frozen records: what the launcher needs of dataclasses, without what they cost each launch.
+"""Frozen records: the part of dataclasses that the launcher needs, without their cost at start.
 
-`dataclasses` imports a reader of source text, and writes and compiles some for each class: a fifth
-of the launcher's start (docs/decisions/015-records.md). Here the same methods serve all classes. To
-type checkers a `Record` is a dataclass that is frozen and has slots. Where no launch pays for it,
-the real ones are as good.
+`dataclasses` imports a reader of source text, and generates and compiles code for each class: a
+fifth of the launcher's start (docs/decisions/015-records.md). Here all classes share the same
+methods. To type checkers a `Record` is a frozen dataclass with slots. Use real dataclasses where
+the launcher does not import the module.
 """
 
 from __future__ import annotations

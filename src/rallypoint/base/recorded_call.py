@@ -1,4 +1,4 @@
-"""What is known of a worker's calls, group by group: data only, read from its flight record.
+"""A worker's calls, by group: data only, read from its flight record.
 
 Times are of the monotonic clock of the worker's machine.
 """

@@ -1,8 +1,8 @@
-"""The environment variables through which a launcher tells a worker who it is: torchrun's contract.
+"""The environment variables by which a launcher tells a worker its rank: torchrun's contract.
 
-The launcher writes them (`to_environ`), the process group reads them (`from_environ`), also under
-torchrun or any launcher that sets at least RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-Pure: the environment is an argument.
+The launcher writes them (`to_environ`) and the process group reads them (`from_environ`), under
+torchrun as well and under any launcher that sets at least RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT. Pure: the environment is an argument.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The worker's end of the control socket: tells the agent of the exception that ends a worker.
+"""The worker's end of the control socket: reports the exception that ends a worker to the agent.
 
-It also has a signal write where the threads are, for whoever wonders why the job is stuck
-(launch/inspection/stacks.py).
+It also makes a signal write the stacks of all threads, so that the launcher can explain why a job
+is stuck (launch/inspection/stacks.py).
 
-Installed at interpreter start by `rallypoint_worker.pth`, which calls `install` only in processes
-that a launcher gave a control socket. Rules: it costs nothing noticeable at start (hence no imports
-here but built-in ones), never breaks a worker, and leaves argv, `__main__`, the terminal and what
-is printed as they are. See docs/decisions/011-worker-tracebacks.md.
+`rallypoint_worker.pth` installs it at interpreter start; it calls `install` only in processes to
+which a launcher gave a control socket. Rules: it must not slow the start noticeably (hence it
+imports only built-in modules), must never break a worker, and must leave argv, `__main__`, the
+terminal and the output as they are. See docs/decisions/011-worker-tracebacks.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a rank does at the moment: from the frames of its threads, and from what the kernel says.
+"""The current activity of a rank, from the frames of its threads and from the kernel.
 
-A C function has no frame: `time.sleep(9)` shows as the line that calls it. What the thread does
-there, the kernel knows: its system call, and whether it uses its core.
+A C function has no frame: `time.sleep(9)` shows as the line that calls it. The kernel knows what
+the thread does there: its system call, and whether it uses its core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is in a collective, and who is not: the same for all who wait in it, so found out once."""
+"""Which ranks are in a collective and which are not: computed once for all that wait in it."""
 
 from __future__ import annotations
 

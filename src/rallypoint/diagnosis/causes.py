@@ -1,4 +1,4 @@
-"""Why a rank that others wait for does not come: for the roots only, never for those who wait."""
+"""Why a rank does not arrive that others wait for: for root causes only, never for waiting ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer rests on: a line for each fact, for those who ask why."""
+"""The evidence for an answer: one line per fact."""
 
 from __future__ import annotations
 

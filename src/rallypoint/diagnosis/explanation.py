@@ -1,7 +1,7 @@
 """The answer to "why is my job stuck, slow or dead?", as data.
 
-Each claim says how well it is known: what the kernel or a record tells is said without a word, what
-is inferred with "probably", what cannot be known with "cannot tell, because ...".
+Each claim shows how certain it is: facts from the kernel or a record are stated plainly, inferences
+with "probably", and unknown causes with "cannot tell, because ...".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What was seen of a job at one moment: what an explanation is drawn from.
+"""The facts observed about a job at one moment, from which an explanation is derived.
 
-Frozen data, as whoever looked has found them; a field that could not be found out says so (None, or
-empty). Each node's times are of its own clocks, so they are compared within a node only. Two of
-these, half a second apart, tell what moves from what does not.
+Frozen data; a field that could not be determined is None or empty. Each node's times are of its own
+clocks, so they are compared within a node only. Two of these records, half a second apart, show
+what moves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is wrong with a job: each thing for which ranks wait that will not come by itself.
+"""The problems of a job: everything that ranks wait for and that will not happen by itself.
 
-The rule that false alarms are the worst: what may still come counts only if it has been waited for
-long, longer than is usual in that group, and nothing of the job moved between the looks. The dead,
-the stopped and the deadlocked do not come, whatever moves.
+False alarms are the worst errors. So what may still happen counts only if ranks have waited for it
+long, longer than is usual in that group, and nothing in the job moved between the two looks. Dead,
+stopped and deadlocked ranks count at once.
 """
 
 from __future__ import annotations

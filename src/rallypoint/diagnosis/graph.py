@@ -1,9 +1,9 @@
-"""Who waits for whom, as a graph, and who must move so that all can.
+"""A graph of which rank waits for which, and which ranks must move so that all can.
 
 A node waits for all of its clauses, and for one target of each: a collective is a clause for each
-member that is missing, a receive from any rank one clause with all of them. What waits for nothing
-can move, and then whoever waits for it (the AND-OR graphs of Hilbrich et al., "Distributed wait
-state tracking for runtime MPI deadlock detection", SC'13).
+missing member, a receive from any rank one clause with all others. A node that waits for nothing
+can move, and then the nodes that wait for it can (the AND-OR graphs of Hilbrich et al.,
+"Distributed wait state tracking for runtime MPI deadlock detection", SC'13).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the last calls of a group say of its pace: who comes last, and what waits are usual."""
+"""The pace of a group, from its last calls: which rank comes last, and how long waits usually are."""
 
 from __future__ import annotations
 

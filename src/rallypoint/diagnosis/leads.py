@@ -1,4 +1,4 @@
-"""The first part of a sentence: who does what, where; without who waits for it."""
+"""The first part of the sentence: which rank does what, and where; without those that wait for it."""
 
 from __future__ import annotations
 

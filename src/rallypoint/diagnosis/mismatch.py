@@ -1,4 +1,4 @@
-"""Whether ranks called different things under one number, and who is at odds with the others."""
+"""Whether ranks called different operations under one number, and which ranks differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer for a job that does not hang: what it does instead, and who slows it down."""
+"""The answer for a job that does not hang: what it does, and which rank slows it down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank by rank, what two looks at a job say: whether it lives, what it does, whether it moved."""
+"""The state of each rank, from two looks at a job: does it live, what does it do, did it move?"""
 
 from __future__ import annotations
 

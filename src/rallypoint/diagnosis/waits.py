@@ -1,8 +1,8 @@
-"""Which ranks wait, in which call, and for whom: the edges of the graph.
+"""Which ranks wait, in which call, and for which ranks: the edges of the graph.
 
 A call is a set of clauses (graph.py): a collective needs each member that it takes data from, a
-receive its sender, one from any rank any of the others, a send its receiver. A member that has
-called the same needs nobody to wait for it, unless it cannot move at all.
+receive its sender, a receive from any rank one of the others, a send its receiver. A member in the
+same call is not waited for, unless it cannot move at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""PyTorch's door to the engine: `torch.distributed.init_process_group("rallypoint")`.
+"""The PyTorch backend: `torch.distributed.init_process_group("rallypoint")`.
 
-PyTorch finds the backend by itself (autoload.py). Nothing here imports torch before it is used.
+PyTorch finds it by itself (autoload.py). Nothing here imports torch before it is used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The switch RALLYPOINT_AS_GLOO=1: what asks PyTorch for gloo gets groups of ours.
+"""The switch RALLYPOINT_AS_GLOO=1: programs that ask PyTorch for gloo get our groups.
 
-It is for programs that know backends by name only. PyTorch has one function that turns a backend's
-name into a group; it is given our name in gloo's place, and afterwards PyTorch's tables again hold
-what was asked for, so that `get_backend()` answers "gloo". ProcessGroupGloo itself stays PyTorch's.
-docs/decisions/064-programs.md says what follows.
+It serves programs that know backends by name only. PyTorch has one function that turns a backend's
+name into a group; that function gets our name in place of gloo's. Afterwards PyTorch's tables hold
+the requested name again, so that `get_backend()` returns "gloo". ProcessGroupGloo itself is not
+changed. docs/decisions/064-programs.md describes the consequences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Makes the backend "rallypoint" known to PyTorch, which calls `autoload` at the end of its import.
+"""Registers the backend "rallypoint" with PyTorch, which calls `autoload` at the end of its import.
 
-The entry point `torch.backends` names it. An error here would break every `import torch` of the
-machine, so there is none; and what costs time waits until the first group is made.
+The entry point `torch.backends` names it. An error here would break every `import torch` on the
+machine, so it never raises; expensive work waits until the first group is made.
 """
 
 from __future__ import annotations

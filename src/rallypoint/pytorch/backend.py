@@ -1,4 +1,4 @@
-"""The backend "rallypoint": how PyTorch has a group made, in the shape that its version takes."""
+"""The backend "rallypoint": how PyTorch creates a group, in the form that its version expects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a process group of ours is in each version of PyTorch, beside its calls: its parts, its end.
+"""The parts and the end of our process groups in each version of PyTorch, beside their calls.
 
-group.py and lone_group.py have the two shapes that it comes in.
+group.py and lone_group.py define the two forms.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""DDP's buckets of gradients, where the other ranks of the host read them without a copy.
+"""DDP's gradient buckets, placed where the other ranks of the host can read them without a copy.
 
-DDP allocates them by itself, in private memory. When `ddp_comm_hook` first sees one, its storage
-moves to a file in /dev/shm that has no name, as PyTorch's does for tensors that processes share:
-all views of it follow, and the engine learns where it is. A storage stays there, and is kept alive
-here, until nobody else uses it or the last group is gone. See docs/decisions/061.
+DDP allocates them in private memory. When `ddp_comm_hook` first sees a bucket, its storage moves to
+an unnamed file in /dev/shm, as PyTorch does for tensors that processes share: all views follow, and
+the engine learns the location. A storage stays there, kept alive here, until nothing else uses it
+or the last group has ended. See docs/decisions/061.
 """
 
 from __future__ import annotations

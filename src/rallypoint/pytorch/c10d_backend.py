@@ -1,7 +1,8 @@
-"""What lies below a group: the backend that C++ calls, where PyTorch lets one be written in Python.
+"""The backend below a group, which C++ calls, in versions of PyTorch that allow one in Python.
 
-C++ comes here from c10d's operators, and from what knows no group in Python. It keeps of a Work
-only `wait` and `get_future`, so what a call returns is handed to the group that called (routes.py).
+Calls arrive from c10d's operators in C++, and from code that has no group in Python. C++ uses only
+`wait` and `get_future` of a Work, so the result of a call is passed to the calling group
+(routes.py).
 """
 
 from __future__ import annotations

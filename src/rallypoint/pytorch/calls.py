@@ -1,8 +1,8 @@
-"""What calls from PyTorch have in common: from its options to the engine, and to a Work.
+"""The common part of calls from PyTorch: from its options to the engine, and to a Work.
 
-Each tries `_at_once` first: dense CPU tensors go straight to the engine, which looks at them. What
-it cannot take as it is, or not at all, goes through process_group.calls.call, which is also where
-errors get their words.
+Each call tries `_at_once` first: dense CPU tensors go directly to the engine, which checks them. A
+call that the engine cannot take as it is goes through process_group.calls.call, which also words
+the errors.
 """
 
 from __future__ import annotations

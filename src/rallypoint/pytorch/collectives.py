@@ -1,7 +1,7 @@
 """torch.distributed's collectives on the engine: the methods that PyTorch calls on a group.
 
-Their names, arguments and the places of tensors in lists are PyTorch's (facts of 2.13); ranks are
-those in the group. How a call is made is calls.py's; which way it takes, routes.py's.
+Their names, arguments and the positions of tensors in lists are PyTorch's (as of 2.13); ranks are
+ranks in the group. calls.py makes the call; routes.py decides how it reaches the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a backend of PyTorch does for a group of our own API: gloo, nccl, hccl.
+"""Makes calls of our own API on a backend of PyTorch: gloo, nccl, hccl.
 
-How its process group comes to be is `delegate_group`. NCCL and HCCL take tensors of one device per
-rank; HCCL's calls have run with a stand-in only.
+`delegate_group` creates its process group. NCCL and HCCL take tensors of one device per rank;
+HCCL's calls have run with a stand-in only.
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects

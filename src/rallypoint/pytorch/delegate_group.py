@@ -1,7 +1,7 @@
-"""Makes process groups of PyTorch's backends for groups of our own API, each on one kind of device.
+"""Creates groups of PyTorch's backends for our own API, each for one kind of device.
 
-They are no default groups and in no list of torch.distributed's, so that a program may have
-PyTorch's groups beside ours. PyTorch meets at our store through `StoreFace`.
+They are not default groups and in none of torch.distributed's lists, so that a program may use
+PyTorch's groups beside ours. PyTorch's ranks meet at our store through `StoreFace`.
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects

@@ -1,8 +1,8 @@
-"""Where a group's calls go whose tensors are on GPUs: to NCCL, or to the engine by way of the host.
+"""Decides where calls with GPU tensors go: to NCCL, or to the engine through host memory.
 
-NCCL takes them where every rank has a GPU of its own, which is decided the same on all ranks from
-what each told at the start. Its backend is made at the first such call. All others are staged: see
-memory.py.
+NCCL takes them if every rank has a GPU of its own; all ranks decide this from what each reported at
+the start, so they decide the same. NCCL's backend is made at the first such call. All other calls
+are staged: see memory.py.
 """
 
 from __future__ import annotations

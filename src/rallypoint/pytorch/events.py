@@ -1,7 +1,7 @@
-"""Events for torch's profiler, one for each call: `rallypoint:all_reduce`, with sizes and group.
+"""Events for torch's profiler, one per call: `rallypoint:all_reduce`, with sizes and group.
 
-The names of the details are those of torch's own `record_param_comms`, which tools that read traces
-know. Nothing here runs unless a profiler does.
+The names of the details are those of torch's own `record_param_comms`, which trace readers know.
+Nothing here runs unless a profiler is active.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Forms the engine's group behind a torch process group, over the store that torch hands out.
+"""Forms the engine's group behind a torch process group, at the store that torch passes.
 
 A store may outlive a group: torchrun keeps one across restarts, and init_process_group after
-destroy_process_group meets there again. So the members first agree on keys that no earlier group
-has used (store/fresh_round.py).
+destroy_process_group uses it again. So the members first agree on keys that no earlier group has
+used (store/fresh_round.py).
 """
 
 from __future__ import annotations

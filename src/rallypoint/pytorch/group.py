@@ -1,8 +1,8 @@
-"""The process group that PyTorch gets, from 2.14 on; lone_group.py has that of earlier versions.
+"""The process group for PyTorch 2.14 and newer; lone_group.py has that of earlier versions.
 
-Two groups are over one backend. Ours is what programs hold: its calls go straight to the engine
-while nobody watches. `torchs`, one of torch's own, leads through torch's dispatcher to the backend,
-or to those of other devices: hooks, recorders and dispatch modes see what passes there.
+Two groups share one backend. Programs hold ours: its calls go directly to the engine while no tool
+observes. `torchs`, one of torch's own, leads through torch's dispatcher to the backend, or to those
+of other devices, so that hooks, recorders and dispatch modes see the call.
 """
 
 from __future__ import annotations

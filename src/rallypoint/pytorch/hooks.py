@@ -1,4 +1,4 @@
-"""Communication hooks for DistributedDataParallel, which looks at their annotations: no strings."""
+"""Communication hooks for DistributedDataParallel, which reads their annotations: no strings there."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
-"""PyTorch's ``env://`` in processes that mpirun, srun or their like started, which set no RANK.
+"""PyTorch's ``env://`` in processes started by mpirun, srun or similar, which set no RANK.
 
-PyTorch keeps in a table which function finds the store of ``env://``. Ours is put before it: it
-finds out what that function reads (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), sets it, and calls
-it. Where these variables are set, and where nothing is recognised, it only calls it. The store is
-PyTorch's own, so this serves all backends. docs/decisions/039-processes-of-mpirun.md
+PyTorch has a table of functions that find the store of ``env://``. Our function wraps its own: it
+determines RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, sets them, and calls PyTorch's function.
+If the variables are already set, or no launcher is recognised, it only calls that function. The
+store is PyTorch's own, so this serves all backends. docs/decisions/039-processes-of-mpirun.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What backends of PyTorch's lack on this machine, and what they can combine; imports no torch."""
+"""What PyTorch's backends lack on this machine, and what they can combine; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The process group that PyTorch gets before 2.14: it *is* the group, with no backend below it.
+"""The process group for PyTorch before 2.14: it *is* the group, with no backend below it.
 
-There is no way through torch's dispatcher then, which asks for a backend in C++. A profiler is
+There is no way through torch's dispatcher then, because it asks for a backend in C++. A profiler is
 shown events of our own.
 """
 

@@ -1,8 +1,8 @@
-"""Tensors as the engine's arrays: views where it can be, copies where it must be.
+"""Tensors as arrays for the engine: views where possible, copies where necessary.
 
-CPU tensors of the engine's dtypes become views of the same memory; what follows then handles
-strided ones (process_group.calls.call). Tensors of other devices are copied to the host and back.
-Where items are only moved, their dtype does not matter and bytes are sent.
+CPU tensors of the engine's dtypes become views of the same memory; process_group.calls.call then
+handles strided ones. Tensors of other devices are copied to the host and back. If items are only
+moved, their dtype does not matter and bytes are sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""All that a group of ours can do, as PyTorch calls it: collectives, messages, and its end.
+"""All operations of our groups, as PyTorch calls them: collectives, messages, and shutdown.
 
-Of both, the group and the backend below it: they have one group of the engine, which holds all
-that can change.
+The group and the backend below it share them: both use one group of the engine, which holds all
+state that changes.
 """
 
 from __future__ import annotations

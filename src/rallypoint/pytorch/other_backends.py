@@ -1,9 +1,9 @@
-"""Records what groups of other backends are in, for a launcher that wonders why a job is stuck.
+"""Records the calls of other backends' groups, so that the launcher can explain a stuck job.
 
-Only in workers that were handed a flight record, and only once there is such a group. Collectives
-are what PyTorch's Flight Recorder knows, written by a thread that needs no GIL (native/scribe/).
-That recorder passes over gloo's sends and receives, so these are seen where Python makes them. What
-goes wrong here is kept from the program. docs/decisions/081-evidence-of-other-backends.md
+Only in workers that have a flight record, and only once such a group exists. Collectives are what
+PyTorch's Flight Recorder knows, written by a thread that needs no GIL (native/scribe/). That
+recorder omits gloo's sends and receives, so these are recorded where Python calls them. Failures
+here never reach the program. docs/decisions/081-evidence-of-other-backends.md
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects

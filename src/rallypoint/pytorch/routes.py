@@ -1,12 +1,12 @@
-"""Which way a call goes: straight to the engine, or by a detour, because somebody watches.
+"""Decides how a call reaches the engine: directly, or through torch's dispatcher for tools.
 
     dist.all_reduce ----> group.allreduce ------------------------------> engine
                               |                                              ^
                               |  a profiler, a dispatch mode, a hook, ...    |
                               +--> c10d::allreduce_ --> backend.allreduce ---+
 
-Straight takes 4 us, the detour twice that: torch's dispatcher is what its tools see. The checks
-here are all that the straight way pays for it. What the detour is, each class says.
+The direct way takes 4 us, the other one twice that, because it passes torch's dispatcher, where
+tools observe. The checks here are the whole price of the choice. Each class describes its way.
 """
 
 from __future__ import annotations

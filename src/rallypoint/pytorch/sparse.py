@@ -1,6 +1,6 @@
-"""all_reduce of sparse tensors: all ranks collect all entries and add them up.
+"""all_reduce of sparse tensors: all ranks gather all entries and add them up.
 
-Carried out before the call returns, as the ranks have to learn first how many entries there are.
+It is complete when the call returns, because the ranks must first learn the numbers of entries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""PyTorch's stores as ours: where the members of a group meet is what torch hands to the backend.
+"""PyTorch's stores as ours: members meet at the store that torch gives to the backend.
 
-Errors become those of base/errors.py. PyTorch tells them apart by their words only.
+Errors become those of base/errors.py; PyTorch distinguishes them by their text only.
 """
 
 from __future__ import annotations

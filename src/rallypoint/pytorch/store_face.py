@@ -1,4 +1,4 @@
-"""A store of ours as one of PyTorch's, for backends of PyTorch that serve our groups."""
+"""Our store in the form of PyTorch's, for PyTorch's backends that serve our groups."""
 
 # ruff: noqa: D102 - the methods of torch.distributed.Store
 

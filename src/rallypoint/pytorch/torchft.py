@@ -1,9 +1,9 @@
-"""A process group for torchft, whose Manager forms it anew each time that replicas come or go.
+"""A process group for torchft, whose Manager reconfigures it each time replicas come or go.
 
     from rallypoint.pytorch.torchft import ProcessGroupRallypoint
     manager = torchft.Manager(pg=ProcessGroupRallypoint(timeout=timedelta(seconds=30)), ...)
 
-Each replica may have a launcher of its own, which may restart it. No other module imports torchft.
+Each replica may have its own launcher, which may restart it. No other module imports torchft.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps torch.compile from looking into the methods of a backend.
+"""Keeps torch.compile from tracing the methods of a backend.
 
-They are reached from C++ in the middle of compiled code. Nothing in them can be compiled, and the
-official way to say so would import the compiler, a second or two, in every training that uses none.
+C++ calls them in the middle of compiled code. Nothing in them can be compiled, and the official way
+to say so would import the compiler, which takes a second or two, in every training without it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What differs between the versions of PyTorch, asked of PyTorch itself and not of its number.
+"""Differences between versions of PyTorch, found by asking PyTorch itself and not by its number.
 
-The one exception is a number that has not been tested yet, which is worth a line of warning.
+The one exception is a version that has not been tested yet, which causes a warning.
 """
 
 from __future__ import annotations

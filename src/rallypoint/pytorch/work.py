@@ -1,7 +1,7 @@
-"""Operations under way, as PyTorch knows them: torch.distributed.Work.
+"""Operations in progress, in PyTorch's form: torch.distributed.Work.
 
 C++ callers (DDP's reducer, functional collectives) see only `wait` and `get_future`. A future that
-fails must fail by a callback that raises: one with `set_exception` looks well to C++.
+fails must fail through a callback that raises: to C++, one with `set_exception` looks successful.
 """
 
 from __future__ import annotations
