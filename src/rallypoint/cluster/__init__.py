@@ -1,1 +1,1 @@
-"""What a job must know of the machines around it: which address reaches whom."""
+"""What a job must know about the machines around it, above all which address reaches which host."""

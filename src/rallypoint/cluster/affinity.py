@@ -1,8 +1,8 @@
-"""On which CPUs each worker is to run: --numa-binding's four modes, with torchrun's meanings.
+"""The CPUs on which each worker runs: --numa-binding's four modes, with torchrun's meanings.
 
-`Topology` is what the machine is, `read_topology` reads it, and `bind` decides; only the second
-looks at anything. Where there are no GPUs, which torchrun refuses, workers are spread evenly over
-the NUMA nodes in the order of their local ranks.
+`Topology` describes the machine, `read_topology` reads it, and `bind` decides; only `read_topology`
+accesses the system. Without GPUs, which torchrun refuses, workers are spread evenly over the NUMA
+nodes in the order of their local ranks.
 """
 
 from __future__ import annotations

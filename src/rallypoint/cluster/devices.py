@@ -1,6 +1,7 @@
-"""Which accelerators this machine has, as the kernel's files tell: nothing of a vendor is loaded.
+"""The accelerators of this machine, from the kernel's files: no vendor library is loaded.
 
-Restrictions by environment (CUDA_VISIBLE_DEVICES and its like) are respected. `root` is for tests.
+Restrictions by the environment (CUDA_VISIBLE_DEVICES and similar) are respected. `root` is for
+tests.
 """
 
 from __future__ import annotations

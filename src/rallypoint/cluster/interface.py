@@ -1,12 +1,12 @@
-"""Which of this machine's addresses a node or rank gives to those that connect to it.
+"""The address that a node or rank gives to those that connect to it.
 
-Asks for what interface_choice.py decides by: the user's wishes, names' addresses, interfaces and
+It collects the inputs of interface_choice.py: the user's wishes, addresses of names, interfaces and
 routes (netlink.py). Launcher and process groups use the same functions, so that they choose alike.
 
 A user may name interfaces: RALLYPOINT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME.
-The value is a list of prefixes ("eth,ib"), of exact names ("=eth0"), or of what not to use
-("^docker,lo"), as NCCL reads it. Without one, the address from which this machine reaches the store
-is the right one.
+The value is a list of prefixes ("eth,ib"), of exact names ("=eth0"), or of interfaces not to use
+("^docker,lo"), as NCCL reads it. Without one, it is the address from which this machine reaches the
+store.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     else what is likely        the default route's before others, tunnels last, and never loopback
                                or a bridge of containers while there is anything else
 
-Pure: interfaces and routes are arguments (interface_facts.py). interface.py asks for them.
+Pure: interfaces and routes are arguments (interface_facts.py), which interface.py provides.
 """
 
 from __future__ import annotations

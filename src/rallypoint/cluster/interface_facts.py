@@ -1,7 +1,7 @@
 """This machine's network interfaces and routes, as frozen data.
 
-netlink.py reads them, interface_choice.py decides by them, `rallypoint where` shows them. Pure:
-records only, and what follows from one of them alone.
+netlink.py reads them, interface_choice.py uses them to decide, `rallypoint where` shows them. Pure:
+records, and what can be derived from a single one.
 """
 
 from __future__ import annotations

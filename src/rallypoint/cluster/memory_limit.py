@@ -1,7 +1,7 @@
 """How often the kernel's out-of-memory killer has struck in the control group of this process.
 
-A worker that ends by SIGKILL, and a count that has risen since, tell together what neither tells
-alone. Both versions of control groups are read.
+A worker that ends by SIGKILL, together with a count that has risen since, shows that it ran out of
+memory. Both versions of control groups are read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Hosts' names, looked up in threads of their own: a name service may take as long as it likes.
+"""Looks up hosts' names in threads of their own, because a name service may be slow.
 
     address_of(host) --known--> an address          failed(host): try the next one, and when all
                      --else---> None, and later:                  have failed, look it up again
     take() --> hosts that can be asked for again
 
-A host that comes back elsewhere is found, and a name service is asked after growing pauses.
+A host that returns with another address is found; the pauses between lookups grow.
 """
 
 from __future__ import annotations

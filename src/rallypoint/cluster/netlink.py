@@ -1,8 +1,8 @@
-"""What the kernel says of this machine's interfaces, addresses and routes.
+"""Reads this machine's interfaces, addresses and routes from the kernel.
 
-Asked by netlink (rtnetlink(7)), which answers for this process's own network namespace; /sys may
-show another one's. Only speeds are read there, if it is the same interface. Nothing is sent into
-the network. Where netlink is forbidden, interfaces are not known, and routes are asked of a socket.
+It uses netlink (rtnetlink(7)), which answers for this process's own network namespace; /sys may
+show another one's, so only speeds are read there, if it is the same interface. Nothing is sent into
+the network. If netlink is forbidden, interfaces are unknown, and a socket is used to find routes.
 """
 
 from __future__ import annotations

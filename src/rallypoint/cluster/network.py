@@ -1,8 +1,8 @@
 """The addresses of hosts, and whether an endpoint is this machine.
 
-Asks the kernel, never a name service about ourselves: what a host is called, and whether anybody
-can resolve that, does not matter. Names of others are looked up here, which may take long: an agent
-that has begun leaves that to names.py. Which address a node gives out: interface.py.
+It asks the kernel, never a name service about this host: its name, and whether others can resolve
+it, do not matter. Names of other hosts are looked up here, which may take long; running agents use
+names.py instead. interface.py determines the address that a node gives to others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user wished of this machine's network, and what was chosen, with its reason.
+"""What the user asked of this machine's network, and what was chosen, with the reason.
 
 Frozen data and their texts: interface_choice.py makes a choice, the launcher and `rallypoint where`
 show it. Pure.

@@ -1,7 +1,7 @@
-"""The connection to a program of ours on another host: orders go there, answers come back.
+"""The connection to our program on another host: orders are sent there, answers come back.
 
-JSON, one to a line; each order has one answer. remote_shell.py starts the program, whose first line
-is a greeting, and which ends when nothing more can be said.
+One JSON object per line; each order has one answer. remote_shell.py starts the program. Its first
+line is a greeting, and it ends when its input or output is closed.
 """
 
 from __future__ import annotations

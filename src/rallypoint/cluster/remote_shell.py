@@ -1,10 +1,10 @@
-"""Programs of ours on other hosts: started by ssh, or by what --rsh names in its place.
+"""Starts our programs on other hosts, by ssh or by the command that --rsh names.
 
     ssh HOST PYTHON -m MODULE       orders go to its standard input, answers come from its output
 
-So there is no port to open and nobody else to let in; and when that input ends, however whoever
-started it ended, the program knows that nobody wants it any more. The same Python is expected at
-the same path everywhere. This machine needs no ssh to itself.
+So there is no port to open and nobody else to authenticate; and when that input ends, for whatever
+reason, the program knows that it is no longer needed. The same Python is expected at the same path
+on every host. This machine needs no ssh to itself.
 """
 
 from __future__ import annotations

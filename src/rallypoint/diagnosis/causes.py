@@ -1,4 +1,4 @@
-"""Why a rank does not arrive that others wait for: for root causes only, never for waiting ranks."""
+"""Why a rank that others wait for does not arrive: root causes only, not the ranks that wait."""
 
 from __future__ import annotations
 

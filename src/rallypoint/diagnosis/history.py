@@ -1,4 +1,4 @@
-"""The pace of a group, from its last calls: which rank comes last, and how long waits usually are."""
+"""The pace of a group, from its last calls: which rank comes last, and how long waits are."""
 
 from __future__ import annotations
 

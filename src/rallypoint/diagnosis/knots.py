@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in a circle, and ranks that called different operations, in words."""
+"""Ranks that wait for each other in a circle, or that called different operations, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first part of the sentence: which rank does what, and where; without those that wait for it."""
+"""The first part of the sentence: which rank does what, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Communication hooks for DistributedDataParallel, which reads their annotations: no strings there."""
+"""Communication hooks for DistributedDataParallel, which cannot read annotations in strings."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""What tests of a cluster need, for our own and for users': hosts on one machine."""
+"""Tools for tests of a cluster, for our own tests and for users': several hosts on one machine."""

@@ -2,9 +2,9 @@
 
     python -m rallypoint.testing.remote_shell SOCKET HOST COMMAND...    as    ssh HOST COMMAND...
 
-The server is a thread of whoever made the hosts. Its socket is a file, so it can be reached from
-each host's network. A client passes on its input and outputs, and ends with the command's status;
-when it ends before, the command is told by SIGHUP.
+The server is a thread of the process that made the hosts. Its socket is a file, so it can be
+reached from each host's network. A client passes on its input and outputs, and ends with the
+command's status; if the client ends first, the command receives SIGHUP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One simulated agent: its own decisions, performed on a simulated network, with simulated workers.
 
-Workers end late when they are asked to, and just in time when they must. The process may die
-between any two actions of one decision, and it may be stopped: then all that it hears waits.
+Workers end late when asked to, and just in time when forced. The process may die between any two
+actions of one decision. It may also be stopped: then everything that it would receive waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ballots alone: production voters and campaigns, messages in any order, and no clock to help.
 
-Leases keep most rivals apart, and so hide whether ballots alone would. Here every candidate has a
-list of its own to propose, no voter is bound by the time, and messages are late, lost and repeated
-at random. Two agreements of one number raise `ViolationError`.
+Leases keep most rivals apart, and so hide whether ballots alone would. Here every candidate has its
+own list to propose, no voter is bound by time, and messages are delayed, lost and repeated at
+random. Two different agreements with one number raise `ViolationError`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A simulated keeper: slow, away, or cut from some agents.
+"""A simulated keeper: slow, unavailable, or cut off from some agents.
 
     SimEtcd     transactions in order, revisions, leases
     SimStore    nothing but compare_set, each one a message of its own
 
-Harsher than real ones: a request whose answer nobody waits for any more may still be carried out,
+Harsher than real ones: a request whose answer is no longer awaited may still be carried out,
 seconds later.
 """
 

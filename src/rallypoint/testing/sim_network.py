@@ -1,8 +1,8 @@
-"""A simulated network of agents: connections in order, delays, losses, cut cables, dead processes.
+"""A simulated network of agents: ordered connections, delays, losses, cut cables, dead processes.
 
-What is sent into a cut waits there, as in a TCP socket's buffer, and comes late when the cable is
-mended. The death of a process closes its connections, and the others are told, unless a cut is
-between. Harsher than TCP on purpose: single messages get lost. A cut that lasts breaks connections
+Messages sent into a cut wait there, as in a TCP socket's buffer, and arrive when the cable is
+mended. The death of a process closes its connections, and the others learn of it, unless a cut is
+between. Deliberately harsher than TCP: single messages get lost. A lasting cut breaks connections
 only if `breaks_after_s` says so.
 """
 

@@ -1,8 +1,8 @@
-"""The ideal register: one record in memory, which is compared and set at once and never away.
+"""The ideal register: one record in memory with an atomic compare-and-set, always available.
 
-What is above a register (leader, follower, rounds, leases) is doubted here without anything of
-those below it: no ballot, no transaction, no revision. A claim holds until `valid_until`, by true
-time, counted from when it was renewed last.
+It tests what is above a register (leader, follower, rounds, leases) without the parts below it: no
+ballot, no transaction, no revision. A claim holds until `valid_until`, in true time, counted from
+its last renewal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Random stories of simulated clusters: what a seed says happens to whom, and when.
+"""Random stories of simulated clusters: which faults happen to which agents, from a seed.
 
     a few seconds to gather -> faults of all kinds -> everything whole, and time to recover -> check
 
-One seed is one story, whatever rules the agents follow up to the first difference between them.
+One seed is one story; under other rules it is the same up to the first difference between agents.
 
-    python -m rallypoint.testing.sim_story 47              tell that one, if something goes wrong
+    python -m rallypoint.testing.sim_story 47              print that one, if something goes wrong
     python -m rallypoint.testing.sim_story 0 1000 2        play every second one up to 1000
     python -m rallypoint.testing.sim_story 0 1000 1 etcd   with that register, of at most 12 nodes:
                                                            peers, etcd, store, ideal

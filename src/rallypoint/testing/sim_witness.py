@@ -1,8 +1,8 @@
-"""Whoever watches a simulated cluster from outside, knows what no agent can, and tells the story.
+"""An observer of a simulated cluster, who knows what no agent can, and records the story.
 
-It raises `ViolationError` when two agents hold different agreements of one number, when workers of
-two rounds run at one time, when members differ on who takes part, when a rank changes without need,
-and when a restart is charged for which nobody failed.
+It raises `ViolationError` when two agents hold different agreements with one number, when workers
+of two rounds run at the same time, when members differ on the membership, when a rank changes
+without need, and when a restart is charged although nothing failed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the store's server does with each request: the definition that the native one is held to.
+"""What the store's server does with each request: the reference for the native server.
 
-Messages and `now` go in, actions with their reason come out; connections are plain ids. Semantics
-are those of torch 2.13's libuv server where that is sound; where it is not (a queue push that
-leaves a waiter registered, a wait on a non-empty queue that never ends) this one is right, and a
-waiter is only ever released by keys that exist. A thin driver owns the sockets.
+Messages and `now` are inputs, actions with their reasons are outputs; connections are plain ids.
+Semantics are those of torch 2.13's libuv server where that is sound; where it is not (a queue push
+that leaves a waiter registered, a wait on a non-empty queue that never ends), this one is right,
+and a waiter is released only by keys that exist. A thin driver owns the sockets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether a job of several nodes can begin here, and what keeps it from doing so.
+"""Whether a job of several nodes can start here, and what prevents it.
 
-    look.py ----> NodeFacts of each node ---\\
+    look.py ----> NodeFacts of each node ---\
     probe.py ---> Probe of each pair --------+--> checks/ --> Finding: what, where, and the advice
-    quick.py: the cheap part of it, for an error that is about to be told
+    quick.py: the cheap part of it, for an error that is about to be raised
 
-Facts are frozen data that travel as JSON; the checks are pure. Who gathers the facts of several
-nodes is cli/health/'s business.
+Facts are frozen data that travel as JSON; the checks are pure. cli/health/ collects the facts of
+several nodes.
 """

@@ -1,4 +1,4 @@
-"""What is known of each node and of each pair of nodes, when it is examined. Frozen data."""
+"""The facts about each node and each pair of nodes under examination. Frozen data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check says: how bad it is, where, what, and what to do about it."""
+"""The result of a check: its severity, the place, the problem, and the advice."""
 
 from __future__ import annotations
 

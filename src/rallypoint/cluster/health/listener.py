@@ -1,4 +1,4 @@
-"""The other end of a probe: counts what comes, and says so."""
+"""The other end of a probe: counts the bytes that arrive, and reports the number."""
 
 from __future__ import annotations
 

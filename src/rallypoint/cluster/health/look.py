@@ -1,7 +1,7 @@
-"""What a node can find out about itself, within a few seconds, whatever hangs there.
+"""Collects facts about this node within a few seconds, even if a name or path hangs.
 
-Names and paths are looked at side by side, each with its own time limit; everything else is a read
-of the kernel's files. The files' root is an argument for tests where that helps.
+Names and paths are examined in parallel, each with its own time limit; everything else is read from
+the kernel's files. The files' root is an argument where tests need it.
 """
 
 from __future__ import annotations

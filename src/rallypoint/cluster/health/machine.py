@@ -1,4 +1,4 @@
-"""What a node has of devices, limits and disk space, as the kernel's files tell."""
+"""A node's devices, limits and disk space, from the kernel's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network interfaces of this node, as the checks want them."""
+"""The network interfaces of this node, in the form that the checks need."""
 
 from __future__ import annotations
 

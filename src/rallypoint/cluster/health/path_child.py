@@ -1,8 +1,9 @@
-"""Looks at one path and prints what it found, as JSON. A program of its own, because it may hang.
+"""Examines one path and prints the result as JSON. A separate program, because it may hang.
 
     python path_child.py PATH [script]
 
-A directory is listed, and a file is written there and removed; a file is opened for reading.
+For a directory, it lists the directory and writes and removes a file there; a file is opened for
+reading.
 """
 
 import errno

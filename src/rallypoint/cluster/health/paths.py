@@ -1,4 +1,4 @@
-"""Whether a path can be used: a child process tries, so what hangs there hangs only the child."""
+"""Whether a path can be used: a child process tries it, so that only the child can hang."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
     small messages, a byte each               ->  <-   the byte
     the bytes                                 ->  <-   how many came, in how many microseconds
 
-Only one direction carries much, so each node's way to another one is known by itself.
+Only one direction carries much data, so each direction between two nodes is measured by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The environment variables that the checks know. Secrets and passwords are not among them."""
+"""The environment variables that the checks read. Secrets and passwords are not among them."""
 
 from __future__ import annotations
 

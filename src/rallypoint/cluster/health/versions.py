@@ -1,4 +1,4 @@
-"""Which versions a node has, of what must be the same on all; nothing of it is imported."""
+"""The versions of what must agree on all nodes; nothing of it is imported."""
 
 from __future__ import annotations
 

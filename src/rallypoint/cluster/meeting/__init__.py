@@ -1,12 +1,12 @@
-"""Where the processes of a job meet that mpirun, srun or their like started: a store of rank 0's.
+"""Where processes meet that mpirun, srun or similar started: at a store of rank 0.
 
     rank 0     opens it at a free port, and has the launcher tell all: its addresses, the port and a
                token (mpi4py, pmi.py, pmix.py)
     the others try these addresses, until one of them proves that it knows the token
 
-srun passes on nothing. There, rank 0 takes the first free one of a few ports that follow from the
-step, and the others try them all. Processes meet once; every group of theirs forms at that store,
-which lives as long as rank 0. Who a process is: places/process.py.
+srun passes on no messages. There, rank 0 takes the first free port of a few that are derived from
+the step, and the others try them all. Processes meet once; all their groups form at that store,
+which lives as long as rank 0. places/process.py determines the rank of a process.
 """
 
 from __future__ import annotations

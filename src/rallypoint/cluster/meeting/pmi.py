@@ -1,13 +1,14 @@
-"""Passes a text from rank 0 to all by PMI-1, as Hydra (MPICH, Intel MPI) and Flux serve it.
+"""Passes a text from rank 0 to all ranks by PMI-1, which Hydra (MPICH, Intel MPI) and Flux serve.
 
-PMI-1 is lines over a descriptor that the process has inherited (PMI_FD): a request, an answer. What
-is put under a key can be got once all processes have been in a barrier. The session is not ended
-(`finalize`) before the process ends, so that MPI_Init may begin it again; the descriptor is read
-no further than to the end of each answer, and stays open.
+PMI-1 is a protocol of lines over an inherited descriptor (PMI_FD): a request, an answer. A value
+can be read once all processes have been in a barrier. The session is not ended (`finalize`) before
+the process ends, so that MPI_Init may begin it again; the descriptor is read only to the end of
+each answer, and stays open.
 
     put KEY=text (rank 0)  ->  barrier_in .. barrier_out (all)  ->  get KEY (all)
 
-Protocol: Flux RFC 13, https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html
+Protocol: Flux RFC 13,
+https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Passes a text from rank 0 to all by PMIx, as Open MPI's mpirun serves it.
+"""Passes a text from rank 0 to all ranks by PMIx, which Open MPI's mpirun serves.
 
-PMIx is a library, and one process can begin with it only once: had we done so, MPI_Init could not
-any more. So a child speaks for this process (pmix_child.py), and ends after it.
+A process can initialise the PMIx library only once: if we did, MPI_Init could not any more. So a
+child process does it (pmix_child.py), which ends after this process.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A program of its own: asks PMIx for another process, which must not (pmix.py).
+"""A separate program that uses PMIx on behalf of another process, which must not (pmix.py).
 
-    stdin     one line: what rank 0 has to say; of the others, nothing. The next line, or the end:
-              that process ends
+    stdin     one line: rank 0's message; of the others, nothing. The next line, or the end: that
+              process ends
     arguments where libpmix may be, the likeliest first
-    stdout    one line: what rank 0 said
+    stdout    one line: rank 0's message
     stderr    its last line says what failed
 
-It has the rank of the process that started it, as it has its environment, and stays for as long:
-where a rank has left PMIx and comes again, as MPI does, MPI_Init may wait for ever. Imports the
-standard library only. Names and numbers are those of pmix_common.h, kept from version 2 on.
+It has the environment of the process that started it, hence its rank, and lives as long: if a rank
+left PMIx and came again, as MPI does, MPI_Init could wait for ever. It imports the standard library
+only. Names and numbers are those of pmix_common.h, unchanged since version 2.
 """
 
 from __future__ import annotations

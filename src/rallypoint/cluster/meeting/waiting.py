@@ -1,4 +1,4 @@
-"""How long a process waits for the others of its job, and what it says meanwhile."""
+"""How long a process waits for the others of its job, and what it reports meanwhile."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Where this program was started: in a Slurm step, in a pod, by mpirun, ..., as variables say.
+"""Recognises by variables where this program was started: a Slurm step, a pod, mpirun, ...
 
     environment --> recognize --> Reading: which node this is, of how many, and where they meet
 
-Pure: what is not a variable (this host's name, /etc/hosts) is an argument. One file for each kind
-of place reads its variables; here is only who counts when several have left theirs. What a launch
-does with a reading, and which flags come before it, is cli/surroundings.py's. What a process says
-that no launch of ours started is process.py's.
+Pure: other inputs (this host's name, /etc/hosts) are arguments. One file per kind of place reads
+its variables; this one decides if several places have left theirs. cli/surroundings.py decides what
+a launch does with a reading, and which flags take precedence. process.py reads the variables of a
+process that our launcher did not start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node of a multi-node parallel job of AWS Batch; the main node is not told its own address."""
+"""A node of a multi-node job of AWS Batch; the main node does not know its own address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task of a Flux job, which does not say where the others are, but passes on what one says."""
+"""A task of a Flux job, which does not name the other tasks, but passes on one task's message."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     list:   item,item,...      item: text and [ranges], in any order       ranges: A-B,C,...
 
-A number has at least as many digits as the first of its range. By hand, because python-hostlist is
-under the GPL, which a dependency of this package must not be; tests compare with it.
+A number has at least as many digits as the first of its range. We parse it ourselves because
+python-hostlist is under the GPL, which a dependency of this package must not be; tests compare with
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A pod of an Indexed Job of Kubernetes, also in a JobSet. It does not say how many there are.
+"""A pod of an Indexed Job of Kubernetes, also in a JobSet. It does not know the number of pods.
 
 With a headless Service its own entry in /etc/hosts is its full name, JOB-INDEX.SERVICE....; the
-others' are the same with another index.
+others' names differ in the index only.
 """
 
 from __future__ import annotations

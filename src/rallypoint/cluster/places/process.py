@@ -1,9 +1,9 @@
-"""Which process of its job this is, where mpirun, srun or their like started it, not we.
+"""The rank of this process in its job, if mpirun, srun or similar started it.
 
     environment --> find_process --> Process: its rank, and by what all of them can meet
 
-Pure. The files that read a place for a launch (mpi.py, slurm.py, flux.py) read it for a process,
-too. How processes meet is cluster/meeting's.
+Pure. The files that read a place for a launch (mpi.py, slurm.py, flux.py) also read it for a
+process. cluster/meeting defines how processes meet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a place says of this node, each value with the variable that said it; and how it is read."""
+"""What a place says about this node: each value with the variable that it came from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A Slurm step (srun's), or an allocation outside of its steps.
 
-A batch script has variables of a task, too (SLURM_PROCID=0, SLURM_NODEID=0), though only one node
-runs it: only a step's own variables tell that srun has started this.
+A batch script, too, has the variables of a task (SLURM_PROCID=0, SLURM_NODEID=0), though only one
+node runs it: only a step's own variables show that srun started this program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pod of a Volcano job of Kubernetes, whose tasks have a list of hosts each: VC_WORKER_HOSTS."""
+"""A pod of a Volcano job of Kubernetes, which lists the hosts of each task: VC_WORKER_HOSTS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The checks: from facts to findings. Pure.
 
-One cause is one finding: checks run in an order in which causes come before their consequences, and
-each is told which pairs of nodes are explained already.
+One cause is one finding: causes are checked before their consequences, and each check knows which
+pairs of nodes are already explained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""7, 8, 11 and 13: what must be alike on all nodes: versions, devices, clocks and paths. Pure."""
+"""Checks 7, 8, 11 and 13: versions, devices, clocks and paths must agree on all nodes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""4: which address each node gives to the others, and what its interface is. Pure."""
+"""Check 4: the address that each node gives to the others, and its interface. Pure."""
 
 from __future__ import annotations
 

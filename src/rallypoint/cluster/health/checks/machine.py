@@ -1,4 +1,4 @@
-"""12, 14 and 15: what a node may run out of, and what else runs there. Pure."""
+"""Checks 12, 14 and 15: resources that a node may run out of, and other programs on it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""2: who came, whether the endpoint's port is free, and who reaches it. Pure."""
+"""Check 2: which nodes arrived, whether the endpoint's port is free, and who reaches it. Pure."""
 
 from __future__ import annotations
 

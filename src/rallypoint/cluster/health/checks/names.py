@@ -1,4 +1,4 @@
-"""1: what the nodes' names mean on each node, its own among them. Pure."""
+"""Check 1: the addresses of the nodes' names on each node, including its own name. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""3, 5 and 6: who reaches whom, with small and with large messages, and how fast. Pure."""
+"""Checks 3, 5 and 6: which nodes reach each other, with which messages, and how fast. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""9, 10 and 16: where the job was started, its token, and variables that do harm. Pure."""
+"""Checks 9, 10 and 16: where the job was started, its token, and harmful variables. Pure."""
 
 from __future__ import annotations
 
