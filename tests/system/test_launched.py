@@ -499,7 +499,7 @@ def test_wrong_surroundings_are_one_sentence(tmp_path: Path) -> None:
     given = {name: text for name, text in os.environ.items() if name not in NOT_OURS}
     hydra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
     for environ, expected in (
-        (hydra, "HostError: Hydra's mpiexec started this as rank 0 of 2 (PMI_RANK), and offers no"),
+        (hydra, "HostError: Hydra's mpiexec started this as rank 0 of 2 (PMI_RANK), but offers no"),
         ({**hydra, "PMI_FD": "77"}, "PMI_FD is '77', which is not an open descriptor"),
         ({**hydra, "RANK": "1"}, "RANK is 1, but Hydra's mpiexec says 0"),
         ({"SLURM_JOB_ID": "7"}, "start it with srun -n N or `rallypoint run`"),

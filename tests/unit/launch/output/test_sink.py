@@ -62,7 +62,7 @@ def test_nobody_reads_and_then_somebody_does(pipe: tuple[int, int]) -> None:
     assert time.monotonic() - began < 5
     assert sink.pending <= MAX_BYTES
     assert not sink.flush(0.05)
-    data = read_all(reading, b"nobody read it\n")
+    data = read_all(reading, b"nothing read them\n")
     *lines, note = data.splitlines(keepends=True)
     assert lines == [line(number) for number in range(len(lines))]  # a gap, and only at the end
     lost = re.fullmatch(rb"rallypoint: (\d+) bytes of output are missing here.*\n", note)
