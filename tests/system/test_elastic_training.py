@@ -130,10 +130,12 @@ def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path, seed: in
         time.sleep(chance.uniform(0.0, 0.5))  # also while others still start
         done.append(disturb(cluster, chance))
     story = f"{done}\n"
-    for slot in sorted(cluster.agents):
-        assert cluster.agents[slot].wait(90) == 0, story + cluster.told()
-
+    statuses = [cluster.agents[slot].wait(90) for slot in sorted(cluster.agents)]
     told = cluster.told()
+    # Where nodes come and go this often, the last one may have to wait until the job is over.
+    late = statuses.count(3)
+    assert late <= told.count("the job ended before this node had a place in it"), story + told
+    assert statuses.count(0) == len(statuses) - late > 0, f"{statuses} {story}{told}"
     assert "test accuracy" in told, story + told
     assert told.count("workers continue after step") > 1, story + told
     with np.load(tmp_path / "plain.npz") as plain_end, np.load(tmp_path / "elastic.npz") as end:

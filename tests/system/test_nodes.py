@@ -107,7 +107,7 @@ def test_a_partition_leaves_one_job_and_heals(agents: Agents) -> None:
         time.sleep(0.05)
     assert agents.up()["host1.0"] == "0 0/5 0/5"
     assert agents.up()["host2.0"] == "0 1/5 1/5"
-    agents.wait_until_said(1, "coordinates no more: no quorum heard")
+    agents.wait_until_said(1, "no longer coordinates: no quorum answered")
     agents.hosts.heal()
     deadline = time.monotonic() + 60
     while {text.split(" ", 1)[1] for text in agents.up().values()} != {
