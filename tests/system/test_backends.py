@@ -256,7 +256,7 @@ torch.meta = types.SimpleNamespace(device_count=lambda: 2, set_device=bound.appe
 dist.Backend.register_backend("hccl", Recorder, extended_api=True, devices=["meta"])
 """
 USES_HCCL = """
-import sys
+import os, sys
 sys.path.insert(0, sys.argv[1])
 import torch, torch_npu
 import rallypoint as dist
@@ -265,7 +265,7 @@ dist.init_process_group("hccl")
 rank = dist.get_rank()
 assert torch_npu.bound == [rank]
 try: dist.all_reduce(torch.ones(3))
-except dist.InvalidTypeError as error: print(error)
+except dist.InvalidTypeError as error: os.write(1, f"{error}\\n".encode())
 tensor = torch.empty(6, device="meta")
 if rank == 0:
     dist.all_reduce(tensor)
