@@ -182,6 +182,23 @@ void Communicator::leave() {
   record_.leave();
 }
 
+void Communicator::revoke() {
+  region_.spread(Trouble::revoked, static_cast<std::int32_t>(region_.rank()), nullptr, nullptr);
+}
+
+bool Communicator::end_calls(double most_s) {
+  const double until_s = now_s() + most_s;
+  for (;;) {
+    {
+      const std::unique_lock lock(collective_.mutex, std::try_to_lock);
+      if (lock && queue_.is_empty() && mailbox_.is_empty()) return true;
+    }
+    if (now_s() > until_s) return false;
+    revoke();
+    if (!progress(false)) usleep(kLeaveLookUs);
+  }
+}
+
 // Only for what will then be read: what stays would ring again and again.
 void Communicator::arm() {
   if (transports_.messages == nullptr) return;

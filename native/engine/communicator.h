@@ -71,6 +71,11 @@ class Communicator final : public Progressable {
   // Gets on without waiting, for some turns of a call.
   bool progress(bool has_slept) override;
   void arm() override;
+  // Ends the wait of every rank with an error, and every later call; takes part still.
+  void revoke();
+  // Waits until no call of this process is under way; if there are any, revokes first. Returns
+  // false if that takes longer than `most_s`.
+  bool end_calls(double most_s);
   // Takes part no more. What is on its way to other hosts is waited for, within reason.
   void leave();
   bool shares_cores() const override { return policy_.spins == 0; }

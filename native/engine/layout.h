@@ -160,8 +160,9 @@ enum class Trouble : std::uint32_t {
   circle,
   unreadable,
   unreachable,
+  revoked,
 };
-inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::unreachable) + 1;
+inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::revoked) + 1;
 
 inline constexpr unsigned kMostInCircle = 8;
 

@@ -59,7 +59,7 @@ std::shared_ptr<std::byte> map_private(std::size_t bytes) {
 
 Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks,
                const std::vector<std::uint32_t>& far)
-    : rank_(rank), ranks_(ranks), layout_(ranks), far_(ranks) {
+    : rank_(rank), ranks_(ranks), layout_(ranks), far_(ranks), is_lost_(ranks) {
   struct stat status{};
   if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
   if (static_cast<std::size_t>(status.st_size) != layout_.bytes()) {
@@ -118,6 +118,7 @@ int Region::watch_peers() {
 }
 
 void Region::lose(std::uint32_t rank) {
+  is_lost_[rank].store(true);
   int none = -1;
   lost_far_.compare_exchange_strong(none, static_cast<int>(rank));
   wake_self();
@@ -133,6 +134,23 @@ int Region::first_lost() {
     }
   }
   return -1;
+}
+
+std::vector<std::uint32_t> Region::gone() const {
+  std::vector<bool> is_gone(ranks_);
+  std::vector<pollfd> polled = pidfds_;
+  poll(polled.data(), polled.size(), 0);
+  for (std::size_t i = 0; i < polled.size(); ++i) {
+    if (polled[i].revents != 0) is_gone[watched_[i]] = true;
+  }
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_) continue;
+    if (is_gone[rank] || is_lost_[rank].load() || presence(rank) == Presence::left) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
 }
 
 void Region::say_core() const {

@@ -86,6 +86,8 @@ class Region {
   int first_lost();
   // A far rank is gone, although it never left.
   void lose(std::uint32_t rank);
+  // All other ranks that have left, or whose process is gone, as far as is known here.
+  std::vector<std::uint32_t> gone() const;
   Presence presence(std::uint32_t rank) const {
     return static_cast<Presence>(state(rank).presence.load(std::memory_order_acquire));
   }
@@ -128,7 +130,8 @@ class Region {
   std::shared_ptr<std::byte> mirror_;  // of the areas of far ranks; null if there are none
   std::vector<bool> far_;
   Messenger* messenger_ = nullptr;
-  std::atomic<int> lost_far_{-1};
+  std::atomic<int> lost_far_{-1};           // the first one
+  std::vector<std::atomic<bool>> is_lost_;  // by rank
   std::vector<RankState*> states_;
   std::vector<pollfd> pidfds_;
   std::vector<std::uint32_t> watched_;  // whose they are

@@ -184,6 +184,13 @@ class PythonCommunicator {
     Region& region = communicator_->region();
     region.spread(Trouble::aborted, static_cast<std::int32_t>(region.rank()), nullptr, nullptr);
   }
+  void revoke() {
+    if (!communicator_->is_parents()) communicator_->revoke();
+  }
+  std::vector<std::uint32_t> gone() { return communicator_->region().gone(); }
+  bool end_calls(double most_s) {
+    return communicator_->is_parents() || communicator_->end_calls(most_s);
+  }
   std::int32_t pid(std::uint32_t rank) { return communicator_->region().state(rank).pid.load(); }
 
  private:
@@ -471,6 +478,10 @@ void bind_engine(nb::module_& module) {
       .def("trouble", &PythonCommunicator::trouble)
       .def("leave", &PythonCommunicator::leave, nb::call_guard<WithoutGil>())
       .def("abort", &PythonCommunicator::abort)
+      .def("revoke", &PythonCommunicator::revoke)
+      .def("gone", &PythonCommunicator::gone)
+      .def("end_calls", &PythonCommunicator::end_calls, nb::arg("most_s"),
+           nb::call_guard<WithoutGil>())
       .def("pid", &PythonCommunicator::pid);
 }
 

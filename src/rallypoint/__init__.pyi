@@ -14,6 +14,7 @@ from rallypoint.base.errors import OutOfMemoryError as OutOfMemoryError
 from rallypoint.base.errors import PeerError as PeerError
 from rallypoint.base.errors import PeerLostError as PeerLostError
 from rallypoint.base.errors import RallypointError as RallypointError
+from rallypoint.base.errors import RevokedError as RevokedError
 from rallypoint.base.errors import StoreConnectionError as StoreConnectionError
 from rallypoint.base.errors import StoreError as StoreError
 from rallypoint.base.errors import StoreTimeoutError as StoreTimeoutError

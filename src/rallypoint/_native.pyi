@@ -208,6 +208,12 @@ class Communicator:
         """Tell the peers that this rank takes part no more."""
     def abort(self) -> None:
         """End the waits of all ranks."""
+    def revoke(self) -> None:
+        """End the waits of all ranks, and their later calls, but take part still."""
+    def gone(self) -> list[int]:
+        """The other ranks that have left, or whose process is gone, as far as is known here."""
+    def end_calls(self, most_s: float) -> bool:
+        """Wait until no call is under way, revoking first if one is; False if it takes longer."""
     def pid(self, rank: int) -> int:
         """The process of a rank."""
 

@@ -62,7 +62,24 @@ class PeerError(RallypointError, RuntimeError):
 
 
 class PeerLostError(PeerError):
-    """A peer died or its connection broke."""
+    """A peer died, left the group, or its connection broke.
+
+    Attributes:
+        lost: the global ranks that are known to be lost, `rank` among them if it is known.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, operation: str | None = None
+    ) -> None:
+        super().__init__(message, rank=rank, operation=operation)
+        self.lost: tuple[int, ...] = () if rank is None else (rank,)
+
+
+class RevokedError(PeerError):
+    """The group's communicator was given up, by this rank or another, before or during the call.
+
+    A group that is formed again, as `rallypoint.elastic` does, can be used again afterwards.
+    """
 
 
 class MismatchError(PeerError):

@@ -21,6 +21,7 @@ from rallypoint.base.errors import (
     MismatchError,
     PeerError,
     PeerLostError,
+    RevokedError,
 )
 from rallypoint.engine.flight_record import keep_flight_record
 
@@ -78,6 +79,7 @@ class Trouble(IntEnum):
     CIRCLE = 9
     UNREADABLE = 10
     UNREACHABLE = 11
+    REVOKED = 12
 
 
 # Troubles that words alone do not describe.
@@ -87,6 +89,7 @@ _DETAILED: dict[Trouble, type[PeerError]] = {
     Trouble.CIRCLE: DeadlockError,
     Trouble.TIMEOUT: CollectiveTimeoutError,
 }
+_MOST_S = 5.0  # calls under way end within milliseconds, unless this process does not run
 _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
 
@@ -263,11 +266,31 @@ class Communicator:
         """End the waits of all ranks of the communicator with an error."""
         self._native.abort()
 
+    def revoke(self) -> None:
+        """End the waits of all ranks with an error, and every later call."""
+        self._native.revoke()
+
+    def withdraw(self) -> None:
+        """Leave, once every call of this process has ended: with an error, unless it is done.
+
+        Ranks that are still in a call which this one has completed can complete it, too.
+        """
+        self._native.end_calls(_MOST_S)
+        self._native.leave()
+
+    def global_rank(self, place: int) -> int:
+        """The global rank of a rank of the communicator."""
+        return self._global_ranks[place]
+
     def error(self, operation: str) -> PeerError:
         """The error that describes the trouble this communicator is in."""
         state = self._native.trouble()
         if state is None:
-            return PeerError(f"{operation} failed for an unknown reason", operation=operation)
+            # Of an earlier communicator of the group, which has been formed again meanwhile.
+            return RevokedError(
+                f"{operation} was under way when the group was formed again; call it again",
+                operation=operation,
+            )
         number, at_fault, told_by, is_told, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
         culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
@@ -329,8 +352,9 @@ class Communicator:
                 kind = PeerError
                 text = f"{who} sent an invalid message during {interrupted}"
             case _:
-                kind = PeerError
-                text = f"{who} aborted the group"
+                is_revoked = trouble is Trouble.REVOKED
+                kind = RevokedError if is_revoked else PeerError
+                text = f"{who} {'revoked' if is_revoked else 'aborted'} the group"
         text += _UNUSABLE
         return kind(text, rank=culprit, operation=operation)
 

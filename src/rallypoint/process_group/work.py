@@ -128,14 +128,14 @@ class OneWork(EngineWork):
     def source_rank(self) -> int:
         """See Work."""
         place = self.peer if self.operation == "irecv" else -1
-        return -1 if place < 0 else self._group.ranks[place]
+        return -1 if place < 0 else self._communicator.global_rank(place)
 
     def get_future(self) -> Future:
         """See Work."""
         return Future.of(self)
 
     def _failure(self) -> Exception:
-        if self._group.is_destroyed:  # others cannot be asked any more
+        if not self._group.is_served_by(self._communicator):  # others cannot be asked any more
             return super()._failure()
         return self._called.error(self._group, 1)
 

@@ -41,6 +41,7 @@ def form(
     members = global_ranks or list(range(size))
     is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
     prefix = fresh_round(shared, "rallypoint", rank=rank, names=members, timeout=timeout)
+    title = f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP
     communicator, algorithms = form_communicator(
         shared,
         prefix,
@@ -48,10 +49,12 @@ def form(
         members=members,
         timeout=timeout,
         options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
-        name=f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP,
+        name=title,
         is_across_jobs=is_beside,
     )
-    world = World(shared, prefix, algorithms.options, _nothing)
+    world = World(
+        shared, prefix, algorithms.options, _nothing, title=title, is_across_jobs=is_beside
+    )
     group = ProcessGroup(
         communicator,
         algorithms,

@@ -142,7 +142,6 @@ def _coalescing_manager(
     if chosen.deferred is not None:
         raise InvalidArgumentError("a _coalescing_manager of this group is already open")
     manager = CoalescingManager()
-    run, run_apart = chosen.run, chosen.run_apart
     chosen.deferred = manager.works
     chosen.run = chosen.run_apart = lambda *_: BAD_BUFFER  # so that every call comes to calls.run
     try:
@@ -150,6 +149,6 @@ def _coalescing_manager(
     finally:
         chosen.deferred = None
         if not chosen.is_destroyed:  # in the block; then it refuses calls
-            chosen.run, chosen.run_apart = run, run_apart
+            chosen.bind_calls()
     if not async_ops:
         manager.wait()

@@ -152,6 +152,10 @@ class End:
             with suppress(Exception):
                 self._delegate.abort()
 
+    def withdraw(self) -> None:
+        """Leave, so that the group can be formed again."""
+        self.abort()
+
     def abandon(self) -> None:
         """In a forked child: the library is the parent's."""
         self._has_left = True

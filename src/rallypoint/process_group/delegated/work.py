@@ -37,7 +37,7 @@ class DelegatedWork:
         timeout_s: float,
     ) -> None:
         self.operation = operation
-        self._group = group
+        self._ranks = group.ranks
         self._end = end
         self._pending = pending
         self._outputs = outputs
@@ -86,7 +86,7 @@ class DelegatedWork:
         """See Work."""
         if self.operation != "irecv" or not self.is_success():
             return -1
-        return self._group.ranks[self.peer]
+        return self._ranks[self.peer]
 
     def get_future(self) -> Future:
         """See Work."""

@@ -134,6 +134,7 @@ def form_world(
     The last rank to finish deletes the key `way`, and sets `done`. `name` is as in open_world.
     """
     members = range(place.world_size)
+    title = f"group {name}" if name else DEFAULT_GROUP
     parts = join(
         place.store,
         prefix,
@@ -143,12 +144,20 @@ def form_world(
         backend=backend,
         options=options,
         device=device,
-        name=f"group {name}" if name else DEFAULT_GROUP,
+        name=title,
         way=way,
         done=done,
         is_across_jobs=bool(name),
     )
-    world = World(place.store, prefix, parts.algorithms.options, on_destroy)
+    world = World(
+        place.store,
+        prefix,
+        parts.algorithms.options,
+        on_destroy,
+        device=device,
+        title=title,
+        is_across_jobs=bool(name),
+    )
     world.group = ProcessGroup(
         parts.communicator,
         parts.algorithms,

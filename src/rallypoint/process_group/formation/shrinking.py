@@ -118,6 +118,7 @@ def _next_world(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
         timeout=old.timeout,
         backend=old.backend,
         options=world.options,
+        device=world.device,
         on_destroy=_nothing,
         name=old.group_name,
     )

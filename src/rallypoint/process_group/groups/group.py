@@ -16,6 +16,7 @@ from rallypoint.base.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     NotInitializedError,
+    RevokedError,
 )
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator
 from rallypoint.process_group.memory.device_array import DeviceArray
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 
 NON_GROUP_MEMBER: Final = -100
 DEFAULT_GROUP = "default group"  # what people call it
+_FORMS_AGAIN = (
+    "the default group has given up its communicator because its members change; it can be used "
+    "again once it has been formed again"
+)
+_OF_EARLIER = (
+    "the members of the default group have changed since the process group {} was made; make it "
+    "again with new_group"
+)
 
 
 class ProcessGroup:
@@ -64,34 +73,64 @@ class ProcessGroup:
         ends: Mapping[str, End] | None = None,
         takes_arrays: bool = True,
     ) -> None:
-        self.ranks = tuple(ranks)
-        self.own_rank = rank
-        self.world = world
-        self.prefix = prefix
         self.group_name = group_name
         self.group_desc = group_desc
         self.backend = backend
         self.timeout = timeout
+        self.is_parents = False
+        self.enter(
+            communicator,
+            algorithms,
+            rank=rank,
+            world=world,
+            prefix=prefix,
+            ranks=ranks,
+            ends=ends,
+            takes_arrays=takes_arrays,
+        )
+
+    def enter(
+        self,
+        communicator: Communicator | None,
+        algorithms: Algorithms,
+        *,
+        rank: int,
+        world: World,
+        prefix: str,
+        ranks: Sequence[int],
+        ends: Mapping[str, End] | None = None,
+        takes_arrays: bool = True,
+    ) -> None:
+        """Be served by these from now on, with these members."""
+        self.ranks = tuple(ranks)
+        self.own_rank = rank
+        self.world = world
+        self.prefix = prefix
         self.algorithms = algorithms
         self.variants = algorithms.variants
         self.ends = ends or {}
         self.takes_arrays = takes_arrays
-        if communicator is not None and takes_arrays:
+        self.deferred: list[Any] | None = None
+        self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
+        self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
+        self._is_member = True
+        self._communicator = communicator
+        self._why_not = "was destroyed"  # what else it may be, if there is no communicator
+        self._revoked = ""  # why calls raise RevokedError, if they do
+        self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
+        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
+        self.bind_calls()
+
+    def bind_calls(self) -> None:
+        """Have `run`, `run_apart`, `send` and `receive` be the engine's, if it takes the arrays."""
+        communicator = self._communicator
+        if communicator is not None and self.takes_arrays:
             self.run = communicator.run
             self.run_apart = communicator.run_apart
             self.send = communicator.send
             self.receive = communicator.receive
         else:
             self.run = self.run_apart = self.send = self.receive = _not_the_engines
-        self.deferred: list[Any] | None = None
-        self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
-        self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
-        self.is_parents = False
-        self._is_member = True
-        self._communicator = communicator
-        self._why_not = "was destroyed"  # what else it may be, if there is no communicator
-        self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
-        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -111,10 +150,10 @@ class ProcessGroup:
 
         Raises:
             NotInitializedError: the group was destroyed.
+            RevokedError: it has given up its communicator.
             InvalidTypeError: another backend serves it.
         """
-        if not self._is_member:
-            self._refuse()
+        self.check_member()
         if self._communicator is None:
             raise InvalidTypeError(f"a group of backend {self.backend!r} does not use the engine")
         return self._communicator
@@ -126,9 +165,18 @@ class ProcessGroup:
             return self
         group = copy.copy(self)
         group.takes_arrays, group.ends = True, {}
-        group.run, group.run_apart = self._communicator.run, self._communicator.run_apart
-        group.send, group.receive = self._communicator.send, self._communicator.receive
+        group.bind_calls()
         return group
+
+    def check_member(self) -> None:
+        """Refuse a group that was left.
+
+        Raises:
+            NotInitializedError: the group was destroyed.
+            RevokedError: it has given up its communicator.
+        """
+        if not self._is_member:
+            self._refuse()
 
     def end_of(self, array: object, operation: str) -> End | None:
         """The library that takes an array's memory; None for the engine.
@@ -137,8 +185,7 @@ class ProcessGroup:
             InvalidTypeError: this group does not take memory of that device.
             NotInitializedError: the group was destroyed.
         """
-        if not self._is_member:
-            self._refuse()
+        self.check_member()
         device = array.device if isinstance(array, DeviceArray) else "cpu"
         if device in self.ends:
             return self.ends[device]
@@ -159,9 +206,18 @@ class ProcessGroup:
         return not self._is_member
 
     @property
+    def is_revoked(self) -> bool:
+        """Whether it has given up its communicator, and may be formed again."""
+        return bool(self._revoked)
+
+    @property
     def is_world(self) -> bool:
         """Whether this is a default group."""
         return self.world.group is self
+
+    def is_served_by(self, communicator: Communicator | None) -> bool:
+        """Whether this is the communicator that serves it now."""
+        return self._is_member and self._communicator is communicator
 
     def group_rank(self, rank: int, argument: str) -> int:
         """The rank in the group of a global rank, which the caller named `argument`."""
@@ -181,18 +237,26 @@ class ProcessGroup:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that start from now on wait for a peer."""
-        if not self._is_member:
-            self._refuse()
+        self.check_member()
         for end in self._all_ends():
             end.set_timeout(seconds_of(timeout))
         self.timeout = timeout
 
     def destroy(self) -> None:
         """Leave the group and free its memory; a second call does nothing."""
+        self._revoked = ""
         if self._is_member:
             for end in self._all_ends():
                 end.leave()
             self._forget()
+
+    def withdraw(self, why: str) -> None:
+        """Give up the communicator: calls under way end with an error, and later ones say why."""
+        if self._is_member:
+            for end in self._all_ends():
+                end.withdraw()
+            self._forget()
+        self._revoked = why
 
     def abort(self) -> None:
         """End the waits of all members with an error, and leave; nothing without the engine."""
@@ -204,7 +268,7 @@ class ProcessGroup:
     def abandon(self) -> None:
         """In a forked child: forget the group, which stays the parent's."""
         self.is_parents = True
-        self._why_not = "belongs to the process that forked this one"
+        self._why_not, self._revoked = "belongs to the process that forked this one", ""
         self._forget()
 
     def _all_ends(self) -> list[Communicator | End]:
@@ -220,6 +284,8 @@ class ProcessGroup:
         self.receive = self._refuse
 
     def _refuse(self, *_: object) -> Never:
+        if self._revoked:
+            raise RevokedError(self._revoked)
         # PyTorch calls the default group "0".
         name = self.group_name if self.group_name not in ("", "0") else "of all ranks"
         raise NotInitializedError(f"the process group {name} {self._why_not}; make a new one")
@@ -245,6 +311,9 @@ class World:
         options: how its groups' programs are chosen.
         made: how many subgroups of each name were requested, whether this rank is in them or not;
             the same on every rank that asks, so members agree on names without communication.
+        device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
+        title: the group's name for people.
+        is_across_jobs: its members are processes of several jobs.
     """
 
     store: Store
@@ -254,6 +323,9 @@ class World:
     group: ProcessGroup | None = None
     subgroups: list[ProcessGroup] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
+    device: object = None
+    title: str = DEFAULT_GROUP
+    is_across_jobs: bool = False
 
     def destroy(self) -> None:
         """Leave all groups."""
@@ -262,6 +334,18 @@ class World:
         self.subgroups.clear()
         if self.group is not None:
             self.group.destroy()
+        self.release_store()
+
+    def withdraw(self) -> None:
+        """Give up the communicators of all groups. The default group may be formed again."""
+        for subgroup in reversed(self.subgroups):
+            subgroup.withdraw(_OF_EARLIER.format(subgroup.group_name))
+        self.subgroups.clear()
+        if self.group is not None:
+            self.group.withdraw(_FORMS_AGAIN)
+
+    def release_store(self) -> None:
+        """Close the store, if that is this world's task."""
         on_destroy, self.on_destroy = self.on_destroy, _nothing
         on_destroy()
 
