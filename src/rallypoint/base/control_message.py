@@ -55,16 +55,46 @@ class LongWait(Record):
     is_over: bool = False
 
 
+class Elastic(Record):
+    """Worker to agent: whether it goes on when other workers are lost, in the next round.
+
+    Attributes:
+        seen: the newest round in which it knows its place; -1: none yet.
+        joined: the newest one whose group it has formed.
+    """
+
+    is_on: bool
+    seen: int = -1
+    joined: int = -1
+
+
+class Ready(Record):
+    """Worker to agent: a worker on standby waits for a place in a round."""
+
+
+class Place(Record):
+    """Agent to worker: its place in a round, as environment variables.
+
+    Attributes:
+        is_urgent: somebody was lost, so calls of the round before cannot succeed any more.
+    """
+
+    round: int
+    environ: dict[str, str]
+    is_urgent: bool = False
+
+
 class Unknown(Record):
     """A message of a kind that this version does not know; to be passed over."""
 
     kind: str
 
 
-Message = Hello | WorkerError | LongWait | Unknown
+Known = Hello | WorkerError | LongWait | Elastic | Ready | Place
+Message = Known | Unknown
 
 
-def encode(message: Hello | WorkerError | LongWait) -> bytes:
+def encode(message: Known) -> bytes:
     """One packet of at most MAX_MESSAGE_BYTES; long texts lose their middle."""
     import json
 
@@ -111,12 +141,20 @@ def shorten(text: str, limit: int) -> str:
     return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
-def _to_object(message: Hello | WorkerError | LongWait, limit: int) -> dict[str, object]:
+def _to_object(message: Known, limit: int) -> dict[str, object]:
     match message:
         case Hello(pid):
             return {"v": VERSION, "kind": "hello", "pid": pid}
         case LongWait(seconds, is_over):
             return {"v": VERSION, "kind": "wait", "seconds": seconds, "is_over": is_over}
+        case Elastic(is_on, seen, joined):
+            told = {"is_on": is_on, "seen": seen, "joined": joined}
+            return {"v": VERSION, "kind": "elastic", **told}
+        case Ready():
+            return {"v": VERSION, "kind": "ready"}
+        case Place(number, environ, is_urgent):
+            place = {"round": number, "environ": environ, "is_urgent": is_urgent}
+            return {"v": VERSION, "kind": "place", **place}
         case WorkerError():
             return {
                 "v": VERSION,
@@ -130,7 +168,9 @@ def _to_object(message: Hello | WorkerError | LongWait, limit: int) -> dict[str,
             }
 
 
-def _from_object(fields: dict[str, object]) -> Message:
+def _from_object(  # noqa: PLR0911 - one for each kind
+    fields: dict[str, object],
+) -> Message:
     kind = str(fields["kind"])
     match fields:
         case {"kind": "hello", "pid": int(pid)}:
@@ -146,6 +186,14 @@ def _from_object(fields: dict[str, object]) -> Message:
             return WorkerError(type_name, message, traceback, float(time_s), is_echo, is_startup)
         case {"kind": "wait", "seconds": int() | float() as seconds} if 0 <= seconds < _MAX_TIME_S:
             return LongWait(float(seconds), fields.get("is_over") is True)
-    if kind in ("hello", "error", "wait"):
+        case {"kind": "elastic", "is_on": bool(is_on), "seen": int(seen), "joined": int(joined)}:
+            return Elastic(is_on, seen, joined)
+        case {"kind": "ready"}:
+            return Ready()
+        case {"kind": "place", "round": int(number), "environ": dict(environ)} if all(
+            isinstance(each, str) for pair in environ.items() for each in pair
+        ):
+            return Place(number, environ, fields.get("is_urgent") is True)
+    if kind in ("hello", "error", "wait", "elastic", "place"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
     return Unknown(kind[:64])

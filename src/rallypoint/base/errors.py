@@ -82,6 +82,17 @@ class RevokedError(PeerError):
     """
 
 
+class MembershipChangedError(PeerError):
+    """Ranks were lost or wait to join, and the present step is to be begun again or is complete.
+
+    `elastic.run` handles it; a program that catches it must pass it on.
+    """
+
+
+class TooFewPeersError(PeerError, TimeoutError):
+    """Fewer ranks than an elastic training needs, for too long."""
+
+
 class MismatchError(PeerError):
     """Ranks called different operations, or the same one with different sizes, dtypes or roots.
 

@@ -18,6 +18,7 @@ SHUTDOWN_TIMEOUT_S = 30.0
 HANG_AFTER = "RALLYPOINT_HANG_AFTER"  # in seconds, as --hang-after; 0: nothing is told
 HANG_AFTER_S = 30.0
 LOCAL_ADDR = "RALLYPOINT_LOCAL_ADDR"  # as --local-addr, if that was given and there are more nodes
+STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker is told its place later (control_link.py)
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
 
 

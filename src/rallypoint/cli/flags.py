@@ -56,6 +56,8 @@ GROUPS = (
     Group("Failures and shutdown", (
         Flag("--max-restarts", "how many times to restart all workers after one fails\n"
              "(default 0)", "N"),
+        Flag("--spares", "workers to start beyond --nproc-per-node, which wait to replace lost\n"
+             "ones; for scripts that use rallypoint.elastic (default 0)", "N"),
         Flag("--shutdown-timeout", "time for workers to end before they are killed (default 30)",
              "SECONDS"),
         Flag("--on-hang", "when the job hangs: 'report' says why, in one line (default);\n"

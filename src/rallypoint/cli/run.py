@@ -113,14 +113,22 @@ def read_job(
     values, surroundings = fill_in(values, environ)
     place = read_place(values, token)
     workers = count_workers(values, environ)
-    restarts = whole(values, "--max-restarts", 0)
+    restarts, spares = whole(values, "--max-restarts", 0), whole(values, "--spares", 0)
+    if spares and "--virtual-local-rank" in values:
+        raise UsageError(
+            f"{PROGRAM}: --spares cannot be used with --virtual-local-rank: a spare does not know "
+            "its device before it has a place."
+        )
     cpus, binding_note = bind_workers(values, workers, environ)
     logs = read_logs(values, environ)
     job = Job(
-        command=worker_program(values, command, environ, is_run_once=workers == 1 and not restarts),
+        command=worker_program(
+            values, command, environ, is_run_once=workers == 1 and not restarts and not spares
+        ),
         local_world_size=workers,
         role=values.get("--role", "default"),
         max_restarts=restarts,
+        spares=spares,
         nodes=place.nodes,
         rendezvous=place.rendezvous,
         run_id=place.run_id,

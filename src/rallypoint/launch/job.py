@@ -18,6 +18,7 @@ from rallypoint.base.worker_env import (
     SHUTDOWN_TIMEOUT,
     SHUTDOWN_TIMEOUT_S,
     SIGNALS,
+    STANDBY,
     WorkerEnv,
 )
 from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
@@ -33,6 +34,15 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
 _CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+# What a worker knows before it has a place.
+_OF_STANDBYS = (
+    "LOCAL_WORLD_SIZE",
+    "ROLE_NAME",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)
 ELASTIC_BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
@@ -181,6 +191,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
         prints_events: also print events on stderr.
         on_hang: what to do when the job hangs: when nothing moves for `hang_after_s`, and for ten
             times as long as before.
+        spares: how many more workers to start, which wait until they can replace lost ones.
     """
 
     run_id: str
@@ -198,6 +209,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     prints_events: bool = False
     on_hang: OnHang = OnHang.REPORT
     hang_after_s: float = HANG_AFTER_S
+    spares: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,10 +257,10 @@ def _substitute(text: str, number: str) -> str:
     return LOCAL_RANK_MACRO.join(part.replace(LOCAL_RANK_MACRO, number) for part in parts)
 
 
-def worker_environ(
-    job: Job, *, place: Placement, seat: Seat, error_file: str | None
+def place_environ(
+    job: Job, *, place: Placement, seat: Seat, error_file: str | None = None
 ) -> dict[str, str]:
-    """All variables of one worker: the inherited ones, torchrun's, and two of our own."""
+    """The variables that say a worker's place in a round: torchrun's, and the round's secret."""
     contract = WorkerEnv(
         rank=place.rank,
         world_size=seat.world_size,
@@ -267,6 +279,37 @@ def worker_environ(
         use_agent_store=True,
         error_file=error_file,
     )
+    environ = contract.to_environ()
+    if job.has_virtual_local_rank:
+        environ["LOCAL_RANK"] = "0"
+    token = job.environ.get(TOKEN)
+    if token:
+        environ[TOKEN] = round_secret(token, job.run_id, seat.number)
+    return environ
+
+
+def worker_environ(
+    job: Job,
+    *,
+    place: Placement,
+    seat: Seat,
+    error_file: str | None,
+    record_slot: int | None = None,
+) -> dict[str, str]:
+    """All variables of one worker: the inherited ones, torchrun's, and some of our own.
+
+    Args:
+        place: its rank is -1 for a worker on standby, which is told its place later.
+        record_slot: where its flight record is; its local rank, unless given.
+    """
+    is_standby = place.rank < 0
+    known = place.__replace__(rank=0, role_rank=0, local_rank=0) if is_standby else place
+    contract = place_environ(job, place=known, seat=seat, error_file=error_file)
+    if is_standby:
+        contract = {name: contract[name] for name in _OF_STANDBYS if name in contract}
+        if place.local_rank < job.local_world_size:
+            contract["LOCAL_RANK"] = str(place.local_rank)
+        contract[STANDBY] = "1"
     environ = dict(job.environ)
     environ.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's, if ours has none
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
@@ -276,16 +319,12 @@ def worker_environ(
     environ[SIGNALS] = ",".join(job.stop_signals)
     if SHUTDOWN_TIMEOUT in environ or job.shutdown_timeout_s != SHUTDOWN_TIMEOUT_S:
         environ[SHUTDOWN_TIMEOUT] = f"{job.shutdown_timeout_s:g}"  # to be asked by `time_left`
-    environ.update(contract.to_environ())
+    environ.update(contract)
     if job.has_virtual_local_rank:
-        environ["LOCAL_RANK"] = "0"
         # ROCm looks at HIP_VISIBLE_DEVICES first, and so do we, as torchrun.
         source = "HIP_VISIBLE_DEVICES" if job.environ.get("HIP_VISIBLE_DEVICES") else _CUDA_DEVICES
         device = _device_of(place.local_rank, source, job.environ.get(source))
         environ[source] = environ[_CUDA_DEVICES] = device
-    token = environ.get(TOKEN)
-    if token:
-        environ[TOKEN] = round_secret(token, job.run_id, seat.number)
     hang_after_s = 0.0 if job.on_hang is OnHang.OFF else job.hang_after_s
     if HANG_AFTER in environ or hang_after_s != HANG_AFTER_S:
         environ[HANG_AFTER] = f"{hang_after_s:g}"
@@ -294,7 +333,7 @@ def worker_environ(
     if local_addr:
         environ[LOCAL_ADDR] = local_addr
     environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
-    offset = place.local_rank * FLIGHT_RECORD_BYTES
+    offset = (place.local_rank if record_slot is None else record_slot) * FLIGHT_RECORD_BYTES
     environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"
     return environ
 

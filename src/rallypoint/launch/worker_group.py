@@ -9,7 +9,7 @@ Pure facts and conclusions; node.py and the coordinator decide what to do about 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from signal import Signals
 
@@ -123,10 +123,11 @@ def signal_name(number: int) -> str:
 class WorkerGroup:
     """The group. Events come in as method calls; ranks are the job's, not the node's."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], local_ranks: Mapping[int, int] | None = None) -> None:
+        """Begin; `local_ranks` is by rank, if they are not 0, 1, ..."""
         self.state = GroupState.INIT
         self.running: set[int] = set(ranks)
-        self.local_ranks = {rank: i for i, rank in enumerate(sorted(self.running))}
+        self.local_ranks = local_ranks or {rank: i for i, rank in enumerate(sorted(self.running))}
         self.exits: dict[int, Exit] = {}
         self.errors: dict[int, WorkerError] = {}
         # Who still ran when the launcher began to stop the group: their ends are its doing.

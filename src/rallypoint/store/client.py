@@ -303,6 +303,10 @@ class TCPStore(Store):
             other.enter(*self._round)
         return other
 
+    def interrupt(self) -> None:
+        """End an operation of another thread with StoreConnectionError, and all later ones."""
+        self._session.interrupt()
+
     def close(self) -> None:
         """Close the connection, and the server if it runs here."""
         self._session.close()

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 import weakref
+from contextlib import suppress
 
 from rallypoint import _native
 from rallypoint.base.address import endpoint_of, numeric_family
@@ -197,6 +198,11 @@ class Connection:
     def buffered(self) -> bool:
         """Whether bytes have been received that nobody has asked for yet."""
         return bool(self._buffer)
+
+    def interrupt(self) -> None:
+        """End what waits for the server, with an error; another thread may call it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""

@@ -40,6 +40,12 @@ class Session:
         self._connection: Connection | None = connection
         self._lock = threading.Lock()
 
+    def interrupt(self) -> None:
+        """End an exchange of another thread with an error, and the connection with it."""
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
         with self._lock:

@@ -10,9 +10,11 @@ import socket
 
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
+    Known,
     Message,
     Unknown,
     decode,
+    encode,
 )
 from rallypoint.base.errors import ControlMessageError
 
@@ -60,6 +62,13 @@ class ControlChannel:
             if not isinstance(message, Unknown):
                 messages.append(message)
         return messages, True
+
+    def send(self, message: Known) -> None:
+        """Send one message; a worker that has ended, or takes none, shows it in other ways."""
+        try:
+            self._socket.send(encode(message))
+        except OSError:
+            return
 
     def close(self) -> None:
         """Close the agent's end."""

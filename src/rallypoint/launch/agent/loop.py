@@ -13,7 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.base.control_message import LongWait, WorkerError
+from rallypoint.base.control_message import Elastic, LongWait, Ready, WorkerError
+from rallypoint.launch.agent.crew import Crew
 from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error
@@ -24,20 +25,21 @@ from rallypoint.launch.agent.node import (
     SignalWorkers,
     Tell,
 )
+from rallypoint.launch.agent.recovery import Recovery
 from rallypoint.launch.agent.reports import Reports
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
-from rallypoint.launch.agent.trouble import OomKills, Trouble
+from rallypoint.launch.agent.trouble import OomKills
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.inspection.entries import Entry
-from rallypoint.launch.job import MAX_LOCAL_WORKERS, Job, OnHang
+from rallypoint.launch.job import Job, OnHang
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, signal_name
+from rallypoint.launch.worker_group import Exit, Failure, signal_name
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 _PATIENCE_S = 30.0
 _PATIENCE_WHEN_STOPPED_S = 1.0
 _LAST_WORDS_S = 2.0  # the same for what the launcher itself says
-# The guardian knows each worker of all rounds by one 32-bit number.
-_ROUNDS = (1 << 32) // MAX_LOCAL_WORKERS
 
 
 def run(job: Job) -> int:
@@ -107,8 +107,7 @@ class Agent:
         self._guardian: Guardian | None = None
         self._output: Output | None = None
         self._seat: Seat | None = None
-        self._workers: dict[int, Worker] = {}  # by rank
-        self._trouble: Trouble | None = None  # of the round
+        self._crew = Crew(job, self.selector, self._read)
         self._unkillable: list[int] = []
         self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
         self._error_files: dict[int, str] = {}  # where they stay, if they do
@@ -123,6 +122,7 @@ class Agent:
         self._answers: AgentAnswers | None = None  # once one has asked
         self._stopped_by = ""
         self._hang_watch: HangWatch | None = None  # once a worker has waited for long
+        self._recovery: Recovery | None = None  # until all who go on are in the next round
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
@@ -154,11 +154,13 @@ class Agent:
             sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
             if self._step_signals is not None:
                 sources.append(self._step_signals.wake_at)
+            sources.append(self._crew.wake_at)
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
+            self._end_silent()
             if self._step_signals is not None:
                 self._step_signals.tick(time.monotonic())
             if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
@@ -186,13 +188,13 @@ class Agent:
 
     def pass_on_output(self) -> bool:
         """Write the workers' last output; returns whether all readers took it in time."""
-        self._let_workers_go()
+        self._crew.let_all_go()
         wait_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
         return self._output is None or self._output.flush(wait_s)
 
     def close(self, *, is_heard: bool) -> None:
         """Write the launcher's last messages, waiting briefly for readers; close everything."""
-        self._let_workers_go()
+        self._crew.let_all_go()
         if self._output is not None:
             self._output.close()
         self._progress.close()
@@ -208,8 +210,8 @@ class Agent:
             recorded=self._recorded,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        if lines and self._trouble is not None and self._seat is not None:
-            self._trouble.keep(
+        if lines and self._crew.trouble is not None and self._seat is not None:
+            self._crew.trouble.keep(
                 self._job,
                 self._seat,
                 self._state.group,
@@ -235,24 +237,27 @@ class Agent:
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """The calls that the workers were in, as lines of a report."""
-        if self._trouble is None or self._seat is None:
+        trouble = self._crew.trouble
+        if trouble is None or self._seat is None:
             return []
-        lines = self._trouble.lines(was_stopped=was_stopped)
+        lines = trouble.lines(was_stopped=was_stopped)
         hangs = was_stopped and not self._state.hang
-        why = self._trouble.why(self._job, self._seat, self._state.group) if hangs else ""
+        why = trouble.why(self._job, self._seat, self._state.group) if hangs else ""
         return [f"  at that time: {why}", *lines] if why else lines
 
     def _look_at_calls(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
-        if self._trouble is not None and self._trouble.look(self._state.group.local_ranks):
-            self._progress.calls_seen(self._trouble.records.events)
+        trouble = self._crew.trouble
+        if trouble is not None and trouble.look(self._crew.record_slots):
+            self._progress.calls_seen(trouble.records.events)
 
     def _look_at_all(self) -> None:
         """Someone is ending the job: inspect the workers."""
         self._look_at_calls()
-        if self._trouble is not None:
-            pids = {worker.pid: rank for rank, worker in self._workers.items() if worker.pid}
-            self._trouble.look_closely(pids)
+        if self._crew.trouble is not None:
+            self._crew.trouble.look_closely(
+                {pid: rank for rank, pid in self._crew.pids.items() if pid}
+            )
 
     # Programs, and other agents, that ask.
 
@@ -276,13 +281,17 @@ class Agent:
             self.selector,
             began=self._started,
             seat=lambda: self._seat,
-            pids=lambda: {rank: worker.pid for rank, worker in self._workers.items()},
-            records=lambda: [] if self._trouble is None else self._trouble.records.descriptors,
+            pids=lambda: self._crew.pids,
+            records=self._records,
             oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
             waits=lambda waits: self._watching().heard(waits),
         )
         return self._answers
+
+    def _records(self) -> list[int]:
+        trouble = self._crew.trouble
+        return [] if trouble is None else trouble.records.descriptors
 
     def _stop_asked(self, why: str) -> None:
         """The user asked to end the whole job."""
@@ -330,12 +339,14 @@ class Agent:
                     self._perform(self._state.finished(finish, now))
 
     def _start_round(self, start: Start) -> None:
+        if self._state.phase is Phase.KEEPING:
+            return self._go_on(start)
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
         ranks = _ranks_of(seat)
         decision = self._state.started(seat.number, ranks, seat.node_rank)
         if not decision.reason:  # something runs, or nothing will any more
-            return
+            return None
         self._perform(decision)
         calls = self._last_calls()
         self._let_workers_go()
@@ -354,36 +365,79 @@ class Agent:
             )
             self._oom_kills.reset()
         self._progress.round_runs()
+        if self._job.spares or not seat.local_world_size:
+            self._stand_by(seat)
+        return None
 
     def _spawn(self, seat: Seat) -> None:
-        assert self._output is not None
-        assert self._guardian is not None
-        self._output.start_round(seat.number)
+        output = self._output
+        assert output is not None
         self._renew_fence()
-        self._trouble = Trouble(seat.local_world_size)
-        for place in seat.placements:
-            worker = Worker(self._job, place, self._output.streams_of(place))
-            self._workers[place.rank] = worker
-            number = seat.number % _ROUNDS * MAX_LOCAL_WORKERS + place.local_rank
-            try:
-                worker.start(self._guardian, number, seat, self._trouble.records.fileno())
-            except GuardianLostError:
-                return  # wait() finds out the same way
-            self.selector.register(
-                worker.control, selectors.EVENT_READ, lambda worker=worker: self._read(worker)
-            )
+        self._to_guardian(lambda guardian: self._crew.begin(guardian, output, seat))
 
     def _let_workers_go(self) -> None:
-        for worker in self._workers.values():
-            worker.drain_output()
-            if worker.control in self.selector.get_map():
-                self.selector.unregister(worker.control)
-            worker.control.close()
-        self._workers.clear()
+        self._crew.let_all_go()
         if self._step_signals is not None:
             self._step_signals.forget()
-        if self._trouble is not None:
-            self._trouble.records.close()
+
+    def _stand_by(self, seat: Seat) -> None:
+        output = self._output
+        assert output is not None
+        self._to_guardian(lambda guardian: self._crew.stand_by(guardian, output, seat))
+
+    # Going on after a loss.
+
+    def _go_on(self, start: Start) -> None:
+        """A round begins in which workers of this node go on."""
+        seat, over, now = start.seat, self._state.group, time.monotonic()
+        kept = [self._crew.by_rank[rank] for rank in sorted(self._state.survivors)]
+        places = self._crew.places_for(seat, kept)
+        ranks = _ranks_of(seat)
+        decision = self._state.started(
+            seat.number,
+            ranks,
+            seat.node_rank,
+            local_ranks=dict.fromkeys(ranks, 0)
+            | {place.rank: place.local_rank for place, _ in places},
+            elastic=[place.rank for place, worker in places if worker.is_elastic],
+        )
+        self._perform(decision)
+        self._recorded.clear()
+        self._seat = seat
+        self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._crew.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
+        self._rounds.settle()
+        self._recovery = Recovery(over, self._state.stopped_because, start, now)
+        self._count_ready()
+        if start.may_replace:
+            self._stand_by(seat)
+        for rank in ranks[len(places) :]:  # lost while the round was being agreed
+            gone = Exit(rank=rank, pid=0, time_s=time.time(), start_error="it has just ended")
+            self._perform(self._state.worker_exited(gone, now))
+
+    def _end_silent(self) -> None:
+        """Kill workers that should go on, and do not answer."""
+        now = time.monotonic()
+        for worker in self._crew.unanswered(self._state.round, now):
+            self._progress.told(
+                f"rank {worker.rank} (pid {worker.pid}) does not answer, as others go on without"
+                " those that were lost; killing it"
+            )
+            self._send_signal((worker.rank,), signal.SIGKILL)
+
+    def _count_ready(self) -> None:
+        self._perform(self._state.workers_ready(len(self._crew.ready), self._crew.empty))
+
+    def _says_elastic(self, worker: Worker, message: Elastic) -> None:
+        if not self._rounds.keeps_survivors:
+            return
+        worker.is_elastic = message.is_on
+        worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
+        if worker.rank >= 0:
+            self._perform(self._state.worker_is_elastic(worker.rank, is_on=message.is_on))
+        if self._recovery is not None and self._crew.has_joined(self._state.round):
+            recovery, self._recovery = self._recovery, None
+            self._progress.went_on(recovery.told(self._state, self._crew, time.monotonic()))
 
     # Events.
 
@@ -426,20 +480,23 @@ class Agent:
                 self._rounds.fenced()
                 self._obey()  # before the ends that follow, which are no failures
             case _:
-                worker = self._worker_of(report.worker)
+                worker = self._crew.of(report.worker)
                 if worker is None:
                     return  # of a round that is over
                 if report.kind is ReportKind.STARTED:
                     worker.pid = report.pid
                     self._progress.worker_started(worker.rank, report.pid)
+                elif worker.rank < 0:
+                    self._standby_ended(worker, report)
                 else:
                     self._worker_ended(worker, report)
 
-    def _worker_of(self, number: int) -> Worker | None:
-        round_number, local_rank = divmod(number, MAX_LOCAL_WORKERS)
-        if self._seat is None or round_number != self._seat.number % _ROUNDS:
-            return None
-        return self._workers.get(self._seat.first_rank + local_rank)
+    def _standby_ended(self, worker: Worker, report: Report) -> None:
+        self._read(worker)
+        self._crew.lost_standby(worker)
+        failure = Failure(worker.exit(report), worker.error)
+        self._progress.told(f"a worker on standby (pid {report.pid}) {failure.what}")
+        self._count_ready()
 
     def _worker_ended(self, worker: Worker, report: Report) -> None:
         now = time.monotonic()
@@ -474,12 +531,19 @@ class Agent:
         if not is_open and worker.control in self.selector.get_map():
             self.selector.unregister(worker.control)
         for message in messages:
-            if isinstance(message, WorkerError):
+            if isinstance(message, WorkerError) and worker.rank < 0:
+                worker.error = message
+            elif isinstance(message, WorkerError):
                 self._look_at_calls()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
             elif isinstance(message, LongWait) and self._job.on_hang is not OnHang.OFF:
                 self._watching().complains(worker.rank, message.seconds, is_over=message.is_over)
+            elif isinstance(message, Elastic):
+                self._says_elastic(worker, message)
+            elif isinstance(message, Ready) and worker.rank < 0:
+                worker.is_ready = True
+                self._count_ready()
 
     # Actions.
 
@@ -504,13 +568,7 @@ class Agent:
             self._step_signals.send(action.ranks, action.signal, time.monotonic())
 
     def _send_signal(self, ranks: Sequence[int], number: int) -> None:
-        if self._seat is None:
-            return
-        base = self._seat.number % _ROUNDS * MAX_LOCAL_WORKERS - self._seat.first_rank
-        for rank in ranks:
-            self._to_guardian(
-                lambda guardian, rank=rank: guardian.signal(base + rank, number)  # type: ignore[misc]
-            )
+        self._to_guardian(lambda guardian: self._crew.signal(guardian, ranks, number))
 
     def _renew_fence(self) -> None:
         """Tell the guardian how long workers may run if this process is stopped."""

@@ -4,15 +4,19 @@ Events and `now` go in, actions and their reason come out: no clock, process or 
 coordinator decides for all nodes whether the job is restarted.
 
     WAITING --Start--> RUNNING --failure--> (HOLDING) --> STOPPING --> ENDING --> WAITING, DONE
+                          ^ \\--a failure that others outlive--> KEEPING
+                          \\--Start---------------------------------/
 
 WAITING: for a round, or for the coordinator's decision after one. HOLDING: for a moment; after a
 failure that only reports another rank's death (an *echo*), for that death to show, and after an
 exception, for the same one on other ranks, so that it is reported once. STOPPING: workers were
-asked to end. ENDING: all remaining processes, including grandchildren, are killed.
+asked to end. KEEPING: the round is over, but workers that said that they can (`elastic`) run on,
+and will be in the next one. ENDING: all remaining processes, including grandchildren, are killed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
@@ -24,6 +28,7 @@ from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
+    Grown,
     Leave,
     Notice,
     Outcome,
@@ -33,7 +38,7 @@ from rallypoint.rendezvous.job.reports import (
 )
 from rallypoint.rendezvous.job.restart_policy import Cause
 
-SIGINT, SIGTERM, SIGCONT = 2, 15, 18
+SIGINT, SIGKILL, SIGTERM, SIGCONT = 2, 9, 15, 18
 # Exit statuses, beside 128 + a signal's number and a command line's 2: docs/exit-statuses.md.
 SUCCEEDED, FAILED, NOTHING_RAN = 0, 1, 3
 ECHO_GRACE_S = 0.3
@@ -50,6 +55,7 @@ class Phase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     HOLDING = "holding"
+    KEEPING = "keeping"
     STOPPING = "stopping"
     ENDING = "ending"
     DONE = "done"
@@ -57,8 +63,9 @@ class Phase(Enum):
 
 _MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.WAITING: (Phase.RUNNING, Phase.DONE),
-    Phase.RUNNING: (Phase.HOLDING, Phase.STOPPING, Phase.ENDING, Phase.DONE),
-    Phase.HOLDING: (Phase.STOPPING, Phase.ENDING, Phase.DONE),
+    Phase.RUNNING: (Phase.HOLDING, Phase.KEEPING, Phase.STOPPING, Phase.ENDING, Phase.DONE),
+    Phase.HOLDING: (Phase.KEEPING, Phase.STOPPING, Phase.ENDING, Phase.DONE),
+    Phase.KEEPING: (Phase.RUNNING, Phase.STOPPING, Phase.ENDING, Phase.DONE),
     Phase.STOPPING: (Phase.ENDING, Phase.DONE),
     Phase.ENDING: (Phase.WAITING, Phase.DONE),
     Phase.DONE: (),
@@ -96,6 +103,8 @@ class NodeState:
         self.guardian_lost_because = ""
         self.stopped_because = ""  # what another node told of this round
         self.hang = ""  # what was told of this round, if it was ended for that
+        self.elastic: set[int] = set()  # the ranks that go on when others are lost
+        self.ready = 0  # workers on standby, which can take the places of lost ones
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -106,18 +115,39 @@ class NodeState:
 
     # Orders.
 
-    def started(self, round_number: int, ranks: range, node_rank: int = 0) -> Decision:
-        """A round begins with these ranks on this node."""
-        if self.phase is not Phase.WAITING:
+    def started(
+        self,
+        round_number: int,
+        ranks: range,
+        node_rank: int = 0,
+        *,
+        local_ranks: Mapping[int, int] | None = None,
+        elastic: Iterable[int] = (),
+    ) -> Decision:
+        """A round begins with these ranks on this node.
+
+        Args:
+            local_ranks: by rank, if they are not 0, 1, ...
+            elastic: the ranks of workers that go on.
+        """
+        if self.phase in (Phase.STOPPING, Phase.ENDING):
+            self.round = round_number  # it ends with what is being ended
+        if self.phase not in (Phase.WAITING, Phase.KEEPING):
             return NOTHING
         self._move(Phase.RUNNING)
+        self.elastic = set(elastic)
         self.node_rank = node_rank
         self.round = round_number
         self.stopped_because = self.hang = ""
         self._hang_cause = None
-        self.group = WorkerGroup(ranks)
+        self.group = WorkerGroup(ranks, local_ranks)
         self.group.started()
-        return Decision((), f"round {round_number} with {len(ranks)} workers here")
+        reason = f"round {round_number} with {len(ranks)} workers here"
+        if ranks:
+            return Decision((), reason)
+        self._move(Phase.KEEPING)  # what is to be here is on standby, or is not ready yet
+        end = Ended(node_rank=node_rank, round=round_number, succeeded=True, ready=self.ready)
+        return Decision((Tell(end),), reason)
 
     def round_stopped(self, stop: Stop, now: float) -> Decision:
         """The coordinator ends the round on all nodes, or this node has lost it."""
@@ -126,10 +156,12 @@ class NodeState:
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
             self.stopped_because = stop.because
             self._told_until = now + TELL_AFTER_S
+            if not stop.at_once and self.survivors:
+                return self._keep(stop.because)
             if not stop.at_once:
                 return self._stop(SIGTERM, stop.because, now)
             self.group.stopping()
-        elif self.phase is not Phase.STOPPING or not stop.at_once:
+        elif self.phase not in (Phase.STOPPING, Phase.KEEPING) or not stop.at_once:
             return NOTHING
         return self._end(stop.because, now)
 
@@ -140,12 +172,28 @@ class NodeState:
         self.finish = self.finish or finish
         if self.phase is Phase.WAITING:
             return self._done(finish.because)
-        if self.phase in (Phase.RUNNING, Phase.HOLDING):
+        if self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
             self._told_until = now + TELL_AFTER_S
             return self._stop(SIGTERM, finish.because, now)
         return NOTHING
 
     # Events.
+
+    def worker_is_elastic(self, rank: int, *, is_on: bool) -> Decision:
+        """A worker says whether it goes on when others are lost."""
+        if is_on and rank in self.group.running:
+            self.elastic.add(rank)
+        else:
+            self.elastic.discard(rank)
+        return NOTHING
+
+    def workers_ready(self, ready: int, empty: int) -> Decision:
+        """So many workers on standby wait for a place, and so many places are empty."""
+        self.ready = ready
+        if not min(ready, empty) or self.phase not in (Phase.RUNNING, Phase.KEEPING):
+            return NOTHING
+        grown = Grown(node_rank=self.node_rank, round=self.round, ready=ready)
+        return Decision((Tell(grown),), f"{ready} workers on standby")
 
     def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:
         """A worker reports the exception that is ending it."""
@@ -188,7 +236,7 @@ class NodeState:
             self.finish = self.finish or Finish(outcome=Outcome.STOPPED, because=text)
             done = self._done(text)
             return Decision((tell, *done.actions), text)
-        if self.phase in (Phase.RUNNING, Phase.HOLDING):
+        if self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
             stop = self._stop(signal, text, now)
             return Decision((*stop.actions, tell), text)
         return Decision((tell,), text)  # no new round
@@ -297,6 +345,8 @@ class NodeState:
 
     def _failed(self, failure: Failure, now: float) -> Decision:
         rank = failure.exit.rank
+        if self.survivors:
+            return Decision(self._broken(), f"rank {rank} failed, and others go on")
         if not self.group.running:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
         if failure.error is None:
@@ -312,6 +362,28 @@ class NodeState:
         if failure.is_echo:
             return Decision((), f"rank {rank} lost a peer; waiting for the rank that failed first")
         return Decision((), f"rank {rank} failed; waiting for others that fail in the same way")
+
+    @property
+    def survivors(self) -> set[int]:
+        """The running workers that go on when others are lost."""
+        return self.group.running & self.elastic
+
+    def _keep(self, because: str) -> Decision:
+        """The round is over; who can goes on, and the others, which cannot, are ended."""
+        self._move(Phase.KEEPING)
+        self.wake_at = None
+        rest = tuple(sorted(self.group.running - self.elastic))
+        self.group.stopped.update(rest)
+        end = Ended(
+            node_rank=self.node_rank,
+            round=self.round,
+            succeeded=False,
+            causes=self._causes(),
+            survivors=len(self.survivors),
+            ready=self.ready,
+        )
+        signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
+        return Decision((*signals, Tell(end)), because)
 
     def _hold(self, until: float) -> None:
         self.wake_at = min(until, self._hold_until)

@@ -30,17 +30,23 @@ class Trouble:
         records: the memory that its workers write.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.records = FlightRecords(workers)
+    def __init__(self, workers: int, records: FlightRecords | None = None) -> None:
+        """Begin; `records` is the memory of workers that go on."""
+        self.records = records or FlightRecords(workers)
         self._began = time.monotonic()
         self._whereabouts: Mapping[int, Whereabouts] = {}  # by rank
 
-    def look(self, local_ranks: Mapping[int, int]) -> bool:
-        """Record the calls of the workers (global rank -> local rank); only the first call counts.
+    def renewed(self) -> Trouble:
+        """For a round in which workers of this one go on."""
+        self.records.forget()
+        return Trouble(0, self.records)
+
+    def look(self, slots: Mapping[int, int]) -> bool:
+        """Record the calls of the workers (rank -> slot of its record); only the first call counts.
 
         Returns whether this was the first.
         """
-        return self.records.look(local_ranks)
+        return self.records.look(slots)
 
     def look_closely(self, pids: Mapping[int, int]) -> None:
         """Someone ends the job: record where workers are, if any waits for long."""

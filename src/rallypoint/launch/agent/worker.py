@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from rallypoint.base.control_message import WorkerError
+from rallypoint.base.control_message import Place, WorkerError
 from rallypoint.launch.agent.control import ControlChannel
 from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
-from rallypoint.launch.job import Job, worker_environ
+from rallypoint.launch.job import Job, place_environ, worker_environ
 from rallypoint.launch.output.streams import Streams
 from rallypoint.launch.worker_group import Exit
 from rallypoint.rendezvous.job.round import Placement, Seat
@@ -24,32 +24,67 @@ _MAX_ERROR_FILE_BYTES = 1 << 20
 
 
 class Worker:
-    """One worker of a round, from before its start until after its end."""
+    """One worker, from before its start until after its end.
 
-    def __init__(self, job: Job, place: Placement, streams: Streams) -> None:
+    Attributes:
+        rank: in the round; -1 on standby.
+        number: by which the guardian knows it.
+        record_slot: where its flight record is.
+        is_elastic: whether it goes on when others are lost.
+        is_ready: whether it is on standby, and waits for a place.
+        error: what a worker on standby reports that is ending it.
+        seen, joined: the newest round whose place it has been told, and whose group it has formed.
+    """
+
+    def __init__(
+        self, job: Job, place: Placement, streams: Streams, *, number: int, record_slot: int
+    ) -> None:
         self.rank, self.local_rank = place.rank, place.local_rank
+        self.number, self.record_slot = number, record_slot
         self.control = ControlChannel()
         self.pid = 0
+        self.is_elastic = self.is_ready = False
+        self.seen = self.joined = -1
+        self.error: WorkerError | None = None
         self._job = job
         self._place = place
         self._streams = streams
 
-    def start(self, guardian: Guardian, number: int, seat: Seat, record: int) -> None:
-        """Ask the guardian for the process, which it identifies by `number`.
+    def start(self, guardian: Guardian, seat: Seat, record: int) -> None:
+        """Ask the guardian for the process.
 
         `record` is a descriptor of the memory for the flight records of this node.
         """
         stdout, stderr = self._streams.descriptors
         error_file = self._streams.error_file
         guardian.spawn(
-            number,
+            self.number,
             self._job.worker_command(self.local_rank),
-            worker_environ(self._job, place=self._place, seat=seat, error_file=error_file),
+            worker_environ(
+                self._job,
+                place=self._place,
+                seat=seat,
+                error_file=error_file,
+                record_slot=self.record_slot,
+            ),
             descriptors=(0, stdout, stderr, self.control.worker_fileno, record),
-            cpus=self._job.cpus[self.local_rank] if self._job.cpus else frozenset(),
+            cpus=self._cpus,
         )
         self.control.started()
         self._streams.started()
+
+    @property
+    def _cpus(self) -> frozenset[int]:
+        cpus, local_rank = self._job.cpus, self.local_rank
+        return cpus[local_rank] if local_rank < len(cpus) else frozenset()
+
+    def take(self, place: Placement, seat: Seat, *, is_urgent: bool) -> None:
+        """Tell the running process its place in a round."""
+        self._place, self.rank, self.local_rank = place, place.rank, place.local_rank
+        self.is_ready = False
+        self._streams.rename(place)
+        environ = place_environ(self._job, place=place, seat=seat)
+        self.control.send(Place(seat.number, environ, is_urgent))
 
     def exit(self, report: Report) -> Exit:
         """The guardian's report of this worker's end, in the coordinator's form."""

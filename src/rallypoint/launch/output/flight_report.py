@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
@@ -44,8 +45,30 @@ class FlightRecords:
         """The descriptors for programs that inspect; empty: there are none."""
         return [self._descriptor] if self._descriptor >= 0 else []
 
-    def look(self, local_ranks: Mapping[int, int]) -> bool:
-        """Record the current calls of the workers (global rank -> local rank); only once.
+    def make_room(self, slot: int) -> None:
+        """A worker will write there."""
+        with suppress(OSError):
+            if os.fstat(self._descriptor).st_size < (slot + 1) * FLIGHT_RECORD_BYTES:
+                os.truncate(self._descriptor, (slot + 1) * FLIGHT_RECORD_BYTES)
+
+    def clear(self, slot: int) -> None:
+        """The worker has ended; another one may write there. Frees the memory."""
+        import mmap
+
+        with (
+            suppress(OSError, ValueError),
+            mmap.mmap(
+                self._descriptor, FLIGHT_RECORD_BYTES, offset=slot * FLIGHT_RECORD_BYTES
+            ) as memory,
+        ):
+            memory.madvise(mmap.MADV_REMOVE)
+
+    def forget(self) -> None:
+        """What was read is of a round that is over."""
+        self._seen, self._seen_ns = None, 0
+
+    def look(self, slots: Mapping[int, int]) -> bool:
+        """Record the current calls of the workers (global rank -> slot); only once.
 
         Returns whether this was the first call.
         """
@@ -55,8 +78,8 @@ class FlightRecords:
 
         self._seen_ns = time.monotonic_ns()
         self._seen = {
-            rank: read_groups(self._descriptor, local_rank * FLIGHT_RECORD_BYTES)
-            for rank, local_rank in local_ranks.items()
+            rank: read_groups(self._descriptor, slot * FLIGHT_RECORD_BYTES)
+            for rank, slot in slots.items()
         }
         return True
 

@@ -160,7 +160,7 @@ class LineReader:
         self._fd, self.worker_fd = os.pipe()
         os.set_blocking(self._fd, False)
         self._outlet = outlet
-        self._prefix = os.fsencode(prefix)
+        self.prefix = prefix
         self._selector = selector
         self._lines = Lines()
         self._is_open = True
@@ -212,7 +212,7 @@ class LineReader:
 
     def _give(self, block: bytes) -> None:
         if block:
-            self._outlet.write(with_prefix(block, self._prefix))
+            self._outlet.write(with_prefix(block, os.fsencode(self.prefix)))
 
     def _listen(self, wanted: bool) -> None:
         if wanted and not self._is_listening:

@@ -139,6 +139,12 @@ class ProgressReporter:
         self.told(f"the job goes on: rank {rank} is no longer waiting, after {waited_s:.1f} s")
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
+    def went_on(self, told: tuple[str, dict[str, object]]) -> None:
+        """After a loss, or with newcomers, all workers of this node are in a new round."""
+        text, event = told
+        self.told(text)
+        self._record("went_on", round=self._round, **event)
+
     def job_ended(self, status: int, text: str, now: float) -> None:
         """The job is over; `text` says what went wrong, if something did."""
         STATUS.hide()

@@ -37,8 +37,11 @@ class Streams:
         files: where they can be read.
     """
 
-    def __init__(self, error_file: str | None, files: FileWork) -> None:
+    def __init__(
+        self, error_file: str | None, files: FileWork, prefix_of: Callable[[Placement], str]
+    ) -> None:
         self.error_file = error_file
+        self._prefix_of = prefix_of
         self.files = files
         self.descriptors: list[int] = []
         self.readers: list[LineReader] = []
@@ -49,6 +52,11 @@ class Streams:
         for fd in self.to_close:
             os.close(fd)
         self.to_close.clear()
+
+    def rename(self, place: Placement) -> None:
+        """The worker has another rank."""
+        for reader in self.readers:
+            reader.prefix = self._prefix_of(place)
 
     def finish(self) -> None:
         """After the end of everything: forward what is left, without waiting for readers."""
@@ -117,7 +125,8 @@ class Output:
         except OSError as error:
             directory = ""
             self._failed(self.directory.attempt, error)
-        streams = Streams(f"{directory}/error.json" if directory else None, self._files)
+        error_file = f"{directory}/error.json" if directory else None
+        streams = Streams(error_file, self._files, self._prefix_of)
         for stream in (STDOUT, STDERR):
             streams.descriptors.append(self._open(streams, place, stream, directory))
         return streams
@@ -171,12 +180,7 @@ class Output:
         if self._outlets is None:
             self._outlets = open_outlets(self._selector, self._files)
         outlet = self._outlets[stream - 1]
-        prefix = self._job.logs.prefix_of(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            role=self._job.role,
-            host=self._job.host,
-        )
+        prefix = self._prefix_of(place)
         if not path:
             return LineReader(outlet, prefix, self._selector)
         from rallypoint.launch.output.tee import Tee
@@ -189,6 +193,14 @@ class Output:
             files=self._files,
             filtered=self._filtered.get(stream),
             failed=self._failed,
+        )
+
+    def _prefix_of(self, place: Placement) -> str:
+        return self._job.logs.prefix_of(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            role=self._job.role,
+            host=self._job.host,
         )
 
     def _failed(self, path: str, error: OSError) -> None:

@@ -191,7 +191,7 @@ class Tee(LineReader):
 
     def _give(self, block: bytes) -> None:
         if block and self._filtered is not None:
-            self._filtered.take(block, self._prefix)
+            self._filtered.take(block, os.fsencode(self.prefix))
         super()._give(block)
 
 

@@ -62,6 +62,7 @@ class RoundSource(ABC):
     Attributes:
         key: which member of a round this agent is.
         may_leave: whether the others continue when a signal stops this agent.
+        keeps_survivors: whether workers that can go on when others are lost may do so.
         news: what is waited for while there is no round; empty: nothing is known.
         network: the interface at which others reach this node; None: there are no others, or it is
             not known yet.
@@ -69,6 +70,7 @@ class RoundSource(ABC):
     """
 
     may_leave = False
+    keeps_survivors = True
     news = ""
     network: NetworkChoice | None = None
 
@@ -176,7 +178,13 @@ class LocalRounds(RoundSource):
                     store = self._open_store()
                     opened = Round(number=action.number, members=action.members, store=store)
                     seat = opened.seats()[self.key]
-                    self.orders.append(Start(seat=seat, because=action.because))
+                    start = Start(
+                        seat=seat,
+                        because=action.because,
+                        is_urgent=action.is_urgent,
+                        may_replace=action.may_replace,
+                    )
+                    self.orders.append(start)
                 case Stop() | Finish():
                     self.orders.append(action)
 

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
-from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
-from rallypoint.process_group.formation.opening import WorldRequest, open_world
+from rallypoint.base.errors import (
+    AlreadyInitializedError,
+    HostError,
+    InvalidArgumentError,
+    PeerError,
+)
+from rallypoint.process_group.formation.opening import WorldRequest, base_of_round, open_world
+from rallypoint.process_group.formation.places import await_place, take_next_place
 from rallypoint.process_group.groups.default import Group, GroupMember, resolve, set_default
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
 from rallypoint.store.store import Store
@@ -74,6 +79,7 @@ def init_process_group(
         raise AlreadyInitializedError(
             "the default process group is already initialized; call destroy_process_group first"
         )
+    await_place()
     request = WorldRequest(
         backend=backend,
         init_method=init_method,
@@ -85,16 +91,24 @@ def init_process_group(
         links=links,
         device_id=device_id,
     )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     formed = None
     try:
-        formed = open_world(request, f"rallypoint/{attempt}/{group_name}")
+        formed = _open_in_newest_round(request, group_name)
         set_default(formed)
     except BaseException:  # also an interrupt that came after the others had their group
         set_default(default)
         if formed is not None:
             formed.world.destroy()
         raise
+
+
+def _open_in_newest_round(request: WorldRequest, name: str) -> ProcessGroup:
+    while True:
+        try:
+            return open_world(request, f"{base_of_round()}{name}")
+        except (PeerError, HostError):
+            if request.store is not None or not take_next_place():
+                raise
 
 
 def form_process_group(

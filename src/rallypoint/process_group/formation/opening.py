@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 from rallypoint.cluster.meeting import open_launched
@@ -92,6 +93,37 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
         if request.store is None:
             place.store.close()
         raise
+
+
+def base_of_round() -> str:
+    """The beginning of the keys of the default groups of this process's round."""
+    return f"rallypoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+
+
+class OpenRound(NamedTuple):
+    """The store of this process's round, and which default group forms there."""
+
+    place: OpenStore
+    prefix: str
+    close: Callable[[], None]
+
+
+def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
+    """Find the store of the round that the environment names; `watch` is told what is opened.
+
+    Raises:
+        InvalidArgumentError: a variable is missing or wrong.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError: rank 0 did not join.
+    """
+
+    def open_place() -> OpenStore:
+        place = open_store(timeout=timeout, environ=os.environ)
+        watch(place.store)
+        return place
+
+    place, found = meet(open_place, base_of_round(), timeout)
+    return OpenRound(place, found.prefix, closing(place, found))
 
 
 def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:

@@ -258,6 +258,13 @@ class ProcessGroup:
             self._forget()
         self._revoked = why
 
+    def interrupt(self) -> None:
+        """End the waits of all members with an error; another thread may call it."""
+        if self._is_member and self._communicator is not None:
+            self._communicator.revoke()
+        for end in self.ends.values() if self._is_member else ():
+            end.abort()
+
     def abort(self) -> None:
         """End the waits of all members with an error, and leave; nothing without the engine."""
         if self._is_member:

@@ -58,6 +58,7 @@ class Follower:
         self._first = 0  # the number of the first one
         self._seen = 0
         self._cut_off_round = -1
+        self._kept: Ended | None = None  # the end of a round whose survivors wait for the next
         self._is_alone = False
         self._done: tuple[str, ...] = ()
         self._done_number = -1
@@ -113,6 +114,7 @@ class Follower:
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.start.seat.number
+        self._kept = None
         self.has_run = True
         self._is_alone = message.start.seat.nodes == 1
         self.beat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
@@ -129,15 +131,24 @@ class Follower:
             self.last_round = stop.round
             self._drop(stop.round)
             end = Ended(node_rank=-1, round=stop.round, succeeded=False)
+            if self._kept is not None:
+                survivors, ready = self._kept.survivors, self._kept.ready
+                end = end.__replace__(survivors=survivors, ready=ready)
             self._tell(end, now)
         return []
 
     def cut_off(self, because: str) -> list[Action]:
         """End what runs at once: others may soon run instead."""
-        if self.round < 0 or self._cut_off_round == self.round:
+        running = self._running
+        if running < 0 or self._cut_off_round == running:
             return []
-        self._cut_off_round = self.round
-        return self._stop(self.round, because, at_once=True)
+        self._cut_off_round = running
+        return self._stop(running, because, at_once=True)
+
+    @property
+    def _running(self) -> int:
+        """The round of the workers that run here; -1: none."""
+        return self._kept.round if self.round < 0 and self._kept is not None else self.round
 
     def _stop(self, number: int, because: str, *, at_once: bool = False) -> list[Action]:
         return [Stop(round=number, because=because, at_once=at_once)]
@@ -149,6 +160,9 @@ class Follower:
         if isinstance(report, Ended):
             if report.round == self.round:
                 self.round = -1
+                self._kept = report if report.survivors or report.ready else None
+            elif self._kept is not None and report.round == self._kept.round:
+                self._kept = None  # they have ended after all
             if report.round == self._cut_off_round and not report.succeeded:
                 report = report.__replace__(was_cut_off=True, causes=())
         if isinstance(report, Leave | StopAsked):
@@ -218,7 +232,7 @@ class Follower:
     @property
     def fence_at(self) -> float | None:
         """When workers must end without further messages; None: there are none to end."""
-        is_over = self.round < 0 or self._cut_off_round == self.round
+        is_over = self._running < 0 or self._cut_off_round == self._running
         if is_over or not self._rules.needs_lease(is_alone=self._is_alone):
             return None
         return self._lease_until

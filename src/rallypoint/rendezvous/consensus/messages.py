@@ -43,6 +43,7 @@ class Agreement(Record, kw_only=True):
         restarts: charged for failures so far.
         host: the key of the agent that began the job.
         finish: how the job ended, if it did.
+        is_urgent, may_replace: as in Start.
     """
 
     number: int
@@ -53,6 +54,8 @@ class Agreement(Record, kw_only=True):
     because: str = ""
     host: str = ""
     finish: Finish | None = None
+    is_urgent: bool = True
+    may_replace: bool = False
 
     def __post_init__(self) -> None:
         if self.runs and not self.members:

@@ -41,7 +41,12 @@ class Orders:
                 sent_at=0.0,
                 lease_s=0.0,
                 number=agreed.number,
-                start=Start(seat=seat, because=agreed.because),
+                start=Start(
+                    seat=seat,
+                    because=agreed.because,
+                    is_urgent=agreed.is_urgent,
+                    may_replace=agreed.may_replace,
+                ),
                 voters=voters,
             )
             for key, seat in opened.seats().items()

@@ -123,7 +123,12 @@ class Rounds:
             match action:
                 case OpenRound():
                     opened = self._follow_up(members=action.members, because=action.because)
-                    self.wanted = opened.__replace__(round=action.number, runs=True)
+                    self.wanted = opened.__replace__(
+                        round=action.number,
+                        runs=True,
+                        is_urgent=action.is_urgent,
+                        may_replace=action.may_replace,
+                    )
                 case Stop():
                     left += self._halt(action, now)
                 case Finish():
@@ -197,7 +202,13 @@ class Rounds:
                 self._halt_again(key, job)
         elif job.round == orders.old_round:
             # It is not running what our predecessor began, and has no end of it to report.
-            end = Ended(node_rank=-1, round=job.round, succeeded=False, was_cut_off=True)
+            end = Ended(
+                node_rank=-1,
+                round=job.round,
+                succeeded=False,
+                was_cut_off=True,
+                survivors=job.current.brought_by(key),
+            )
             self.perform(job.reported(key, end, now), now)
         elif job.round == orders.round and is_due:
             if job.is_stopping:

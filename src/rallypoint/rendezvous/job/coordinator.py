@@ -21,6 +21,7 @@ from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
+    Grown,
     Leave,
     Notice,
     Outcome,
@@ -42,6 +43,8 @@ class OpenRound(Record, kw_only=True):
     number: int
     members: tuple[Member, ...]
     because: str
+    is_urgent: bool = True
+    may_replace: bool = False
 
 
 class Stage(Enum):
@@ -82,6 +85,8 @@ class Coordinator:
         self._flapping = Flapping()
         self._stop_asked = ""
         self._because = ""  # why there is to be a new round
+        self._is_urgent = True
+        self._may_replace = False
         self._notice_at = 0.0
         self._began_at = 0.0
 
@@ -138,12 +143,16 @@ class Coordinator:
                 return self._open_if_complete(now, otherwise=Decision((), came))
             # A new round would throw away what some have finished; who comes has to wait.
             case Stage.RUNNING if self._has_room() and not self.current.succeeded:
-                self.current.came.append(member.host)
-                pause_s = self._flapping.pause_s(now)
-                left_s = self._began_at + pause_s - now
-                is_due = not pause_s or left_s <= 0
-                return self._stop(came) if is_due else self._put_off(came, left_s, now)
+                return self._grows(member.host, came, now)
         return Decision((), f"{came}, and waits for the next round")
+
+    def _grows(self, host: str, came: str, now: float) -> Decision:
+        """Somebody waits for the next round: it begins now, or soon."""
+        self.current.came.append(host)
+        pause_s = self._flapping.pause_s(now)
+        left_s = self._began_at + pause_s - now
+        is_due = not pause_s or left_s <= 0
+        return self._stop(came) if is_due else self._put_off(came, left_s, now)
 
     def reported(  # noqa: PLR0911 - one line for each report
         self, key: str, report: Report, now: float
@@ -171,6 +180,11 @@ class Coordinator:
                 why = self.current.ended(key, report)
                 stopped = NOTHING if report.succeeded else self._stop(why)
                 return stopped + self._judge_if_all_ended(now)
+            case Grown(round=self.round) if key in self.current:
+                self.current.grown(key, report.ready)
+                if self.stage is Stage.RUNNING and not self.current.succeeded:
+                    name = self.current.name_of(key)
+                    return self._grows(name, f"a worker of {name} is ready", now)
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
@@ -237,7 +251,12 @@ class Coordinator:
         decided = NOTHING
         for member in self.current.members:
             if self.expects(member.key):
-                end = Ended(node_rank=member.node_rank, round=self.round, succeeded=False)
+                end = Ended(
+                    node_rank=member.node_rank,
+                    round=self.round,
+                    succeeded=False,
+                    survivors=self.current.brought_by(member.key),
+                )
                 decided += self.reported(member.key, end, now)
         return decided
 
@@ -308,6 +327,7 @@ class Coordinator:
             min_nodes=self._gathering.limits.min_nodes,
             is_fixed=self._gathering.limits.is_fixed,
             unkillable=current.unkillable,
+            survivors=current.survivors,
         )
         after = judge(facts)
         match after.next:
@@ -323,6 +343,8 @@ class Coordinator:
                 self._flapping.count(now, came=bool(current.came))
         self._move(Stage.GATHERING)
         self._because = after.reason
+        self._is_urgent = bool(facts.root or facts.nodes_lost or facts.interrupted)
+        self._may_replace = after.next is Next.RESTART
         self.opened(now)
         notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))
@@ -335,9 +357,19 @@ class Coordinator:
         self._move(Stage.RUNNING)
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
-        members = self._gathering.form(self._ranks)
+        over = self.current
+        members = tuple(
+            member.__replace__(taking_part=over.taking_part(member))
+            for member in self._gathering.form(self._ranks)
+        )
         self._begin(members)
-        action = OpenRound(number=self.round, members=members, because=because)
+        action = OpenRound(
+            number=self.round,
+            members=members,
+            because=because,
+            is_urgent=self._is_urgent,
+            may_replace=self._may_replace,
+        )
         return Decision((action,), because or f"{len(members)} nodes have joined")
 
     def _begin(self, members: tuple[Member, ...], *, is_taken_over: bool = False) -> None:

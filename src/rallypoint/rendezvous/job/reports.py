@@ -20,9 +20,12 @@ class Broken(Record, kw_only=True):
 
 
 class Ended(Record, kw_only=True):
-    """No process of the round is running on this node, except for those that cannot be killed.
+    """The round is over on this node: nothing of it is running, except for `survivors`, and for
+    what cannot be killed.
 
     Attributes:
+        survivors: workers that are still running, and go on in the next round.
+        ready: workers on standby that can take the places of lost ones.
         was_cut_off: the node's agent ended its workers, or never started them, because it had lost
             the coordinator: not a failure of theirs.
         because: another reason for which they were cut off, to follow the node's name.
@@ -35,6 +38,16 @@ class Ended(Record, kw_only=True):
     unkillable: int = 0
     was_cut_off: bool = False
     because: str = ""
+    survivors: int = 0
+    ready: int = 0
+
+
+class Grown(Record, kw_only=True):
+    """This node has workers on standby for places that are empty in this round."""
+
+    node_rank: int
+    round: int
+    ready: int
 
 
 class StopAsked(Record, kw_only=True):
@@ -50,7 +63,7 @@ class Leave(Record, kw_only=True):
     text: str
 
 
-Report = Broken | Ended | StopAsked | Leave
+Report = Broken | Ended | Grown | StopAsked | Leave
 
 
 class Join(Record, kw_only=True):
@@ -86,10 +99,19 @@ class Outcome(Enum):
 
 
 class Start(Record, kw_only=True):
-    """Start the workers of this seat in a round; `because` says why there is a new round."""
+    """Start the workers of this seat in a round, or tell those that go on.
+
+    Attributes:
+        because: why there is a new round.
+        is_urgent: somebody was lost; otherwise, those who go on end the round before when they
+            come to a point where they can.
+        may_replace: new workers may be started in place of those that were lost.
+    """
 
     seat: Seat
     because: str = ""
+    is_urgent: bool = True
+    may_replace: bool = False
 
 
 class Stop(Record, kw_only=True):

@@ -37,6 +37,7 @@ class RoundEnd(Record, kw_only=True):
     Attributes:
         stop_asked: who asked to end the job; empty: nobody.
         was_whole: no failure had been reported by then.
+        survivors: how many workers are still running, and can go on.
     """
 
     succeeded: bool = False
@@ -52,6 +53,7 @@ class RoundEnd(Record, kw_only=True):
     min_nodes: int = 1
     is_fixed: bool = True
     unkillable: int = 0
+    survivors: int = 0
 
     @property
     def root(self) -> Cause | None:
@@ -91,14 +93,16 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rul
         return AfterRound(Next.RESIZE, end.interrupted)
     if end.nodes_came and root is None:
         return AfterRound(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
-    if root is None:
+    if root is None and not end.survivors:
         return AfterRound(Next.GIVE_UP, "its workers ended for an unknown reason")
-    if root.is_startup:
+    if root is not None and root.is_startup and not end.survivors:
         return AfterRound(
             Next.GIVE_UP, "it failed before its own code ran, so a retry would fail in the same way"
         )
     if left > 0:
         return AfterRound(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
+    if end.survivors:
+        return AfterRound(Next.RESIZE, "the others go on")
     if end.max_restarts:
         return AfterRound(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
     return AfterRound(Next.GIVE_UP, "no restarts are allowed (set --max-restarts)")

@@ -68,6 +68,7 @@ class Member(Record, kw_only=True):
         key: unique to this agent; even the same node's next one has another.
         node_rank: in the round; -1 before there is one.
         wish: the rank that it asks for, if any.
+        taking_part: how many of its workers take part in the round; -1: all.
         address, port: how others reach it; empty: this machine; 0: it does not listen.
         addresses: further addresses from which its workers may connect.
     """
@@ -81,6 +82,12 @@ class Member(Record, kw_only=True):
     address: str = ""
     port: int = 0
     addresses: tuple[str, ...] = ()
+    taking_part: int = -1
+
+    @property
+    def size(self) -> int:
+        """How many workers it has in the round."""
+        return self.local_world_size if self.taking_part < 0 else self.taking_part
 
 
 class Placement(Record, kw_only=True):
@@ -96,6 +103,7 @@ class Seat(Record, kw_only=True):
 
     Attributes:
         nodes: the number of nodes.
+        local_world_size: how many workers of this node take part.
         first_rank, first_role_rank: of this node's workers; the others' follow.
     """
 
@@ -141,7 +149,7 @@ class Round(Record, kw_only=True):
         """Each member's seat, by its key."""
         role_sizes: dict[str, int] = {}
         for member in self.members:
-            size = role_sizes.get(member.role, 0) + member.local_world_size
+            size = role_sizes.get(member.role, 0) + member.size
             role_sizes[member.role] = size
         world_size = sum(role_sizes.values())
         first, firsts_of_roles = 0, dict.fromkeys(role_sizes, 0)
@@ -152,12 +160,12 @@ class Round(Record, kw_only=True):
                 store=self.store,
                 node_rank=member.node_rank,
                 nodes=len(self.members),
-                local_world_size=member.local_world_size,
+                local_world_size=member.size,
                 first_rank=first,
                 world_size=world_size,
                 first_role_rank=firsts_of_roles[member.role],
                 role_world_size=role_sizes[member.role],
             )
-            first += member.local_world_size
-            firsts_of_roles[member.role] += member.local_world_size
+            first += member.size
+            firsts_of_roles[member.role] += member.size
         return seats

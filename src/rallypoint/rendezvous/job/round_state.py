@@ -65,12 +65,16 @@ class RoundState:
         """A member reports its workers' end. Why the round is over, unless they succeeded."""
         self._ends[key] = end
         self.awaited.discard(key)
-        if end.succeeded:
+        if end.succeeded and self._by_key[key].size:
             self.succeeded.add(key)
         if end.was_cut_off:
             self.interrupted = f"{self.name_of(key)} {end.because or 'had lost the coordinator'}"
             return self.interrupted
         return end.causes[0].text if end.causes else f"node {end.node_rank} ended early"
+
+    def brought_by(self, key: str) -> int:
+        """How many workers of that member were running before the round began."""
+        return max(self._by_key[key].taking_part, 0)
 
     def left(self, key: str, name: str) -> bool:
         """A member is gone. Returns whether it is missed: not if its workers had succeeded."""
@@ -83,7 +87,24 @@ class RoundState:
         self.lost.append(name)
         return True
 
+    def grown(self, key: str, ready: int) -> None:
+        """A member has so many workers on standby."""
+        if key in self._ends:
+            self._ends[key] = self._ends[key].__replace__(ready=ready)
+
     # Once all have ended.
+
+    @property
+    def survivors(self) -> int:
+        """How many workers are still running."""
+        return sum(end.survivors for end in self._ends.values())
+
+    def taking_part(self, member: Member) -> int:
+        """How many workers of that member can go on, if any worker of the job does; else -1."""
+        if not self.survivors:
+            return -1
+        end = self._ends.get(member.key)
+        return min(end.survivors + end.ready, member.local_world_size) if end else 0
 
     @property
     def has_succeeded(self) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Record)
 
-VERSION = 6
+VERSION = 7
 
 
 @cache

@@ -158,11 +158,12 @@ def test_a_message_by_hand() -> None:
 
 
 def test_a_round_of_nobody_is_no_agreement() -> None:
-    nobody = [2, [], 1, True, 0, "", "", None]
+    nobody = [2, [], 1, True, 0, "", "", None, True, False]
     body = [VERSION, "Propose", [1, "k"], 1.0, nobody, nobody]
     with pytest.raises(ControlMessageError):
         decode(json.dumps(body).encode())
-    body = [VERSION, "Propose", [1, "k"], 1.0, *2 * [[2, [], 1, False, 0, "", "", None]]]
+    idle = [2, [], 1, False, 0, "", "", None, True, False]
+    body = [VERSION, "Propose", [1, "k"], 1.0, idle, idle]
     assert isinstance(decode(json.dumps(body).encode()), Propose)
 
 

@@ -1,0 +1,129 @@
+"""The worker's side of going on after a loss: it hears of its place in new rounds.
+
+A thread waits at the control socket, so that calls which can no longer succeed end at once, and so
+that the launcher can tell a busy worker from one that is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from rallypoint.base import worker_hook
+from rallypoint.base.control_message import MAX_MESSAGE_BYTES, Elastic, Known, Place, decode, encode
+from rallypoint.base.errors import ControlMessageError
+
+_PAUSE_S = 0.01
+_SEND_FOR_S = 5.0  # to an agent that takes nothing
+
+
+class ControlLink:
+    """The connection of this process to the agent that launched it.
+
+    Attributes:
+        newest: the newest place that it was told.
+        withdraw: called, in another thread, when a place is told because somebody was lost; it must
+            end the calls of the round before, and is done when `newest` is set.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.newest: Place | None = None
+        self.withdraw: Callable[[], None] = _nothing
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._changed = threading.Condition()
+        self._is_elastic = False
+        self._joined = -1
+        self._pid = os.getpid()
+        threading.Thread(target=self._listen, name="rallypoint-control", daemon=True).start()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that was launched, and not a child that it forked."""
+        return os.getpid() == self._pid
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether this process goes on when others are lost."""
+        return self._is_elastic
+
+    def say_elastic(self, *, is_on: bool, joined: int | None = None) -> None:
+        """Tell the agent whether this process goes on when others are lost."""
+        with self._changed:
+            self._is_elastic = is_on
+            self._joined = self._joined if joined is None else joined
+            self._say()
+
+    def send(self, message: Known) -> None:
+        """Send one message."""
+        packet = encode(message)
+        until = time.monotonic() + _SEND_FOR_S
+        while time.monotonic() < until:
+            try:
+                self._socket.send(packet)
+                return
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
+            except OSError:  # the agent has ended, and we shall
+                return
+
+    def wait(self, after: int, timeout_s: float) -> Place | None:
+        """The newest place in a round after that one; None: none is told in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_newer(after), timeout_s)
+            return self.newest if self._is_newer(after) else None
+
+    def _is_newer(self, than: int) -> bool:
+        return self.newest is not None and self.newest.round > than
+
+    def _say(self) -> None:
+        seen = -1 if self.newest is None else self.newest.round
+        self.send(Elastic(self._is_elastic, seen, self._joined))
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            try:
+                poll.poll()
+                packet = self._socket.recv(MAX_MESSAGE_BYTES + 1)
+                if not packet:
+                    return
+                message = decode(packet)
+            except (BlockingIOError, ControlMessageError):
+                continue
+            except OSError:
+                return
+            if isinstance(message, Place):
+                self._hear(message)
+
+    def _hear(self, place: Place) -> None:
+        with self._changed:
+            if self._is_newer(place.round - 1):
+                return
+            if place.is_urgent:
+                self.withdraw()
+            self.newest = place
+            self._say()
+            self._changed.notify_all()
+
+
+def _nothing() -> None:
+    """No calls to end yet."""
+
+
+_link: ControlLink | None = None
+
+
+def control_link() -> ControlLink | None:
+    """The link of this process, begun if necessary.
+
+    None: no agent launched it, or it was forked from a worker.
+    """
+    global _link  # noqa: PLW0603 - a process has one control socket
+    if _link is None and worker_hook.control_fd >= 0:
+        _link = ControlLink(worker_hook.control_fd)
+    return _link if _link is not None and _link.is_ours else None

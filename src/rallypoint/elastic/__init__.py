@@ -1,0 +1,20 @@
+"""Training that goes on, in the same processes and with the same memory, when ranks are lost.
+
+    from rallypoint import elastic
+
+    state = elastic.State(step=0, parameters=parameters)
+
+    @elastic.run
+    def train(state):
+        while state.step < steps:
+            ...
+
+docs/guides/in-place-recovery.md explains it.
+"""
+
+from rallypoint.base.errors import MembershipChangedError, TooFewPeersError
+from rallypoint.elastic.running import run
+from rallypoint.elastic.sampler import Sampler
+from rallypoint.elastic.state import State
+
+__all__ = ["MembershipChangedError", "Sampler", "State", "TooFewPeersError", "run"]

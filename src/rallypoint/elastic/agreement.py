@@ -1,0 +1,56 @@
+"""What ranks that meet again conclude: whether an update happened, and who has the state. Pure.
+
+Each rank has *prepared* an update when it enters the agreement on it, and *committed* it when that
+has succeeded, which takes every rank. So if anybody, also one that is lost since, has committed an
+update, all ranks have prepared it, and none can have gone further than one:
+
+    some survivor has committed it            the others commit it, too
+    none has, but all have prepared it        they commit it: one that is lost may have
+    a survivor has not prepared it            nobody can have committed it: it is begun again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Standing(NamedTuple):
+    """One rank.
+
+    Attributes:
+        is_member: it has the state; a newcomer has not.
+        committed, prepared: the number of the last update that it has.
+    """
+
+    is_member: bool
+    committed: int
+    prepared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What all ranks conclude.
+
+    Attributes:
+        committed: the update up to which everybody's state is.
+        sources: the ranks that have the state.
+        newcomers: those that need it.
+    """
+
+    committed: int
+    sources: tuple[int, ...]
+    newcomers: tuple[int, ...]
+
+
+def settle(standings: Sequence[Standing]) -> Settlement:
+    """The conclusion, the same on all ranks. If nobody has the state, rank 0's is taken."""
+    sources = tuple(rank for rank, each in enumerate(standings) if each.is_member)
+    if not sources:
+        return Settlement(0, (0,), tuple(range(1, len(standings))))
+    committed = max(standings[rank].committed for rank in sources)
+    if all(standings[rank].prepared > committed for rank in sources):
+        committed += 1
+    newcomers = tuple(rank for rank, each in enumerate(standings) if not each.is_member)
+    return Settlement(committed, sources, newcomers)

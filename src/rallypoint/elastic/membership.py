@@ -1,0 +1,171 @@
+"""This process's part in a job whose ranks come and go: its way from one round to the next."""
+
+from __future__ import annotations
+
+import os
+
+import numpy
+
+from rallypoint.base.control_link import ControlLink, control_link
+from rallypoint.base.errors import (
+    HostError,
+    NotInitializedError,
+    PeerError,
+    RallypointError,
+)
+from rallypoint.elastic.agreement import Settlement, Standing, settle
+from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
+from rallypoint.process_group.formation.opening import open_round
+from rallypoint.process_group.formation.reforming import reform_world
+from rallypoint.process_group.groups.default import GroupMember
+from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.store.client import TCPStore
+from rallypoint.store.store import Store
+
+# What a lost rank, or a round that others have left already, looks like here.
+LOSSES = (PeerError, HostError)
+# A launcher that sees a worker end tells the others within milliseconds.
+_NEWS_S = 30.0
+
+
+class Membership:
+    """What this process knows of its rounds.
+
+    Attributes:
+        round: the one whose group it has formed.
+        recoveries: how often it has gone on in another round.
+    """
+
+    def __init__(self) -> None:
+        self.round = -1
+        self.recoveries = 0
+        self._link: ControlLink | None = None
+        self._forming: Store | None = None  # where the next round forms
+
+    def enroll(self) -> None:
+        """Tell the launcher that this process goes on when others are lost."""
+        self._link = control_link()
+        if self._link is not None:
+            self._link.withdraw = self._withdraw
+            self._link.say_elastic(is_on=True)
+
+    def begin(self) -> None:
+        """The default group has been formed, by init_process_group.
+
+        Raises:
+            NotInitializedError: it has not.
+        """
+        _ = self.group
+        if self.round < 0:
+            self.round = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if self._link is not None:
+            self._link.say_elastic(is_on=True, joined=self.round)
+
+    def leave(self) -> None:
+        """From now on, a loss ends this process as it ends any other."""
+        if self._link is not None:
+            self._link.say_elastic(is_on=False)
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The default group."""
+        group = GroupMember.WORLD
+        if group is None:
+            raise NotInitializedError(
+                "elastic.run needs a default process group; call init_process_group first"
+            )
+        return group
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a newer round to go to."""
+        link = self._link
+        return link is not None and link.newest is not None and link.newest.round > self.round
+
+    def wait_for_news(self, timeout_s: float) -> bool:
+        """Wait until there is."""
+        return self._link is not None and self._link.wait(self.round, timeout_s) is not None
+
+    def go_on(self, standing: Standing, because: RallypointError | None) -> Settlement:
+        """Form the group again in the newest round, and agree on where everybody stands.
+
+        Raises:
+            RallypointError: `because`, or the last reason for which a round did not form, if the
+                launcher offers no other round.
+        """
+        tried = self.round
+        while True:
+            place = None if self._link is None else self._link.wait(tried, _NEWS_S)
+            if place is None:
+                raise because or PeerError("the launcher offers no other round")
+            tried = place.round
+            try:
+                self._form(place.round, place.environ)
+                settlement = self.exchange(standing)
+            except LOSSES as error:
+                because = error
+                error.__traceback__ = None
+                continue
+            self.recoveries += 1
+            assert self._link is not None
+            self._link.say_elastic(is_on=True, joined=self.round)
+            return settlement
+
+    def exchange(self, standing: Standing) -> Settlement:
+        """Tell each other where everybody stands, and conclude the same from it."""
+        size = self.group.size()
+        mine = numpy.array(standing, numpy.int64)
+        told = numpy.empty((size, mine.size), numpy.int64)
+        all_gather_into_tensor(told, mine)
+        return settle([Standing(bool(row[0]), int(row[1]), int(row[2])) for row in told])
+
+    def _form(self, number: int, environ: dict[str, str]) -> None:
+        group = self.group
+        os.environ.update(environ)
+        opened = None
+        try:
+            opened = open_round(group.timeout, self._watch)
+            reform_world(
+                group,
+                opened.place,
+                opened.prefix,
+                timeout=group.timeout,
+                on_destroy=opened.close,
+            )
+        except BaseException:
+            if opened is not None:
+                opened.place.store.close()
+            raise
+        finally:
+            self._forming = None
+        self.round = number
+
+    def _watch(self, store: Store) -> None:
+        """The round forms at this store, unless there is a newer one already."""
+        self._forming = store
+        if self.has_news:
+            self._interrupt()
+
+    def _withdraw(self) -> None:
+        """In the thread of the link: what waits in the old round, or for one, can stop waiting."""
+        group = GroupMember.WORLD
+        if group is not None:
+            for each in (*group.world.subgroups, group):
+                each.interrupt()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        store = self._forming
+        if isinstance(store, TCPStore):
+            store.interrupt()
+
+
+_membership: Membership | None = None
+
+
+def membership() -> Membership:
+    """The one of this process."""
+    global _membership  # noqa: PLW0603 - a process has one place in a job
+    if _membership is None:
+        _membership = Membership()
+    return _membership

@@ -1,0 +1,134 @@
+"""`run`: calls a training function again, in the same process, when ranks have changed."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar, overload
+
+from rallypoint.base.errors import MembershipChangedError, TooFewPeersError
+from rallypoint.elastic.membership import LOSSES, membership
+from rallypoint.elastic.state import State
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Training = Callable[Concatenate[State, P], R]
+
+_TOLD_EVERY_S = 10.0
+
+
+@overload
+def run(function: Training[P, R]) -> Training[P, R]: ...
+
+
+@overload
+def run(
+    *, min_size: int = 1, retries: int | None = None
+) -> Callable[[Training[P, R]], Training[P, R]]: ...
+
+
+def run(
+    function: Training[P, R] | None = None, *, min_size: int = 1, retries: int | None = None
+) -> Training[P, R] | Callable[[Training[P, R]], Training[P, R]]:
+    """Make a training function go on when ranks are lost or join.
+
+        @elastic.run
+        def train(state):
+            while state.step < steps:
+                gradient = compute(state.step, dist.get_rank(), dist.get_world_size())
+                dist.all_reduce(gradient)
+                with state.update():
+                    state.parameters -= rate * gradient
+                    state.step += 1
+
+    When a rank is lost, calls on the default group raise; `run` then meets the other ranks, which
+    keep their processes and memory, has newcomers get the state from theirs, and calls the function
+    again. The group stays the same object, with other ranks and another size. Groups made from it
+    must be made again (`State.on_reset`). This needs `rallypoint run`; under other launchers the
+    function runs, and a loss is an error as usual.
+
+    Args:
+        min_size: with fewer ranks, wait for others to join.
+        retries: how often in a row it may begin again without an update in between; None: any
+            number of times.
+
+    Raises (the decorated function):
+        NotInitializedError: there is no default group.
+        TooFewPeersError: fewer ranks than min_size for as long as the group's timeout.
+        PeerError, HostError: ranks were lost, and the launcher offers no other round, or too often
+            in a row.
+    """
+
+    def decorate(function: Training[P, R]) -> Training[P, R]:
+        membership().enroll()
+
+        @functools.wraps(function)
+        def call(state: State, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            attempts = _Attempts(state, min_size=min_size, retries=retries)
+            return attempts.make(lambda: function(state, *args, **kwargs))
+
+        return call
+
+    return decorate if function is None else decorate(function)
+
+
+class _Attempts:
+    """Attempts at one function, until it returns."""
+
+    def __init__(self, state: State, *, min_size: int, retries: int | None) -> None:
+        self._state, self._min_size, self._retries = state, min_size, retries
+        self._fruitless = 0
+        self._committed = -1
+
+    def make(self, function: Callable[[], R]) -> R:
+        """Call it as often as necessary."""
+        part = membership()
+        part.begin()
+        is_first = True
+        while True:
+            try:
+                self._state.sync()
+                self._await_enough()
+                if not is_first:
+                    self._state._reset()
+                is_first = False
+                result = function()
+                with self._state.update():  # all have done their last step, and leave together
+                    pass
+            except MembershipChangedError:
+                if self._state.__dict__["_settlement"] is None:
+                    self._go_on(None)
+            except LOSSES as error:
+                error.__traceback__ = None
+                self._go_on(error)
+            else:
+                part.leave()
+                return result
+            self._state.restore()
+
+    def _go_on(self, error: Exception | None) -> None:
+        committed = self._state.__dict__["_committed"]
+        self._fruitless = self._fruitless + 1 if committed == self._committed else 0
+        self._committed = committed
+        if error is not None and self._retries is not None and self._fruitless > self._retries:
+            raise error
+        self._state._go_on(error)  # type: ignore[arg-type]
+
+    def _await_enough(self) -> None:
+        part = membership()
+        size = part.group.size()
+        if size >= self._min_size:
+            return
+        limit_s = part.group.timeout.total_seconds()
+        until = time.monotonic() + limit_s
+        while not part.wait_for_news(min(_TOLD_EVERY_S, until - time.monotonic())):
+            missing = f"{size} ranks, and at least {self._min_size} are needed"
+            if time.monotonic() >= until:
+                raise TooFewPeersError(f"for {limit_s:.0f} s there were {missing}")
+            if part.group.own_rank == 0:
+                print(
+                    f"rallypoint: waiting for ranks to join: there are {missing}", file=sys.stderr
+                )
+        raise MembershipChangedError("ranks have joined")

@@ -1,0 +1,187 @@
+"""The state of a training that outlives its ranks: what newcomers get, and when it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy
+
+from rallypoint.base.errors import MembershipChangedError, RallypointError
+from rallypoint.elastic.agreement import Settlement, Standing
+from rallypoint.elastic.membership import LOSSES, membership
+from rallypoint.elastic.transfer import synchronize
+from rallypoint.elastic.values import copied, read, restore
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.calls.collectives import all_reduce
+
+_NOBODY_WAITS = 1
+
+
+class State:
+    """Values that all ranks have in common, as attributes.
+
+        state = elastic.State(step=0, parameters=parameters, optimizer=optimizer)
+        state.step += 1
+
+    A value is an array or a tensor; an object with `state_dict` and `load_state_dict`, such as a
+    model, an optimizer or a scheduler; a random generator of NumPy or PyTorch; or anything that
+    can be pickled. Arrays, models and optimizers keep their memory. Each rank must have the same
+    names, and arrays of the same dtype and shape.
+
+    Values that differ between ranks, such as a generator for each rank, do not belong here: derive
+    them from the step, as `Sampler` does.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        own = self.__dict__
+        own["_values"] = values
+        own["_committed"] = own["_prepared"] = 0
+        own["_is_member"] = False
+        own["_saved"] = None
+        own["_callbacks"] = []
+        own["_settlement"] = None
+        own["_update"] = _Update(self)
+        own["_word"] = numpy.ones(1, numpy.int64)
+        membership().enroll()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(f"this elastic.State has no value {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        values = self.__dict__["_values"]
+        if name not in values:
+            raise AttributeError(
+                f"this elastic.State has no value {name!r}; name all values when it is made"
+            )
+        values[name] = value
+
+    def update(self) -> _Update:
+        """Change the state on all ranks, or on none: ``with state.update(): ...``.
+
+        Entering it is an agreement of all ranks (a reduction of 8 bytes). If a rank is lost before
+        it, no rank enters, and `run` begins the step again; if one is lost after it, the others
+        complete their updates, and newcomers get the state that follows. The block must change
+        nothing but this rank's memory: it must not communicate, nor raise.
+
+        Raises:
+            MembershipChangedError: ranks were lost or wait to join; `run` handles it.
+        """
+        return self.__dict__["_update"]  # type: ignore[no-any-return]
+
+    def commit(self) -> None:
+        """Keep a copy of the state, on all ranks or on none, to which `run` returns after a loss.
+
+        For code that communicates while it changes the state; it takes memory for one copy.
+
+        Raises:
+            MembershipChangedError: ranks were lost or wait to join; `run` handles it.
+        """
+        with self.update():
+            self.__dict__["_saved"] = self._copies()
+
+    def restore(self) -> None:
+        """Return to the last `commit`; does nothing if there was none."""
+        saved = self.__dict__["_saved"]
+        values = self.__dict__["_values"]
+        for name, tree in (saved or {}).items():
+            values[name] = restore(values[name], tree)
+
+    def sync(self) -> None:
+        """Bring ranks that have joined up to date; `run` does it before it calls the function.
+
+        All ranks call it.
+
+        Raises:
+            InvalidArgumentError: this rank has joined, and its values are of other names, dtypes or
+                shapes than the others'.
+            PeerLostError: a rank was lost meanwhile.
+        """
+        own = self.__dict__
+        settlement: Settlement | None = own["_settlement"]
+        if settlement is None:
+            settlement = own["_settlement"] = membership().exchange(self._standing)
+        if settlement.newcomers:
+            synchronize(own["_values"], settlement)
+            if not own["_is_member"] and own["_saved"] is not None:
+                own["_saved"] = self._copies()
+        own["_committed"] = own["_prepared"] = settlement.committed
+        own["_is_member"] = True
+        own["_settlement"] = None
+
+    def on_reset(self, callback: Callable[[], None]) -> None:
+        """Call this each time after ranks have been lost or have joined, on all ranks.
+
+        It may make subgroups again, or adapt the learning rate to the number of ranks.
+        """
+        self.__dict__["_callbacks"].append(callback)
+
+    # For `run`.
+
+    @property
+    def _standing(self) -> Standing:
+        own = self.__dict__
+        return Standing(own["_is_member"], own["_committed"], own["_prepared"])
+
+    def _copies(self) -> dict[str, Any]:
+        values: dict[str, Any] = self.__dict__["_values"]
+        return {name: copied(read(value)) for name, value in values.items()}
+
+    def _go_on(self, because: RallypointError | None) -> bool:
+        """Meet the others in the newest round; returns whether to do the prepared update."""
+        own = self.__dict__
+        settlement = own["_settlement"] = membership().go_on(self._standing, because)
+        is_due = own["_is_member"] and settlement.committed > own["_committed"]
+        own["_committed"] = own["_prepared"] = settlement.committed
+        return bool(is_due)
+
+    def _reset(self) -> None:
+        for callback in self.__dict__["_callbacks"]:
+            callback()
+
+
+class _Update:
+    """The block of `State.update`."""
+
+    __slots__ = ("_has_changed", "_is_inside", "_own", "_state")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._own = state.__dict__
+        self._is_inside = self._has_changed = False
+
+    def __enter__(self) -> None:
+        own = self._own
+        if self._is_inside:
+            raise MembershipChangedError("an update within an update")
+        own["_prepared"] = own["_committed"] + 1
+        word = own["_word"]
+        word[0] = 0 if membership().has_news else _NOBODY_WAITS
+        try:
+            all_reduce(word, ReduceOp.BAND)
+        except LOSSES as error:
+            error.__traceback__ = None  # it would keep the memory of the caller's variables
+            if not self._state._go_on(error):
+                raise MembershipChangedError(
+                    "ranks were lost before this update; elastic.run begins the step again"
+                ) from None
+            self._has_changed = True
+        else:
+            own["_committed"] += 1
+            self._has_changed = not word[0]
+        self._is_inside = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_inside = False
+        if kind is None and self._has_changed:
+            self._has_changed = False
+            raise MembershipChangedError("ranks were lost or wait to join; elastic.run goes on")

@@ -1,0 +1,219 @@
+"""Newcomers get the state from the memory of the ranks that have it.
+
+    1. the first source sends the outline: all but the contents of arrays
+    2. a newcomer compares it with what it has itself, and makes room
+    3. the arrays' bytes are cut into pieces, which the sources share; a large piece goes straight
+       from array to array, small arrays travel together
+
+If a source dies, everybody meets again, and the transfer begins anew with those that are left.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.elastic.agreement import Settlement
+from rallypoint.elastic.values import (
+    Bytes,
+    Leaf,
+    Slot,
+    Spec,
+    empty,
+    fill,
+    leaf_of,
+    outline,
+    read,
+    write,
+)
+from rallypoint.process_group.calls.collectives import broadcast
+from rallypoint.process_group.calls.point_to_point import irecv, isend
+from rallypoint.process_group.groups.default import get_rank, get_world_size
+
+_PIECE = 8 << 20  # bytes
+_SMALL = 64 << 10
+_UNDER_WAY = 4  # pieces of each source
+
+Piece = list[Bytes]
+
+
+def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
+    """All ranks call it: those that have the state, and those that get it.
+
+    Args:
+        values: by name; a newcomer's arrays get their contents, other values are replaced.
+
+    Raises:
+        InvalidArgumentError: on a newcomer, whose values are others than the sources'.
+        PeerLostError: a rank died meanwhile.
+    """
+    is_newcomer = get_rank() in settlement.newcomers
+    mine: list[Any] = []
+    drawn = {name: outline(read(value), mine) for name, value in values.items()}
+    leaves = [leaf_of(each) for each in mine]
+    told = _share_outline((drawn, [leaf.spec for leaf in leaves]), settlement.sources[0])
+    if not is_newcomer:
+        _exchange(leaves, settlement)
+        return
+    theirs, specs = told
+    _check(values, drawn, [leaf.spec for leaf in leaves], theirs, specs)
+    arrays = _room(drawn, mine, leaves, theirs, specs)
+    received = [leaf_of(each) for each in arrays]
+    _exchange(received, settlement)
+    for leaf in received:
+        leaf.store()
+    for name, value in values.items():
+        values[name] = write(value, fill(theirs[name], arrays))
+
+
+def _share_outline(mine: object, source: int) -> Any:
+    is_source = get_rank() == source
+    packed = numpy.frombuffer(pickle.dumps(mine), numpy.uint8) if is_source else None
+    size = numpy.array([0 if packed is None else packed.size], numpy.int64)
+    broadcast(size, source)
+    data = numpy.empty(int(size[0]), numpy.uint8) if packed is None else packed.copy()
+    broadcast(data, source)
+    return mine if is_source else pickle.loads(data.tobytes())
+
+
+def _check(
+    values: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    my_specs: Sequence[Spec],
+    theirs: Mapping[str, Any],
+    specs: Sequence[Spec],
+) -> None:
+    """Whether both have the same names, and arrays of the same kind under them."""
+    if values.keys() != theirs.keys():
+        raise InvalidArgumentError(
+            f"this rank's elastic.State has {', '.join(sorted(values))}, but the other ranks' has "
+            f"{', '.join(sorted(theirs))}; start all ranks with the same program"
+        )
+    for name, drawn in mine.items():
+        there = theirs[name]
+        if not isinstance(drawn, Slot) and not isinstance(there, Slot):
+            continue
+        here_is = str(my_specs[drawn.number]) if isinstance(drawn, Slot) else "no array"
+        there_is = str(specs[there.number]) if isinstance(there, Slot) else "no array"
+        if here_is != there_is:
+            raise InvalidArgumentError(
+                f"{name} in this rank's elastic.State is {here_is}, but on the other ranks it is "
+                f"{there_is}; start all ranks with the same program and data"
+            )
+
+
+def _room(
+    mine: Mapping[str, Any],
+    own: Sequence[Any],
+    leaves: Sequence[Leaf],
+    theirs: Mapping[str, Any],
+    specs: Sequence[Spec],
+) -> list[Any]:
+    """Where to receive: in this rank's arrays, where they are alike, otherwise in new ones."""
+    room: list[Any] = [None] * len(specs)
+    for name, drawn in theirs.items():
+        there, here = list(_slots(drawn)), list(_slots(mine[name]))
+        are_alike = [specs[i] for i in there] == [leaves[i].spec for i in here]
+        for position, number in enumerate(there):
+            room[number] = own[here[position]] if are_alike else empty(specs[number])
+    return room
+
+
+def _slots(drawn: Any) -> Iterator[int]:
+    if isinstance(drawn, Slot):
+        yield drawn.number
+    elif isinstance(drawn, dict):
+        for each in drawn.values():
+            yield from _slots(each)
+    elif type(drawn) in (list, tuple):
+        for each in drawn:
+            yield from _slots(each)
+
+
+def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
+    """The bytes of all arrays, cut; the same on all ranks, as sizes are."""
+    pieces: list[Piece] = []
+    together: Piece = []
+    size = 0
+    for leaf in leaves:
+        data = leaf.data
+        if data.size > _SMALL:
+            pieces += [[data[at : at + _PIECE]] for at in range(0, data.size, _PIECE)]
+        elif data.size:
+            together.append(data)
+            size += data.size
+            if size >= _PIECE // 2:
+                pieces.append(together)
+                together, size = [], 0
+    return [*pieces, together] if together else pieces
+
+
+def _exchange(leaves: Sequence[Leaf], settlement: Settlement) -> None:
+    """Send, receive, or neither."""
+    me, sources, newcomers = get_rank(), settlement.sources, settlement.newcomers
+    pieces = pieces_of(leaves)
+    if len(sources) == 1 and len(newcomers) == get_world_size() - 1:
+        for piece in pieces:
+            _broadcast(piece, sources[0], is_source=me == sources[0])
+    elif me in newcomers:
+        _receive(pieces, sources)
+    elif me in sources:
+        _send(pieces[sources.index(me) :: len(sources)], newcomers)
+
+
+def _broadcast(piece: Piece, source: int, *, is_source: bool) -> None:
+    data = _joined(piece) if is_source or len(piece) == 1 else _bounce(piece)
+    broadcast(data, source)
+    if not is_source:
+        _spread(piece, data)
+
+
+def _send(pieces: Sequence[Piece], newcomers: Sequence[int]) -> None:
+    under_way: list[tuple[Any, Bytes]] = []  # with what must stay until it is sent
+    for piece in pieces:
+        data = _joined(piece)
+        for newcomer in newcomers:
+            under_way.append((isend(data, newcomer), data))
+        while len(under_way) > _UNDER_WAY * len(newcomers):
+            under_way.pop(0)[0].wait()
+    for work, _ in under_way:
+        work.wait()
+
+
+def _receive(pieces: Sequence[Piece], sources: Sequence[int]) -> None:
+    under_way: list[tuple[Any, Piece, Bytes]] = []
+    for number, piece in enumerate(pieces):
+        data = piece[0] if len(piece) == 1 else _bounce(piece)
+        work = irecv(data, sources[number % len(sources)])
+        under_way.append((work, piece, data))
+        if len(under_way) >= _UNDER_WAY * len(sources):
+            _finish(*under_way.pop(0))
+    for each in under_way:
+        _finish(*each)
+
+
+def _finish(work: Any, piece: Piece, data: Bytes) -> None:
+    work.wait()
+    _spread(piece, data)
+
+
+def _bounce(piece: Piece) -> Bytes:
+    return numpy.empty(sum(each.size for each in piece), numpy.uint8)
+
+
+def _joined(piece: Piece) -> Bytes:
+    return piece[0] if len(piece) == 1 else numpy.concatenate(piece)
+
+
+def _spread(piece: Piece, data: Bytes) -> None:
+    """Give small arrays, which came together, their contents."""
+    if len(piece) == 1:
+        return
+    begin = 0
+    for each in piece:
+        each[:] = data[begin : begin + each.size]
+        begin += each.size

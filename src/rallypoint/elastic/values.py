@@ -1,0 +1,180 @@
+"""A state's values as an outline and arrays of bytes, and back.
+
+An outline has everything but the contents of arrays and tensors, in whose places it has `Slot`s. It
+is pickled: it only travels between ranks of one job, which run the same program. What has
+`state_dict` and `load_state_dict` (models, optimizers, schedulers) is seen by those; so are random
+generators, by their states. PyTorch is used only if the program has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy
+import numpy.typing
+
+Bytes = numpy.typing.NDArray[numpy.uint8]
+
+
+class Slot(NamedTuple):
+    """In an outline: the array of that number."""
+
+    number: int
+
+
+class Spec(NamedTuple):
+    """What an array is: of which library, of which type and shape."""
+
+    library: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+
+@dataclass(slots=True)
+class Leaf:
+    """An array or a tensor.
+
+    Attributes:
+        data: its bytes; what is received there becomes its contents when `store` has been called.
+    """
+
+    spec: Spec
+    data: Bytes
+    store: Callable[[], None]
+
+
+def _nothing() -> None:
+    """The bytes are the array's own."""
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array or a tensor."""
+    torch = _torch()
+    return isinstance(value, numpy.ndarray) or (
+        torch is not None and isinstance(value, torch.Tensor)
+    )
+
+
+def leaf_of(value: Any) -> Leaf:
+    """The bytes of an array, or of a tensor on any device."""
+    if isinstance(value, numpy.ndarray):
+        spec = Spec("numpy", value.dtype.str, value.shape)
+        whole = numpy.ascontiguousarray(value)
+        data = whole.reshape(-1).view(numpy.uint8)
+        return Leaf(spec, data, _nothing if whole is value else lambda: _copy(value, whole))
+    torch = _torch()
+    tensor = getattr(value, "_local_tensor", value).detach()  # of a DTensor, this rank's part
+    spec = Spec("torch", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    here = tensor.cpu().contiguous()
+    data = here.reshape(-1).view(torch.uint8).numpy()
+    is_own = here.data_ptr() == tensor.data_ptr()
+    return Leaf(spec, data, _nothing if is_own else lambda: tensor.copy_(here))
+
+
+def _copy(array: Any, whole: Any) -> None:
+    array[...] = whole
+
+
+def empty(spec: Spec) -> Any:
+    """A new array."""
+    if spec.library == "numpy":
+        return numpy.empty(spec.shape, spec.dtype)
+    torch = _torch()
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+
+
+def _is_stateful(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+def read(value: Any) -> Any:
+    """The value, or the state of an object that has one, as a tree."""
+    if isinstance(value, numpy.random.Generator):
+        return value.bit_generator.state
+    torch = _torch()
+    if torch is not None and isinstance(value, torch.Generator):
+        return value.get_state()
+    return value.state_dict() if _is_stateful(value) else value
+
+
+def write(value: Any, tree: Any) -> Any:
+    """Give a value what `read` returned elsewhere; returns the value, which may be a new one."""
+    torch = _torch()
+    if isinstance(value, numpy.random.Generator):
+        value.bit_generator.state = tree
+    elif torch is not None and isinstance(value, torch.Generator):
+        value.set_state(tree)
+    elif _is_stateful(value):
+        value.load_state_dict(tree)
+    else:
+        return tree
+    return value
+
+
+def outline(tree: Any, arrays: list[Any]) -> Any:
+    """The tree with slots in place of its arrays, which are appended."""
+    if is_array(tree):
+        arrays.append(tree)
+        return Slot(len(arrays) - 1)
+    if isinstance(tree, dict):
+        copy = {key: outline(each, arrays) for key, each in tree.items()}
+        return copy if type(tree) is dict else _like(tree, copy)
+    if type(tree) in (list, tuple):
+        return type(tree)(outline(each, arrays) for each in tree)
+    return tree
+
+
+def _like(tree: Any, copy: dict[Any, Any]) -> Any:
+    try:
+        return type(tree)(copy)  # an OrderedDict, a defaultdict without its function
+    except TypeError:
+        return copy
+
+
+def fill(drawn: Any, arrays: list[Any]) -> Any:
+    """The tree of an outline."""
+    if isinstance(drawn, Slot):
+        return arrays[drawn.number]
+    if isinstance(drawn, dict):
+        copy = {key: fill(each, arrays) for key, each in drawn.items()}
+        return copy if type(drawn) is dict else _like(drawn, copy)
+    if type(drawn) in (list, tuple):
+        return type(drawn)(fill(each, arrays) for each in drawn)
+    return drawn
+
+
+def copied(tree: Any) -> Any:
+    """A copy that later changes do not touch."""
+    import copy
+
+    arrays: list[Any] = []
+    drawn = copy.deepcopy(outline(tree, arrays))
+    return fill(drawn, [each.copy() if _is_numpy(each) else each.clone() for each in arrays])
+
+
+def _is_numpy(value: object) -> bool:
+    return isinstance(value, numpy.ndarray)
+
+
+def restore(value: Any, tree: Any) -> Any:
+    """As `write`, but an array keeps its memory."""
+    if is_array(value):
+        source = tree if _is_numpy(value) else tree.detach()
+        if _is_numpy(value):
+            _copy(value, source)
+        else:
+            value.detach().copy_(source)
+        return value
+    return write(value, copied(tree))

@@ -1,0 +1,219 @@
+"""The worker processes of one node: who has which rank in the round, and who is on standby.
+
+A round usually begins with new processes. After a loss that others outlive, those keep their
+processes and local ranks and are told their new ranks; workers on standby, which wait in
+init_process_group for a place, take those of the lost ones.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Collection, Sequence
+
+from rallypoint.launch.agent.guardian import Guardian
+from rallypoint.launch.agent.trouble import Trouble
+from rallypoint.launch.agent.worker import Worker
+from rallypoint.launch.job import Job
+from rallypoint.launch.output.streams import Output
+from rallypoint.rendezvous.job.round import Placement, Seat
+
+_NUMBERS = 1 << 32  # the guardian knows each worker by one of so many numbers
+# A worker that goes on says at once that it knows its new place, unless it is stopped, or one of
+# its threads keeps the GIL.
+_ANSWER_S = 10.0
+
+
+class Crew:
+    """The workers.
+
+    Attributes:
+        by_rank: those of the round.
+        standbys: those without a rank.
+        trouble: what is remembered of the round; None before the first.
+        wake_at: when a worker that has not answered is to be killed.
+    """
+
+    def __init__(
+        self, job: Job, selector: selectors.BaseSelector, read: Callable[[Worker], None]
+    ) -> None:
+        self.by_rank: dict[int, Worker] = {}
+        self.standbys: list[Worker] = []
+        self.trouble: Trouble | None = None
+        self.wake_at: float | None = None
+        self._job, self._selector, self._read = job, selector, read
+        self._by_number: dict[int, Worker] = {}
+        self._next_number = 0
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes, by rank."""
+        return {rank: worker.pid for rank, worker in self.by_rank.items()}
+
+    @property
+    def record_slots(self) -> dict[int, int]:
+        """Where each rank's flight record is."""
+        return {rank: worker.record_slot for rank, worker in self.by_rank.items()}
+
+    @property
+    def ready(self) -> list[Worker]:
+        """The workers on standby that wait for a place."""
+        return [each for each in self.standbys if each.is_ready]
+
+    @property
+    def empty(self) -> int:
+        """How many of the node's places nobody has in this round."""
+        return self._job.local_world_size - len(self.by_rank)
+
+    def of(self, number: int) -> Worker | None:
+        """The worker that the guardian knows by that number; None: it is of a round before."""
+        return self._by_number.get(number)
+
+    # Rounds.
+
+    def begin(self, guardian: Guardian, output: Output, seat: Seat) -> None:
+        """Start new workers for all places.
+
+        Raises:
+            GuardianLostError: the guardian has died.
+        """
+        output.start_round(seat.number)
+        self.trouble = Trouble(seat.local_world_size + self._job.spares)
+        for place in seat.placements:
+            worker = self._new(place, output)
+            self.by_rank[place.rank] = worker
+            worker.start(guardian, seat, self.trouble.records.fileno())
+
+    def places_for(self, seat: Seat, kept: Collection[Worker]) -> list[tuple[Placement, Worker]]:
+        """Who takes which place in a round that others of the job outlived the last one for.
+
+        Survivors keep their local ranks, and their order. There may be fewer than the seat needs,
+        if more were lost meanwhile.
+        """
+        by_local_rank = {worker.local_rank: worker for worker in kept}
+        free = [each for each in range(self._job.local_world_size) if each not in by_local_rank]
+        waiting = self.ready
+        for worker in [each for each in waiting if each.local_rank in free]:
+            if len(by_local_rank) < seat.local_world_size:
+                free.remove(worker.local_rank)
+                by_local_rank[worker.local_rank] = worker
+                waiting.remove(worker)
+        for worker in waiting:
+            if free and len(by_local_rank) < seat.local_world_size:
+                by_local_rank[free.pop(0)] = worker
+        chosen = sorted(by_local_rank)[: seat.local_world_size]
+        return [
+            (place.__replace__(local_rank=local_rank), by_local_rank[local_rank])
+            for place, local_rank in zip(seat.placements, chosen, strict=False)
+        ]
+
+    def go_on(
+        self,
+        seat: Seat,
+        kept: Collection[Worker],
+        places: Sequence[tuple[Placement, Worker]],
+        *,
+        is_urgent: bool,
+        now: float,
+    ) -> None:
+        """Tell these workers their places; let go those that have ended."""
+        seated = [worker for _, worker in places]
+        before = list(self.by_rank.values())
+        self.by_rank = {place.rank: worker for place, worker in places}
+        self.standbys = [each for each in self.standbys if each not in seated]
+        for worker in before:
+            if worker not in seated:
+                if worker in kept:  # it waits for a place of its own
+                    worker.is_ready = True
+                    self.standbys.append(worker)
+                else:
+                    self._let_go(worker)
+        if self.trouble is not None:
+            self.trouble = self.trouble.renewed()
+        for place, worker in places:
+            worker.take(place, seat, is_urgent=is_urgent)
+        self.wake_at = now + _ANSWER_S if is_urgent else None
+
+    def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
+        """Start workers on standby until there is one for each empty place, and the spares.
+
+        Raises:
+            GuardianLostError: the guardian has died.
+        """
+        assert self.trouble is not None
+        size, spares = self._job.local_world_size, self._job.spares
+        taken = {worker.local_rank for worker in (*self.by_rank.values(), *self.standbys)}
+        wanted = self.empty + spares - len(self.standbys)
+        free = [each for each in range(size + spares) if each not in taken][: max(wanted, 0)]
+        output.directory.start_round(seat.number)
+        for local_rank in free:
+            worker = self._new(Placement(rank=-1, local_rank=local_rank, role_rank=-1), output)
+            self.standbys.append(worker)
+            self.trouble.records.make_room(worker.record_slot)
+            worker.start(guardian, seat, self.trouble.records.fileno())
+
+    def unanswered(self, round_number: int, now: float) -> list[Worker]:
+        """Workers that have not answered for too long."""
+        if self.wake_at is None:
+            return []
+        silent = [each for each in self.by_rank.values() if each.seen < round_number]
+        if silent and now < self.wake_at:
+            return []
+        self.wake_at = None
+        return silent
+
+    def has_joined(self, round_number: int) -> bool:
+        """Whether all workers of this node have formed that round's group."""
+        return all(worker.joined >= round_number for worker in self.by_rank.values())
+
+    def lost_standby(self, worker: Worker) -> None:
+        """A worker on standby has ended."""
+        self.standbys.remove(worker)
+        self._let_go(worker)
+
+    def let_all_go(self) -> None:
+        """Everything has ended: pass on what is left of the output, and forget all."""
+        for worker in (*self.by_rank.values(), *self.standbys):
+            self._let_go(worker)
+        self.by_rank.clear()
+        self.standbys.clear()
+        self._by_number.clear()
+        self.wake_at = None
+        if self.trouble is not None:
+            self.trouble.records.close()
+
+    def signal(self, guardian: Guardian, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to these ranks; one that is to end them also to those on standby.
+
+        Raises:
+            GuardianLostError: the guardian has died.
+        """
+        for rank in ranks:
+            worker = self.by_rank.get(rank)
+            if worker is not None:
+                guardian.signal(worker.number, number)
+
+    # Processes.
+
+    def _new(self, place: Placement, output: Output) -> Worker:
+        used = {worker.record_slot for worker in self._by_number.values()}
+        slot = next(each for each in range(len(used) + 1) if each not in used)
+        worker = Worker(
+            self._job,
+            place,
+            output.streams_of(place),
+            number=self._next_number,
+            record_slot=slot,
+        )
+        self._next_number = (self._next_number + 1) % _NUMBERS
+        self._by_number[worker.number] = worker
+        self._selector.register(worker.control, selectors.EVENT_READ, lambda: self._read(worker))
+        return worker
+
+    def _let_go(self, worker: Worker) -> None:
+        worker.drain_output()
+        if worker.control in self._selector.get_map():
+            self._selector.unregister(worker.control)
+        worker.control.close()
+        self._by_number.pop(worker.number, None)
+        if self.trouble is not None:
+            self.trouble.records.clear(worker.record_slot)
