@@ -124,7 +124,7 @@ class Membership:
         os.environ.update(environ)
         opened = None
         try:
-            opened = open_round(group.timeout, self._watch)
+            opened = open_round(group.timeout, lambda store: self._watch(store, number))
             reform_world(
                 group,
                 opened.place,
@@ -140,10 +140,10 @@ class Membership:
             self._forming = None
         self.round = number
 
-    def _watch(self, store: Store) -> None:
-        """The round forms at this store, unless there is a newer one already."""
+    def _watch(self, store: Store, number: int) -> None:
+        """That round forms at this store, unless there is a newer one already."""
         self._forming = store
-        if self.has_news:
+        if self._link is not None and self._link.wait(number, 0.0) is not None:
             self._interrupt()
 
     def _withdraw(self) -> None:

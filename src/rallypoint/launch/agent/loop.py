@@ -494,9 +494,13 @@ class Agent:
     def _standby_ended(self, worker: Worker, report: Report) -> None:
         self._read(worker)
         self._crew.lost_standby(worker)
+        if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
+            return
         failure = Failure(worker.exit(report), worker.error)
         self._progress.told(f"a worker on standby (pid {report.pid}) {failure.what}")
         self._count_ready()
+        if worker.is_ready and self._seat is not None:  # one that came so far can be replaced
+            self._stand_by(self._seat)
 
     def _worker_ended(self, worker: Worker, report: Report) -> None:
         now = time.monotonic()
