@@ -105,6 +105,7 @@ from rallypoint.process_group.groups.default import is_initialized as is_initial
 from rallypoint.process_group.groups.default import (
     is_torchelastic_launched as is_torchelastic_launched,
 )
+from rallypoint.process_group.groups.default import revoke_process_group as revoke_process_group
 from rallypoint.process_group.groups.group import ProcessGroup as ProcessGroup
 from rallypoint.process_group.groups.sampler import DistributedSampler as DistributedSampler
 from rallypoint.process_group.groups.timeouts import default_pg_timeout as default_pg_timeout

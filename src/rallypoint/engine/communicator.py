@@ -270,6 +270,10 @@ class Communicator:
         """End the waits of all ranks with an error, and every later call."""
         self._native.revoke()
 
+    def gone(self) -> list[int]:
+        """The ranks, of this communicator, that have left or died, as far as is known here."""
+        return self._native.gone()
+
     def withdraw(self) -> None:
         """Leave, once every call of this process has ended: with an error, unless it is done.
 

@@ -22,6 +22,7 @@ from rallypoint.base.errors import (
     PeerError,
     PeerLostError,
     RallypointError,
+    RevokedError,
     StoreError,
 )
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
@@ -151,6 +152,15 @@ class End:
             self._say_left()
             with suppress(Exception):
                 self._delegate.abort()
+
+    def revoke(self) -> None:
+        """End operations in progress and refuse others; peers find that this rank is gone."""
+        with self._lock:
+            if self._error is None:
+                self._error = RevokedError(f"{self._where}this rank revoked the group{_UNUSABLE}")
+        self._say_left()
+        with suppress(Exception):
+            self._delegate.abort()
 
     def withdraw(self) -> None:
         """Leave, so that the group can be formed again."""

@@ -6,11 +6,20 @@ successor of another group is formed by its ranks in the default group, which do
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Final
 
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    PeerError,
+    RallypointError,
+    RevokedError,
+)
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
+from rallypoint.process_group.groups.agreeing import decide
 from rallypoint.process_group.groups.default import GroupMember, resolve, set_default
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.init_method import OpenStore
@@ -20,28 +29,32 @@ SHRINK_ABORT: Final = 0x01  # torch.distributed's names and numbers
 
 
 def shrink_group(
-    ranks_to_exclude: list[int],
+    ranks_to_exclude: list[int] | None = None,
     group: ProcessGroup | None = None,
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: object = None,
 ) -> ProcessGroup:
     """Form a new group from a group's ranks without some of them, and leave the old one.
 
-    The ranks that stay call it, all with the same arguments; the excluded ranks do not. It may
-    follow a PeerLostError, whose `rank` is the one to exclude:
+    The ranks that stay call it, all with the same arguments; the excluded ranks do not. Without
+    `ranks_to_exclude` they find out among themselves who is gone, as MPI's MPIX_Comm_shrink does:
+    each rank that is alive calls it, and all get a group of the same members, also if further ones
+    die meanwhile. It may follow a PeerLostError:
 
         try:
             dist.all_reduce(gradient)
-        except dist.PeerLostError as error:
-            dist.shrink_group([error.rank])
+        except dist.PeerLostError:
+            dist.shrink_group()
             dist.all_reduce(gradient)
+
+    A rank that is alive and does not call it within the group's timeout is left out.
 
     If it is the default group, the new group replaces it, its ranks are numbered from 0, and all
     groups created from the old one are left as well. The ranks meet at the old group's store, which
     must have survived: it does if `rallypoint run` or torchrun serves it.
 
     Args:
-        ranks_to_exclude: ranks in the group, not global ones.
+        ranks_to_exclude: ranks in the group, not global ones; None: those that are gone.
         group: the default group unless given.
         shrink_flags: SHRINK_ABORT: first end calls that still wait in the old group with an error.
         pg_options: accepted for compatibility with torch and ignored.
@@ -57,24 +70,74 @@ def shrink_group(
         StoreConnectionError: the store has ended.
         StoreTimeoutError, CollectiveTimeoutError, PeerLostError: some of the staying ranks did not
             join.
+        RevokedError: the others have shrunk the group without this rank, which came too late.
     """
     old = resolve(group)
-    _check(ranks_to_exclude, old, shrink_flags)
-    if old.is_destroyed:
-        old.set_timeout(old.timeout)  # raises
+    _check_flags(shrink_flags)
+    if ranks_to_exclude is not None:
+        _check(ranks_to_exclude, old)
+    old.check_member()
+    if ranks_to_exclude is None:
+        if shrink_flags == SHRINK_ABORT:
+            old.revoke()
+        return _without_the_lost(old)
     if shrink_flags == SHRINK_ABORT:
         for each in old.world.subgroups if old.is_world else ():
             each.abort()
         old.abort()
     kept = [rank for rank in range(old.size()) if rank not in ranks_to_exclude]
-    return _next_world(old, kept) if old.is_world else _next_group(old, kept)
+    formed = _formed(old, kept)
+    _replace(old, formed)
+    return formed
 
 
-def _check(ranks: object, old: ProcessGroup, flags: int) -> None:
-    if not isinstance(ranks, list) or any(type(rank) is not int for rank in ranks):
-        raise InvalidTypeError(f"ranks_to_exclude must be a list of integers, not {ranks!r}")
+def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
+    """The group of all survivors: agreed on, formed, and agreed that it was formed by all."""
+    before: list[int] = []
+    while True:
+        old.counts["shrink"] += 1
+        name = f"shrink/{old.counts['shrink']}"
+        kept = json.loads(decide(old, name, "", _who_came))
+        if old.own_rank not in kept:
+            raise RevokedError(
+                "the other ranks of the group have shrunk it without this rank, which came later "
+                "than the group's timeout allows; end this process, or form another group"
+            )
+        failed: RallypointError | None = None
+        formed = None
+        try:
+            formed = _formed(old, kept)
+        except RallypointError as error:
+            failed = error
+        well = decide(old, f"{name}/formed", str(failed is None), _all_well, members=kept)
+        if formed is not None and well == str(True):
+            _replace(old, formed)
+            return formed
+        if formed is not None:
+            _drop(formed)
+        if kept == before:  # nobody has died: it would fail again
+            raise failed or PeerError(
+                "another rank could not form the shrunk group; look for its first error"
+            )
+        before = kept
+
+
+def _who_came(values: Mapping[int, str]) -> str:
+    return json.dumps(sorted(values))
+
+
+def _all_well(values: Mapping[int, str]) -> str:
+    return str(all(value == str(True) for value in values.values()))
+
+
+def _check_flags(flags: int) -> None:
     if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
         raise InvalidArgumentError(f"shrink_flags={flags!r} is not SHRINK_DEFAULT or SHRINK_ABORT")
+
+
+def _check(ranks: object, old: ProcessGroup) -> None:
+    if not isinstance(ranks, list) or any(type(rank) is not int for rank in ranks):
+        raise InvalidTypeError(f"ranks_to_exclude must be a list of integers, not {ranks!r}")
     if not ranks or len(set(ranks)) < len(ranks):
         raise InvalidArgumentError(
             f"ranks_to_exclude={ranks} must name at least one rank, and each only once"
@@ -90,9 +153,23 @@ def _check(ranks: object, old: ProcessGroup, flags: int) -> None:
         )
 
 
-def _next_group(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
+def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
+    """The successor, beside the old group."""
+    world = old.world
+    if old.is_world:
+        number = old.counts["shrink"]
+        return form_world(
+            OpenStore(store=world.store, rank=kept.index(old.own_rank), world_size=len(kept)),
+            f"{world.prefix}/kept {','.join(map(str, kept))}" + f"/{number}" * bool(number),
+            timeout=old.timeout,
+            backend=old.backend,
+            options=world.options,
+            device=world.device,
+            on_destroy=_nothing,
+            name=old.group_name,
+        )
     formed = form_group(
-        old.world,
+        world,
         [old.ranks[rank] for rank in kept],
         timeout=old.timeout,
         backend=old.backend,
@@ -101,28 +178,26 @@ def _next_group(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
         sort_ranks=False,
     )
     assert isinstance(formed, ProcessGroup)
-    old.destroy()
-    old.world.subgroups[:] = [other for other in old.world.subgroups if other is not old]
     return formed
+
+
+def _replace(old: ProcessGroup, formed: ProcessGroup) -> None:
+    """Leave the old group."""
+    if old.is_world:
+        if GroupMember.WORLD is old:
+            set_default(formed)
+        old.world.leave_to(formed.world)
+    else:
+        _drop(old)
+
+
+def _drop(group: ProcessGroup) -> None:
+    if group.is_world:
+        group.world.destroy()
+    else:
+        group.destroy()
+        group.world.subgroups[:] = [each for each in group.world.subgroups if each is not group]
 
 
 def _nothing() -> None:
     """Keep the store open: it belongs to the old world until that is left."""
-
-
-def _next_world(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
-    world = old.world
-    formed = form_world(
-        OpenStore(store=world.store, rank=kept.index(old.own_rank), world_size=len(kept)),
-        f"{world.prefix}/kept {','.join(map(str, kept))}",
-        timeout=old.timeout,
-        backend=old.backend,
-        options=world.options,
-        device=world.device,
-        on_destroy=_nothing,
-        name=old.group_name,
-    )
-    if GroupMember.WORLD is old:
-        set_default(formed)
-    world.leave_to(formed.world)
-    return formed

@@ -81,6 +81,21 @@ def resolve(group: Group) -> ProcessGroup:
     )
 
 
+def revoke_process_group(group: Group = None) -> None:
+    """Give a group up, for all members: present and later calls raise an error everywhere.
+
+    Only one rank need call it, and it does not wait for the others. See ProcessGroup.revoke.
+
+    Args:
+        group: the default group unless given.
+
+    Raises:
+        NotInitializedError: there is no default group, or the group was destroyed.
+        InvalidArgumentError: this rank is not in the group.
+    """
+    resolve(group).revoke()
+
+
 def joined(group: Group, operation: str) -> ProcessGroup | None:
     """The group given as argument `group`; None, with a warning, if this rank is not in it.
 

@@ -19,6 +19,7 @@ from rallypoint.base.errors import (
     RevokedError,
 )
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator
+from rallypoint.process_group.groups.agreeing import agree
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
@@ -241,6 +242,44 @@ class ProcessGroup:
         for end in self._all_ends():
             end.set_timeout(seconds_of(timeout))
         self.timeout = timeout
+
+    def revoke(self) -> None:
+        """Give the group up, for all members: present and later calls raise an error everywhere.
+
+        Only one rank need call it, and it does not wait for the others: MPI's MPIX_Comm_revoke. A
+        rank that learned of a failure calls it so that no other waits for a call that this rank
+        will not make. Members raise RevokedError, or the error of the first failure if there was
+        one. `agree` and `shrink_group` still work.
+
+        Raises:
+            NotInitializedError: the group was destroyed.
+        """
+        self.check_member()
+        for end in self._all_ends():
+            end.revoke()
+
+    def agree(self, flag: int) -> int:
+        """Agree with all survivors on the bitwise AND of their flags: MPI's MPIX_Comm_agree.
+
+        All ranks that are alive call it. Each of them gets the same result, also if members have
+        died or die meanwhile, and if the group was revoked. The flags of ranks that died before
+        they took part are left out; those of ranks that die in the call may be.
+
+        After a failure the ranks meet at the store, which must have survived: it does if
+        `rallypoint run` or torchrun serves it. A rank that is alive and does not take part within
+        the group's timeout counts as dead.
+
+        Args:
+            flag: an integer of 64 bits, for example 1 for success and 0 for failure.
+
+        Raises:
+            InvalidArgumentError: the flag is not such an integer.
+            InvalidTypeError: the group does not use the engine.
+            MismatchError: a rank called something else.
+            NotInitializedError, RevokedError: the group was destroyed, or is being formed again.
+            StoreConnectionError: the store has ended.
+        """
+        return agree(self, flag)
 
     def destroy(self) -> None:
         """Leave the group and free its memory; a second call does nothing."""

@@ -1,0 +1,110 @@
+"""Agreement among the survivors of a group: each of them gets the same answer, whoever dies when.
+
+    agree                              decide
+      1  all_reduce of the flags         1  each survivor writes its value to the store
+      2  barrier                         2  whoever sees a value of every member that is not gone
+      3  if 1 or 2 failed: decide           writes the answer; the first answer counts
+
+A rank that passes the barrier knows that every member has the result of the all_reduce. So if any
+rank returns that result without the store, all who come to the store have it too, and write it as
+the answer at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rallypoint.base.collective import Collective
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    PeerLostError,
+    RevokedError,
+    StoreTimeoutError,
+)
+from rallypoint.engine.communicator import ReduceOp
+
+if TYPE_CHECKING:
+    from rallypoint.process_group.groups.group import ProcessGroup
+
+_ALL_REDUCE, _BARRIER = int(Collective.ALL_REDUCE), int(Collective.BARRIER)
+_SURVIVED = PeerLostError, RevokedError, CollectiveTimeoutError
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05  # how often it looks whether a member has died
+
+
+def agree(group: ProcessGroup, flag: int) -> int:
+    """The bitwise AND of all survivors' flags, the same on each; see ProcessGroup.agree."""
+    if type(flag) is not int or not -(1 << 63) <= flag < 1 << 63:
+        raise InvalidArgumentError(f"agree takes an integer of 64 bits, not {flag!r}")
+    communicator = group.communicator
+    group.counts["agree"] += 1
+    result = np.array([flag], np.int64)
+    is_known = communicator.run(_ALL_REDUCE, ReduceOp.BAND, 0, result, result) == 0
+    if is_known and communicator.run(_BARRIER, 0, 0, None, None) == 0:
+        return int(result[0])
+    error = communicator.error("agree")
+    if not isinstance(error, _SURVIVED):
+        raise error
+    name = f"agree/{group.counts['agree']}"
+    if is_known:
+        return int(_answer(group, name, str(result[0])))
+    return int(decide(group, name, str(flag), _and))
+
+
+def _and(flags: Mapping[int, str]) -> str:
+    return str(np.bitwise_and.reduce([np.int64(flag) for flag in flags.values()]))
+
+
+def decide(
+    group: ProcessGroup,
+    name: str,
+    value: str,
+    choose: Callable[[Mapping[int, str]], str],
+    *,
+    members: Iterable[int] | None = None,
+) -> str:
+    """What one survivor has chosen by the values of all; the same on each.
+
+    A member that has not come after the group's timeout counts as lost.
+
+    Args:
+        name: of the decision; it serves once.
+        value: of this rank.
+        choose: gives the answer, which must not be empty, by values by rank in the group; some may
+            be of members that have died since.
+        members: the ranks in the group that take part; None: all.
+
+    Raises:
+        StoreConnectionError: the store has ended.
+    """
+    store, own = group.world.store, group.own_rank
+    keys = {rank: f"{group.prefix}/{name}/{rank}" for rank in members or range(group.size())}
+    store.set(keys[own], value)
+    until = time.monotonic() + group.timeout.total_seconds()
+    look_s = _FIRST_LOOK_S
+    missing = set(keys) - {own}
+    while True:
+        gone = set(group.communicator.gone())  # before the look: it may have come, and then died
+        missing = {rank for rank in missing if not store.check([keys[rank]])}
+        if missing <= gone or time.monotonic() > until:
+            break
+        try:
+            store.wait([f"{group.prefix}/{name}"], timedelta(seconds=look_s))
+        except StoreTimeoutError:
+            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+        else:
+            return store.get(f"{group.prefix}/{name}").decode()
+    came = sorted(set(keys) - missing)
+    values = store.multi_get([keys[rank] for rank in came])
+    told = {rank: value.decode() for rank, value in zip(came, values, strict=True)}
+    return _answer(group, name, choose(told))
+
+
+def _answer(group: ProcessGroup, name: str, value: str) -> str:
+    """The first answer, which is this one if there is none yet."""
+    return group.world.store.compare_set(f"{group.prefix}/{name}", "", value).decode()
