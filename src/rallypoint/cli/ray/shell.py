@@ -28,7 +28,8 @@ class Shell:
         self._process: subprocess.Popen[bytes] | None = None
         self._poll = select.poll()
         self._raylet = -1
-        self._open: dict[int, int] = {}  # descriptors that are read: 0 stdout, 1 stderr
+        # By descriptor, what is read: 0 stdout, 1 stderr.
+        self._open: dict[int, tuple[int, IO[bytes]]] = {}
 
     def look(self) -> str:
         """The directory that Ray has this work in."""
@@ -49,7 +50,7 @@ class Shell:
         )
         for number, stream in enumerate((self._process.stdout, self._process.stderr)):
             assert stream is not None
-            self._open[stream.fileno()] = number
+            self._open[stream.fileno()] = (number, stream)
             self._poll.register(stream.fileno(), select.POLLIN)
         with contextlib.suppress(OSError, ValueError):  # it cannot be seen from a container
             self._raylet = os.pidfd_open(int(os.environ.get(_RAYLET, "")))
@@ -72,11 +73,12 @@ class Shell:
                 if fd == self._raylet:
                     os._exit(1)
                 data = os.read(fd, _READ_BYTES)
-                if data:
-                    found[self._open[fd]] = data
-                else:
+                number, stream = self._open[fd]
+                found[number] = data
+                if not data:
                     self._poll.unregister(fd)
                     del self._open[fd]
+                    stream.close()
         if not any(found) and self._process is not None:
             self._process.wait()
         return found[0], found[1]
