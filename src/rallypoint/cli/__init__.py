@@ -1,6 +1,7 @@
 """The command line: `rallypoint COMMAND ...`, and `rallyrun` for `rallypoint run`.
 
-Each command is a function in the module of its name here, imported only when it is called.
+Each command is a function in the module of the same name, which is imported only when the command
+is called.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ usage: rallypoint COMMAND ...
 
 
 def main() -> int:
-    """The `rallypoint` program; the exit status."""
+    """Run the `rallypoint` program; returns the exit status."""
     return _guarded(_dispatch, sys.argv[1:])
 
 
 def main_run() -> int:
-    """The `rallyrun` program, which is `rallypoint run`; the exit status."""
+    """Run the `rallyrun` program, which is `rallypoint run`; returns the exit status."""
     from rallypoint.cli.run import run
 
     return _guarded(run, sys.argv[1:])
@@ -57,7 +58,7 @@ def main_run() -> int:
 def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     try:
         status = command(words)
-        if sys.stdout is not None:  # None if the descriptor was closed
+        if sys.stdout is not None:  # None if the descriptor was closed at the start
             sys.stdout.flush()  # while a failure can still be reported
     except KeyboardInterrupt:  # before the agent could handle it
         return 130
@@ -65,7 +66,7 @@ def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> i
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader of our output has gone
+        if error.errno == errno.EPIPE:  # the reader of our output is gone
             return 128 + signal.SIGPIPE
         print(f"rallypoint: cannot write to the standard output: {error.strerror}", file=sys.stderr)
         return 1

@@ -1,4 +1,6 @@
-"""`rallypoint bench`: measures operations, ours beside others', or this machine's link model."""
+"""`rallypoint bench`: compares operations with other libraries, or measures this machine's link
+model.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
 
 
 def bench(words: Sequence[str]) -> int:
-    """Perform `rallypoint bench WORDS`; the exit status."""
+    """Run `rallypoint bench WORDS`; returns the exit status."""
     operation = words[0] if words and not words[0].startswith("-") else ""
     group = OPERATION if operation else CALIBRATION
     try:
@@ -138,7 +140,7 @@ def _compare(operation: str, values: Mapping[str, str]) -> int:
 
 
 def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str]) -> Here | Hosts:
-    """Where all run; with `named` environments of MPIs."""
+    """The place where all contenders run; `named` gives the environments of MPIs."""
     make = "--get-mpi" in values
     if request.hosts:
         from rallypoint.cli.benchmark.hosts import Hosts
@@ -163,12 +165,12 @@ def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not keep us from tidying up
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise SystemExit(128 + number)
 
 
 def _check_writable(flag: str, path: str | None) -> None:
-    """Find out before the measuring, not after it."""
+    """Find out before measuring whether the file can be written."""
     if path is not None and not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise UsageError(f"{PROGRAM}: {flag} {path}: that directory does not exist.")
 

@@ -1,8 +1,8 @@
 """Measures the engine on this machine and fits a link model to it.
 
-`calibrate` is what `rallypoint bench --calibrate` and benchmarks/calibration.py call. Every other
-size is left out of the fit, so that the error it reports is that of predictions. How far two halves
-of one measurement are apart says how much of that no model could predict.
+`calibrate` is what `rallypoint bench --calibrate` and benchmarks/calibration.py call. Every second
+size is left out of the fit, so the reported error is that of predictions. The difference between
+the two halves of one measurement shows how much of that error no model could avoid.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FITTED_SIZES = tuple(8 << shift for shift in range(0, 22, 3))  # 8 B, 64 B, ...,
 LEFT_OUT_SIZES = (32, 256, 2048, 8192, 65536, 131072, 524288, 1 << 20, 8 << 20)
 RANKS = (2, 3, 4, 6, 8)
 ROUNDS = 40
-BLOCK_BYTES = 256 << 10  # the engine's (native/engine/layout.h)
+BLOCK_BYTES = 256 << 10  # the engine's value (native/engine/layout.h)
 SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fitted model, and how well it predicts what it was not fitted to."""
+    """A fitted model, and how well it predicts sizes that it was not fitted to."""
 
     model: str  # TOML
     errors: list[Error]
@@ -48,7 +48,7 @@ class Calibration:
 
     @property
     def median_error(self) -> float:
-        """As a share of the measured time."""
+        """The median, as a share of the measured time."""
         return statistics.median(error.relative for error in self.errors)
 
     @property
@@ -70,7 +70,7 @@ def calibrate(
     name: str = "this_machine",
     rounds: int = ROUNDS,
 ) -> Calibration:
-    """Measure and fit; takes some minutes.
+    """Measure and fit; this takes some minutes.
 
     Raises:
         HostError: the measuring processes failed.
@@ -80,7 +80,7 @@ def calibrate(
 
 
 def calibration_of(measured: Sequence[Measurement], *, name: str) -> Calibration:
-    """Fit to the fitted sizes, and predict the others."""
+    """Fit a model to the fitted sizes, and predict the others."""
     fitted = [row for row in measured if row.nbytes in FITTED_SIZES]
     left_out = [row for row in measured if row.nbytes not in FITTED_SIZES]
     cores = len(os.sched_getaffinity(0))
@@ -93,7 +93,7 @@ def calibration_of(measured: Sequence[Measurement], *, name: str) -> Calibration
 
 
 def measure(ranks: int, algorithms: Sequence[str], rounds: int) -> list[Measurement]:
-    """All algorithms and sizes, with this many processes."""
+    """Measure all algorithms and sizes, with this many processes."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "rows.json")
         sizes = ",".join(str(size) for size in (*FITTED_SIZES, *LEFT_OUT_SIZES))
@@ -116,7 +116,7 @@ def measure(ranks: int, algorithms: Sequence[str], rounds: int) -> list[Measurem
 
 
 def _measurement(row: dict[str, Any], quiet: Sequence[int], others: float) -> Measurement:
-    """Of the quieter rounds the lower quartile: other work on the machine only adds."""
+    """The lower quartile of the quieter rounds: other load on the machine only adds time."""
     times_us = [row["times_us"][number] for number in quiet]
     middle = len(times_us) // 2
     one, other = _quartile(times_us[:middle]), _quartile(times_us[middle:])

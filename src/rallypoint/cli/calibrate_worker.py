@@ -1,10 +1,10 @@
-"""One rank of a calibration: times all_reduce with each algorithm and size, rank 0 writes the rows.
+"""One rank of a calibration: times all_reduce with each algorithm and size; rank 0 writes the rows.
 
 rallypoint run --standalone --nproc-per-node 4 -m rallypoint.cli.calibrate_worker OUT ring 8,64 40
 
-Every algorithm and size is measured for a moment, and so again in each of many rounds: other work
-on the machine, which comes and goes, then hits all alike. How much there was of it is noted for
-each round, so that the quietest can be taken.
+Every algorithm and size is measured for a moment in each of many rounds, so that other load on the
+machine, which comes and goes, affects all equally. That load is recorded for each round, so that
+the quietest rounds can be selected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 def main(out: str, algorithms: list[str], sizes: list[int], rounds: int) -> None:
-    """Measure; every rank runs the same."""
+    """Measure; every rank runs the same code."""
     dist.init_process_group()
-    # The same memory for all sizes: where an array lies can cost more than its size.
+    # All sizes use the same memory: where an array lies can matter more than its size.
     whole = np.zeros(max(sizes) // 4, np.float32)
     arrays = {nbytes: whole[: nbytes // 4] for nbytes in sizes}
     cells = [(name, nbytes) for nbytes in sizes for name in algorithms]
@@ -57,7 +57,7 @@ def main(out: str, algorithms: list[str], sizes: list[int], rounds: int) -> None
 
 
 def calls_for(array: Floats, algorithm: str) -> int:
-    """How many calls take about BATCH_S: the same number on every rank, rank 0's."""
+    """The number of calls that take about BATCH_S: rank 0's number, on every rank."""
     once_us = min(batch_us(array, algorithm, 2) for _ in range(3))
     calls = np.array([max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_S * 1e6 / once_us)))])
     dist.broadcast(calls, src=0)
@@ -65,7 +65,7 @@ def calls_for(array: Floats, algorithm: str) -> int:
 
 
 def batch_us(array: Floats, algorithm: str, calls: int) -> float:
-    """Mean time of a call in microseconds; all ranks begin together, after a call like these."""
+    """The mean time of a call in microseconds; all ranks begin together, after warm-up calls."""
     dist.all_reduce(array, algorithm=algorithm)
     dist.barrier()
     begin = time.perf_counter()
@@ -75,7 +75,7 @@ def batch_us(array: Floats, algorithm: str, calls: int) -> float:
 
 
 def others_s() -> float:
-    """Processor seconds that all but the ranks have used since the machine was started."""
+    """Processor seconds used since boot by everything except the ranks."""
     own = np.array([time.process_time()])
     dist.all_reduce(own)
     user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split()[1:9]

@@ -1,4 +1,4 @@
-"""Scripts by which a shell completes the flags of `rallyrun`, made from the table in flags.py."""
+"""Shell completion scripts for the flags of `rallyrun`, generated from the table in flags.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def completion(shell: str, flags: Sequence[Flag]) -> str:
     """The script for that shell.
 
     Raises:
-        UsageError: there is none for it.
+        UsageError: this shell is not supported.
     """
     match shell:
         case "bash":

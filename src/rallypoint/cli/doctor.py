@@ -1,4 +1,4 @@
-"""`rallypoint doctor`: whether a job with these flags could begin, and what is in its way."""
+"""`rallypoint doctor`: whether a job with these flags could start, and what prevents it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ check does. Further flags:
 
 
 def doctor(words: Sequence[str]) -> int:
-    """Perform `rallypoint doctor WORDS`; the exit status."""
+    """Run `rallypoint doctor WORDS`; returns the exit status."""
     try:
         values, command = parse(words, ALL_FLAGS, program=PROGRAM, environ=os.environ)
         if "--help" in values:
@@ -60,7 +60,7 @@ def doctor(words: Sequence[str]) -> int:
         print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ended)  # what was started on other hosts ends first
+        signal.signal(number, _ended)  # programs started on other hosts end first
     began = time.monotonic()
     if is_terminal():
         _tell_progress(request)
@@ -69,7 +69,7 @@ def doctor(words: Sequence[str]) -> int:
             report = examine_at_endpoint(request, began)
         else:
             report = report_of(_examine(request), time.monotonic() - began)
-    except HostError as error:  # there is no such command as --rsh
+    except HostError as error:  # the command that --rsh names does not exist
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     if "--json" in values:
@@ -81,7 +81,7 @@ def doctor(words: Sequence[str]) -> int:
 
 
 def _tell_progress(request: Request) -> None:
-    """At a terminal, where somebody waits."""
+    """Show progress on a terminal, where a person waits."""
     if request.hosts:
         what = f"examining {len(request.hosts)} hosts"
     elif request.meets:
@@ -92,7 +92,7 @@ def _tell_progress(request: Request) -> None:
 
 
 def _examine(request: Request) -> ClusterFacts:
-    """The hosts, or this machine alone."""
+    """Examine the hosts, or this machine alone."""
     links: list[NodeLink] = []
     try:
         for host in request.hosts:

@@ -1,4 +1,4 @@
-"""Draws a program in characters: the way of a chunk as a tree, and who sends what in each step."""
+"""Draws a program in characters: the path of a chunk as a tree, and who sends what in each step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rallypoint.schedule.execution import Trace, execute
 from rallypoint.schedule.program import SLOTS, Collective, Program, Send, describe
 from rallypoint.schedule.proof.verify import verify
 
-# Where a chunk has the same place on every rank.
+# The collectives in which a chunk has the same place on every rank.
 _WAYS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
 MOST_RANKS = 16
 FIRST_STEPS = 4
 
 
 def explain(request: Request) -> None:
-    """Print the drawings of every algorithm asked for.
+    """Print drawings of every requested algorithm.
 
     Raises:
         InvalidArgumentError: too many ranks to draw.
@@ -68,7 +68,7 @@ def drawing(program: Program) -> Iterator[str]:
 
 
 def _steps(trace: Trace) -> list[list[str]]:
-    """Who sends what to whom, by the length of the chain of messages that comes before."""
+    """Who sends what to whom, ordered by the length of the chain of messages before it."""
     depth = [0] * len(trace.events)
     last: dict[int, int] = {}
     steps: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
@@ -83,7 +83,7 @@ def _steps(trace: Trace) -> list[list[str]]:
 
 
 def _way(program: Program, trace: Trace, chunk: int) -> Iterator[str]:
-    """The tree along which a chunk is reduced, or else spread."""
+    """The tree along which a chunk is reduced, or otherwise distributed."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     parents: dict[int, int] = {}
     for event in trace.events:
@@ -108,7 +108,7 @@ def _way(program: Program, trace: Trace, chunk: int) -> Iterator[str]:
 
 
 def _concerns(takes: tuple[int, ...], trace: Trace, chunk: int) -> bool:
-    """Whether messages hold a chunk."""
+    """Whether any of these messages contains the chunk."""
     operation = trace.events[takes[0]].operation
     assert isinstance(operation, Send)
     source = operation.source

@@ -36,7 +36,7 @@ and 5 if there is no such job.
 
 
 def explain(words: Sequence[str]) -> int:
-    """Perform `rallypoint explain WORDS`; the exit status."""
+    """Run `rallypoint explain WORDS`; returns the exit status."""
     return perform(PROGRAM, words, _USAGE, _FLAGS, _explain_running, _explain_ended)
 
 
@@ -46,7 +46,7 @@ def _explain_running(job: RunningJob, values: Mapping[str, str]) -> int:
 
 
 def _explain_ended(word: str, values: Mapping[str, str]) -> int | None:
-    """Explain the newest job of that name that has failed; None: there is none."""
+    """Explain the latest failed job of that name; None if there is none."""
     for job in kept_jobs():
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
             name = f"job {job.run_id} (process {job.pid}: {' '.join(job.command)[:60]})"
@@ -68,7 +68,7 @@ def _tell(first: Facts, second: Facts, notes: Sequence[str], values: Mapping[str
 
 
 def _source(line: str) -> str:
-    """The line of the program that evidence names, if the file is here."""
+    """The source line that the evidence names, if the file is on this machine."""
     place = _PLACE.search(line)
     text = linecache.getline(place[1], int(place[2])).strip() if place else ""
     return f": {text[:_MOST_SOURCE]}" if text else ""

@@ -1,4 +1,4 @@
-"""Figures: a PNG, or an HTML page that needs nothing else."""
+"""Figures: a PNG, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_plot(path: str) -> None:
-    """See whether it can be drawn, before there is something to draw.
+    """Check that a plot can be drawn, before there is data for it.
 
     Raises:
         InvalidArgumentError: matplotlib is missing, or the file is neither .png nor .html.
@@ -31,10 +31,10 @@ def check_plot(path: str) -> None:
 
 @contextmanager
 def figure(path: str, title: str, below: str = "") -> Iterator[Axes]:
-    """Axes to draw on, written to `path` at the end; `below` is HTML for a page's end.
+    """Axes to draw on, written to `path` at the end; `below` is HTML for the end of a page.
 
     Raises:
-        InvalidArgumentError: as `check_plot`.
+        InvalidArgumentError: matplotlib is missing, or the file is neither .png nor .html.
     """
     check_plot(path)
     import matplotlib as mpl
@@ -56,7 +56,7 @@ def figure(path: str, title: str, below: str = "") -> Iterator[Axes]:
 
 
 def logarithmic(axes: Axes, *, over_bytes: bool) -> None:
-    """Times over sizes, or over numbers of ranks, with a grid and names of lines."""
+    """Set up the axes for times over sizes, or over numbers of ranks, with a grid and a legend."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("size" if over_bytes else "ranks")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rallypoint.cli.options import HELP, Flag, Group
 from rallypoint.cli.token import TOKEN_FLAG
 
-# For a launcher that starts others; see cli/remote/.
+# For a launcher that starts launchers on other hosts; see cli/remote/.
 HOSTS = (
     Flag("--hosts", "start a launcher on each of these hosts by ssh; use names that all\n"
          "hosts can resolve, optionally with --nproc-per-node, as in a,user@b:4", "A,B:N,..."),
@@ -22,7 +22,7 @@ HOSTS = (
          repeats=True),
 )  # fmt: skip
 
-# Resources that agents on Ray reserve; see cli/ray/.
+# Resources that agents reserve on Ray; see cli/ray/.
 RAY = (
     Flag("--cpus-per-node", "CPUs to reserve on each node (default: one for each worker)", "N"),
     Flag("--gpus-per-node", "GPUs to reserve on each node (default: one for each worker, if the\n"

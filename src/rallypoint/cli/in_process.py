@@ -1,7 +1,7 @@
-"""The command line for Python programs: what accelerate, Fabric and others call of
-torch.distributed.run, by the same names. Exported by `rallypoint.launch`.
+"""The command line for Python programs: the names of torch.distributed.run that accelerate, Fabric
+and others call. Exported by `rallypoint.launch`.
 
-The parser is argparse's, because its callers look into it; its flags are flags.py's table.
+The parser is argparse's, because its callers inspect it; its flags come from the table in flags.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rallypoint.launch.api.launch_config import DefaultLogsSpecs, LaunchConfig, 
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.output.terminal import say
 
-# As torchrun's parser has them; all others are texts, and None where they are not given.
+# The types of torchrun's parser; all other values are text, and None if they are not given.
 _TYPES: Mapping[str, Callable[[str], Any]] = {
     "--duplicate-stderr-filters": lambda text: list(read_texts(text)),
     "--duplicate-stdout-filters": lambda text: list(read_texts(text)),
@@ -57,18 +57,18 @@ _NOT_OF_A_JOB = (HELP.name, "--print-completion", *(flag.name for flag in HOSTS)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """`rallypoint run ARGS` in this process; sys.argv's if None.
+    """Run `rallypoint run ARGS` in this process, with sys.argv's arguments if `args` is None.
 
     Raises:
-        ChildFailedError, WorkersFailedError: as `elastic_launch`.
-        RallypointError: it cannot be launched like that.
-        SystemExit: the words are none of a command line.
+        ChildFailedError, WorkersFailedError: a worker failed, as for `elastic_launch`.
+        RallypointError: the job cannot be launched in this way.
+        SystemExit: the command line is invalid.
     """
     run(parse_args(args))
 
 
 def get_args_parser() -> ArgumentParser:
-    """A parser of torchrun's flags, and ours; what PET_ variables say is a default."""
+    """A parser of torchrun's flags and ours; the PET_ variables set the defaults."""
     parser = ArgumentParser(
         prog="rallypoint run",
         description="Start a script in several processes that work together.",
@@ -83,20 +83,21 @@ def get_args_parser() -> ArgumentParser:
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """Read a command line; sys.argv's if None.
+    """Parse a command line, sys.argv's if `args` is None.
 
     Raises:
-        SystemExit: it is none.
+        SystemExit: the command line is invalid.
     """
     return get_args_parser().parse_args(args)
 
 
 def run(args: Namespace) -> None:
-    """Launch what `args` say, with the attributes of `get_args_parser`'s, and wait for the end.
+    """Launch what `args` describes, which has the attributes of `get_args_parser`'s results, and
+    wait for the end.
 
     Raises:
-        ChildFailedError, WorkersFailedError: as `elastic_launch`.
-        RallypointError: it cannot be launched like that.
+        ChildFailedError, WorkersFailedError: a worker failed, as for `elastic_launch`.
+        RallypointError: the job cannot be launched in this way.
     """
     job, notes = _job_of(args)
     if job.talk is not Talk.QUIET:
@@ -106,10 +107,10 @@ def run(args: Namespace) -> None:
 
 
 def config_from_args(args: Namespace) -> tuple[LaunchConfig, str, list[str]]:
-    """What `elastic_launch` would be given: configuration, program, and the program's arguments.
+    """The arguments for `elastic_launch`: configuration, program, and the program's arguments.
 
     Raises:
-        RallypointError: it cannot be launched like that.
+        RallypointError: the job cannot be launched in this way.
     """
     job, _ = _job_of(args)
     nodes, rendezvous = job.nodes, job.rendezvous
@@ -178,7 +179,7 @@ def _add(parser: ArgumentParser, flag: Flag) -> None:
     parser.add_argument(
         *words,
         type=read,
-        default=inherited or _DEFAULTS.get(flag.name),  # argparse reads a text as if it were given
+        default=inherited or _DEFAULTS.get(flag.name),  # argparse converts text
         metavar=flag.value,
         help=text,
     )

@@ -1,7 +1,7 @@
 """`python -m rallypoint.launch`: torch.distributed.launch's command line, older than torchrun's.
 
-The same flags, and one rule more: without --use-env, the script gets --local-rank=N as its first
-argument.
+It has the same flags, and one more rule: without --use-env, the script gets --local-rank=N as its
+first argument.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _GROUPS = (*GROUPS, Group("Of torch.distributed.launch", (_USE_ENV,)))
 
 
 def launch(words: Sequence[str]) -> int:
-    """Perform `python -m rallypoint.launch WORDS`; the exit status."""
+    """Run `python -m rallypoint.launch WORDS`; returns the exit status."""
     try:
         return perform(words, _GROUPS, _read_job, launcher=("-m", "rallypoint.launch"))
-    except KeyboardInterrupt:  # before the agent was there to handle it
+    except KeyboardInterrupt:  # before the agent could handle it
         return 130
 
 

@@ -1,4 +1,4 @@
-"""From flags to where the workers' output goes."""
+"""Reads from the flags where the workers' output goes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rallypoint.cli.options import UsageError
 from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, StreamMap, translate_template
 
 PROGRAM = "rallypoint run"
-# torchrun reads it where the flag --log-line-prefix-template is not given.
+# The variable that torchrun reads if --log-line-prefix-template is not given.
 TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
 def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
-    """Read them.
+    """Read the flags.
 
     Raises:
-        UsageError: they are ill-formed.
+        UsageError: the flags are malformed.
     """
     if values.get("--logs-specs", "default") != "default":
         raise UsageError(
@@ -43,7 +43,7 @@ def read_logs(values: Mapping[str, str], environ: Mapping[str, str]) -> LogSpec:
 
 
 def notes_of(logs: LogSpec) -> list[str]:
-    """What the user should know of flags that mean nothing."""
+    """Notes on flags that have no effect."""
     if logs.filters and not logs.tee:
         return ["--duplicate-*-filters apply only to teed lines, and --tee names none"]
     return []

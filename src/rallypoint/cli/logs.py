@@ -36,7 +36,7 @@ _CHUNK = 1 << 20
 
 
 def logs(words: Sequence[str]) -> int:
-    """Perform `rallypoint logs WORDS`; the exit status."""
+    """Run `rallypoint logs WORDS`; returns the exit status."""
     return perform(PROGRAM, words, _USAGE, _FLAGS, _print_logs)
 
 
@@ -54,7 +54,7 @@ def _print_logs(job: RunningJob, values: Mapping[str, str]) -> int:
     _show(files.values())
     while "--follow" in values and agents:
         time.sleep(_EVERY_S)
-        agents = _find_files(agents, ranks, files)  # those of a new round are new
+        agents = _find_files(agents, ranks, files)  # a new round has new files
         _show(files.values())
     _show(files.values(), is_end=True)
     return 0
@@ -70,7 +70,7 @@ def _lines(values: Mapping[str, str]) -> int:
 def _find_files(
     agents: Sequence[Found], ranks: frozenset[int] | None, files: dict[str, _LogFile]
 ) -> list[Found]:
-    """Add what there is now to `files`, by their paths; the agents that still run."""
+    """Add the existing files to `files`, by path; returns the agents that are still running."""
     running = []
     for agent in agents:
         try:
@@ -96,7 +96,7 @@ def _files_of(directory: str, status: AgentStatus, ranks: frozenset[int] | None)
 
 
 def _show(files: Collection[_LogFile], *, is_end: bool = False) -> None:
-    """Print what is new in them, with the rank before each line if there are several."""
+    """Print the new lines of all files, with the rank before each line if there are several."""
     has_several = len({file.rank for file in files}) > 1
     for file in files:
         prefix = f"[{file.rank}] ".encode() if has_several else b""
@@ -108,7 +108,7 @@ def _show(files: Collection[_LogFile], *, is_end: bool = False) -> None:
 
 @dataclass(slots=True)
 class _LogFile:
-    """A worker's file, and how far it has been printed."""
+    """A worker's output file, and how far it has been printed."""
 
     rank: int
     stream: str
@@ -120,7 +120,7 @@ class _LogFile:
         return f"{self.directory}/{self.stream}.log"
 
     def skip_to_last(self, lines: int) -> None:
-        """Begin with its last lines; 0: with the first."""
+        """Begin with its last lines; 0: begin at the start."""
         if not lines:
             return
         with open(self.path, "rb") as file:
@@ -132,7 +132,7 @@ class _LogFile:
         self.at = end - len(b"\n".join(kept))
 
     def new_lines(self, *, is_end: bool) -> list[bytes]:
-        """What has not been printed: whole lines, at the end also the beginning of one."""
+        """The unprinted lines; at the end of the file, an incomplete last line too."""
         with open(self.path, "rb") as file:
             file.seek(self.at)
             data = file.read()

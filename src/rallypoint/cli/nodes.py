@@ -1,6 +1,6 @@
-"""From flags to machines: with which others the job runs, how they meet, and what it is called.
+"""Reads from the flags the nodes of the job: their number, how they meet, and the job's name.
 
-As torchrun: --standalone overrides all --rdzv flags; a static job of one machine needs none.
+As in torchrun, --standalone overrides all --rdzv flags, and a static job of one machine needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_PORTS = {STATIC: 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
 class Place(Record):
-    """Where a job runs; `notes` says which flags mean nothing there."""
+    """Where a job runs; `notes` names the flags that have no effect there."""
 
     nodes: Nodes
     rendezvous: Rendezvous | None
@@ -32,10 +32,10 @@ class Place(Record):
 
 
 def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
-    """Read them. `token` is what the machines must know of each other.
+    """Read the flags. `token` is the secret that all machines must know.
 
     Raises:
-        UsageError: they are ill-formed, or contradict each other.
+        UsageError: the flags are malformed, or contradict each other.
     """
     fewest, most = read_nnodes(values.get("--nnodes", "1"))
     backend = values.get("--rdzv-backend", STATIC)
@@ -49,7 +49,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
             raise UsageError(
                 f"{PROGRAM}: --standalone means one machine; leave out --nnodes {most}."
             )
-        # Nothing to share a name with, and torchrun too gives it a new one.
+        # No other node has to know the name, and torchrun generates a new one here too.
         return Place(Nodes(token=token), None, new_run_id(), _standalone_notes(values))
     if backend == STATIC:
         if len(endpoints) > 1:
@@ -59,7 +59,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
             )
         return _static(values, most, fewest, endpoints, configuration, token)
     if most == 1 and backend == "c10d":
-        # One machine has nobody to find: only the endpoint's port means something.
+        # A single machine has nobody to find: only the endpoint's port matters.
         port = next((each.port for each in endpoints if _is_here(each.host)), 0)
         return Place(Nodes(master_port=port, token=token), None, run_id or "none", _unused(values))
     rendezvous = Rendezvous(
@@ -77,8 +77,8 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
 
 
 def _check_plug_in(backend: str) -> None:
-    """Refuse a name that neither this package nor another one brings."""
-    from rallypoint.rendezvous.api.registry import plug_ins  # slow, and only for names of others
+    """Refuse a backend that neither this package nor another one provides."""
+    from rallypoint.rendezvous.api.registry import plug_ins  # slow, and only for others' names
 
     names = dict.fromkeys([*BACKENDS, *sorted(plug_ins())])
     if backend not in names:
@@ -111,13 +111,13 @@ def _static(
         local_addr=values.get("--local-addr") if most > 1 else None,
         token=token,
     )
-    # As torchrun: machines that are given one by one cannot agree on a random name.
+    # As in torchrun: machines that are started one by one cannot agree on a random name.
     default = new_run_id() if most == 1 and not nodes.master_port else "none"
     return Place(nodes, None, values.get("--rdzv-id", default))
 
 
 def read_nnodes(text: str) -> tuple[int, int]:
-    """The fewest and the most of ``"2"`` or ``"2:4"``."""
+    """Parse ``"2"`` or ``"2:4"``: the minimum and the maximum number of nodes."""
     fewest, colon, most = text.partition(":")
     most = most if colon else fewest
     if not (is_whole(fewest) and is_whole(most) and 0 < int(fewest) <= int(most)):
@@ -129,9 +129,9 @@ def read_nnodes(text: str) -> tuple[int, int]:
 
 
 def read_endpoints(text: str, backend: str) -> tuple[Endpoint, ...]:
-    """``"HOST:PORT"``, or several with commas between them; a port may be left out.
+    """Parse ``"HOST:PORT"``, or several with commas between them; a port may be left out.
 
-    Or ``"file:///PATH"``, a directory that all machines share.
+    ``"file:///PATH"`` is a directory that all machines share.
     """
     if text.startswith("file:"):
         return (_read_directory(text, backend),)
@@ -157,7 +157,7 @@ def _read_directory(text: str, backend: str) -> Endpoint:
 
 
 def read_configuration(text: str) -> dict[str, str]:
-    """``"key=value,..."`` as a dictionary."""
+    """Parse ``"key=value,..."`` into a dictionary."""
     found: dict[str, str] = {}
     for item in text.split(",") if text.strip() else ():
         key, _, value = item.partition("=")
@@ -205,7 +205,7 @@ _OTHERS = (
 
 
 def new_run_id() -> str:
-    """A random UUID, by hand, because the uuid module costs 8 ms to import."""
+    """A random UUID, generated by hand because importing the uuid module costs 8 ms."""
     digits = bytearray(os.urandom(16))
     digits[6] = digits[6] & 0x0F | 0x40
     digits[8] = digits[8] & 0x3F | 0x80

@@ -1,4 +1,4 @@
-"""Numbers on a command line: read strictly, refused in one sentence that names the flag."""
+"""Numbers on a command line: parsed strictly, and refused in one sentence that names the flag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rallypoint.cli.options import UsageError
 
 
 def whole(values: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number, 0 or more."""
+    """The value of a flag as a whole number, 0 or more."""
     text = values.get(name, str(default))
     if not is_whole(text):
         raise UsageError(
@@ -18,7 +18,7 @@ def whole(values: Mapping[str, str], name: str, default: int) -> int:
 
 
 def seconds(values: Mapping[str, str], name: str, default: float) -> float:
-    """A time, 0 or more."""
+    """The value of a flag as a time in seconds, 0 or more."""
     text = values.get(name)
     if text is None:
         return default
@@ -32,5 +32,7 @@ def seconds(values: Mapping[str, str], name: str, default: float) -> float:
 
 
 def is_whole(text: str) -> bool:
-    """Whether it is one, of a size that makes sense. int() takes more: "1_0", other digits."""
+    """Whether the text is a whole number of plausible size. int() accepts more: "1_0", other
+    digits.
+    """
     return text.isascii() and text.isdigit() and len(text) < 10

@@ -1,8 +1,8 @@
-"""Reads a command line by a table of flags. It stops at the first word that is no flag: from there
-on everything belongs to the user's program, word for word.
+"""Parses a command line by a table of flags. It stops at the first word that is not a flag: from
+there on, everything belongs to the user's program, word for word.
 
-Not argparse, because that finds flags among the program's own arguments, takes abbreviations, and
-costs 8 ms of each launch.
+This is not argparse, because argparse would find flags among the program's own arguments, accepts
+abbreviations, and costs 8 ms of each launch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from rallypoint.base.record import Record
 
 
 class UsageError(CallerError):
-    """The command line cannot be followed; the message is the one sentence to show."""
+    """The command line is invalid; the message is the one sentence to show."""
 
 
 class Flag(Record):
-    """One flag: ``--like-this`` (and ``--like_this``), maybe a short form, maybe a value."""
+    """One flag: ``--like-this`` (and ``--like_this``), with an optional short form and an optional
+    value.
+    """
 
     name: str
     help: str
-    value: str = ""  # what the value is called in the help; empty: the flag has none
+    value: str = ""  # the value's name in the help; empty: the flag takes none
     short: str = ""
-    repeats: bool = False  # given several times, it has all of the values, with commas between
+    repeats: bool = False  # if given several times, the values are joined with commas
 
     @property
     def takes_value(self) -> bool:
@@ -33,7 +35,7 @@ class Flag(Record):
 
     @property
     def variable(self) -> str:
-        """The environment variable that says the same."""
+        """The environment variable with the same meaning."""
         return "PET_" + self.name.lstrip("-").replace("-", "_").upper()
 
 
@@ -41,7 +43,7 @@ HELP = Flag("--help", "this text", short="-h")
 
 
 class Group(Record):
-    """Flags that belong together."""
+    """Related flags, with a title."""
 
     title: str
     flags: tuple[Flag, ...]
@@ -50,12 +52,13 @@ class Group(Record):
 def parse(
     words: Sequence[str], flags: Sequence[Flag], *, program: str, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Flags as ``{"--name": value}`` (``"1"`` for those without a value), and the words after them.
+    """Parse flags into ``{"--name": value}`` (``"1"`` for flags without a value), and the words
+    after them.
 
-    What the words do not say is taken from ``PET_NAME`` in `environ`, as torchrun does.
+    Flags that are not given are taken from ``PET_NAME`` in `environ`, as in torchrun.
 
     Raises:
-        UsageError: an unknown flag, or a value missing or unwanted.
+        UsageError: a flag is unknown, or a value is missing or unwanted.
     """
     by_name = {spelling: flag for flag in flags for spelling in (flag.name, flag.short) if spelling}
     values: dict[str, str] = {}
@@ -71,7 +74,7 @@ def parse(
         name = name.replace("_", "-")
         flag = by_name.get(name)
         if flag is None and word[1] != "-" and (short := by_name.get(word[:2])) is not None:
-            # The value may follow at once, as in -r3.
+            # The value may follow without a space, as in -r3.
             flag, equals, value = short, "=", word[2:]
         if flag is None:
             raise UsageError(_unknown(program, word.partition("=")[0], list(by_name)))
@@ -98,7 +101,7 @@ def parse(
 
 
 def describe(flags: Sequence[Flag]) -> str:
-    """The flags as lines of a help text."""
+    """The help text of the flags."""
     lines = []
     for flag in flags:
         names = f"{flag.short}, {flag.name}" if flag.short else flag.name
@@ -110,7 +113,7 @@ def describe(flags: Sequence[Flag]) -> str:
 
 
 def describe_groups(groups: Sequence[Group]) -> str:
-    """The same, below titles."""
+    """The help text of groups of flags, with titles."""
     return "\n\n".join(
         f"{group.title}:\n{describe(group.flags)}" if group.title else describe(group.flags)
         for group in groups
@@ -120,7 +123,7 @@ def describe_groups(groups: Sequence[Group]) -> str:
 def inherited_note(
     text: str, words: Sequence[str], flags: Sequence[Flag], environ: Mapping[str, str]
 ) -> str:
-    """Which of the flags that an error names nobody typed, and where they come from instead."""
+    """A note on those flags in an error that nobody typed, and where their values come from."""
     try:
         typed, _ = parse(words, flags, program="", environ={})
     except UsageError:
@@ -141,7 +144,7 @@ def suggestion(word: str, known: Sequence[str]) -> str:
 
     word = word.replace("_", "-")
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
-    if not near:  # rather the right beginning than the right letters: --nproc, not --role
+    if not near:  # prefer a common prefix to similar letters: --nproc, not --role
         alike = max(known, key=lambda name: len(os.path.commonprefix([word, name])))
         is_begun = len(os.path.commonprefix([word, alike])) > len("--no")
         near = [alike] if is_begun else difflib.get_close_matches(word, known, n=1)

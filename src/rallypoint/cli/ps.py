@@ -1,4 +1,4 @@
-"""`rallypoint ps`: the jobs that run on this machine."""
+"""`rallypoint ps`: lists the jobs running on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIMEOUT_S = 0.5
 
 
 def ps(words: Sequence[str]) -> int:
-    """Perform `rallypoint ps WORDS`; the exit status."""
+    """Run `rallypoint ps WORDS`; returns the exit status."""
     try:
         values, rest = parse(words, _FLAGS, program=PROGRAM, environ={})
         if rest:

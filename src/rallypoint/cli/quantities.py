@@ -9,7 +9,7 @@ from rallypoint.cli.options import UsageError
 
 
 def size(program: str, flag: str, text: str) -> int:
-    """``"256M"`` -> 268435456: bytes, or K, M, G of 1024, with or without iB behind."""
+    """``"256M"`` -> 268435456: bytes, or K, M, G as powers of 1024, optionally followed by iB."""
     plain = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = {"K": 10, "M": 20, "G": 30}.get(plain[-1:], 0)
     digits = plain[:-1] if unit else plain
@@ -21,7 +21,9 @@ def size(program: str, flag: str, text: str) -> int:
 
 
 def doubling(program: str, flag: str, text: str) -> list[int]:
-    """``"8:64"`` -> 8, 16, 32, 64: from the one to the other; without a colon, the one."""
+    """``"8:64"`` -> 8, 16, 32, 64: from the first to the second, doubling; without a colon, one
+    size.
+    """
     first, _, last = text.partition(":")
     begin, end = max(size(program, flag, first), 1), size(program, flag, last or first)
     if begin > end:

@@ -22,11 +22,11 @@ from rallypoint.launch.job import STOP_SIGNALS, Job, OnHang, Talk
 
 PROGRAM = "rallypoint run"
 LAUNCHER = ("-m", "rallypoint", "run")
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # PyTorch's
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # PyTorch's variable
 
 
 def run(words: Sequence[str]) -> int:
-    """Perform `rallypoint run WORDS`; the exit status."""
+    """Run `rallypoint run WORDS`; returns the exit status."""
     return perform(words, GROUPS, read_job)
 
 
@@ -36,9 +36,9 @@ def perform(
     read: Callable[[Mapping[str, str], Sequence[str], Mapping[str, str]], tuple[Job, list[str]]],
     launcher: Sequence[str] = LAUNCHER,
 ) -> int:
-    """Launch the job that `read` makes of the flags; the exit status.
+    """Launch the job that `read` makes of the flags; returns the exit status.
 
-    `launcher` is what Python is told to start another one of these.
+    `launcher`: the arguments with which Python starts another such launcher.
     """
     flags = [flag for group in groups for flag in group.flags]
     try:
@@ -56,7 +56,7 @@ def perform(
             return elsewhere(values, command, flags, read=read, launcher=launcher)
         job, notes = read(values, command, os.environ)
         if PORT_RANGE in job.environ:
-            os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for what this process listens at
+            os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
         if job.talk is not Talk.QUIET:
             for note in [*notes, *note_on_threads(job)]:
                 print(f"{PROGRAM}: {note}", file=sys.stderr)
@@ -74,7 +74,7 @@ def perform(
 
 
 def _starter_elsewhere(values: Mapping[str, str]) -> Callable[..., int] | None:
-    """What starts launchers on other machines, if the flags ask for that."""
+    """The function that starts launchers on other machines, if the flags ask for that."""
     if values.get("--on") == "ray":
         from rallypoint.cli.ray.entry import run_on_ray
 
@@ -89,10 +89,10 @@ def _starter_elsewhere(values: Mapping[str, str]) -> Callable[..., int] | None:
 def read_job(
     values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Job, list[str]]:
-    """The job, and a sentence for each flag that means nothing for it.
+    """The job, and a sentence for each flag that has no effect on it.
 
     Raises:
-        UsageError, InvalidArgumentError: the flags cannot be followed.
+        UsageError, InvalidArgumentError: the flags are invalid.
     """
     for name in ("--rsh", "--env"):
         if name in values:
@@ -104,7 +104,7 @@ def read_job(
     if token is None and "--require-token" in values:
         _refuse_without_token(values)
     if token is not None:
-        environ = {**environ, VARIABLE: os.fsdecode(token)}  # the workers meet each other too
+        environ = {**environ, VARIABLE: os.fsdecode(token)}  # workers use it, too
     if "--port-range" in values:
         read_port_range(values["--port-range"])
         environ = {**environ, PORT_RANGE: values["--port-range"]}
@@ -165,7 +165,7 @@ def _as_gloo(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def note_on_threads(job: Job) -> list[str]:
-    """What to say where the OMP_NUM_THREADS=1 that workers get leaves CPUs without work."""
+    """A note if the OMP_NUM_THREADS=1 that workers get leaves CPUs idle."""
     cpus, workers = len(os.sched_getaffinity(0)), job.local_world_size
     if workers == 1 or "OMP_NUM_THREADS" in job.environ or cpus < 2 * workers:
         return []
@@ -237,7 +237,7 @@ def _hang_after_s(values: Mapping[str, str]) -> float:
 
 
 def _meaningless(values: Mapping[str, str]) -> list[str]:
-    """What torchrun's scripts often say, and what means nothing here."""
+    """Notes on flags that torchrun's users often give, and that have no effect here."""
     notes = []
     method = values.get("--start-method", "spawn")
     if method not in ("spawn", "fork", "forkserver"):

@@ -1,7 +1,8 @@
-"""`rallypoint script`: prints what a scheduler is to be given for a job, and submits nothing.
+"""`rallypoint script`: prints a script or manifest that runs a job under a scheduler; submits
+nothing.
 
-It takes the flags of `rallypoint run`. Those that are the scheduler's to answer are refused, some
-become its own, and the rest goes on to `rallypoint run` in the script.
+It takes the flags of `rallypoint run`. Those whose values the scheduler decides are refused, some
+become the scheduler's own, and the rest are passed on to `rallypoint run` in the script.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ except for those that the scheduler answers, such as --node-rank and --rdzv-endp
 
 
 def script(words: Sequence[str]) -> int:
-    """Perform `rallypoint script WORDS`; the exit status."""
+    """Run `rallypoint script WORDS`; returns the exit status."""
     kind, rest = (words[0], words[1:]) if words else ("", ())
     if kind in ("", "--help", "-h"):
         print(_USAGE)

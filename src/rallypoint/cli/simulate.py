@@ -1,4 +1,4 @@
-"""`rallypoint simulate`: how long collective algorithms would take, on how many ranks you like."""
+"""`rallypoint simulate`: predicts how long collective algorithms take, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
 
 
 def simulate(words: Sequence[str]) -> int:
-    """Perform `rallypoint simulate WORDS`; the exit status."""
+    """Run `rallypoint simulate WORDS`; returns the exit status."""
     collective = words[0] if words and not words[0].startswith("-") else ""
     try:
         values, rest = parse(words[bool(collective) :], FLAGS, program=PROGRAM, environ={})

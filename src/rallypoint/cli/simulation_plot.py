@@ -1,4 +1,4 @@
-"""Plots of what `rallypoint simulate` found."""
+"""Plots of the results of `rallypoint simulate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.cli.simulation_rows import Results
 
 
 def plot(path: str, request: Request, results: Results) -> None:
-    """Draw time over size or over ranks; raises as `figure`."""
+    """Draw time over size or over ranks; raises InvalidArgumentError as `figure` does."""
     over_ranks = len(request.ranks) > 1
     lines: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in results.rows:

@@ -1,4 +1,4 @@
-"""What was asked of `rallypoint simulate`, read from its flags."""
+"""The request to `rallypoint simulate`, read from its flags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROGRAM = "rallypoint simulate"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for."""
+    """One request."""
 
     collective: str
     ranks: list[int]
@@ -34,7 +34,7 @@ def request_of(collective: str, values: dict[str, str]) -> Request:
     """Read the flags.
 
     Raises:
-        UsageError: a value that makes no sense.
+        UsageError: a value is invalid.
     """
     if not collective:
         raise UsageError(f"{PROGRAM}: name a collective, as in: {PROGRAM} all_reduce")

@@ -1,4 +1,4 @@
-"""What `rallypoint simulate` finds out, as rows; as a table and as JSON."""
+"""The results of `rallypoint simulate` as rows, printed as a table and written as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rallypoint.schedule.cost.simulation.wave import CALM, Conditions
 from rallypoint.schedule.custom import Custom, is_file, load
 from rallypoint.schedule.program import Collective, Program, ProgramError
 
-# Whose times are shown side by side, and which ratio nobody needs to work out.
+# The two algorithms whose times are shown side by side, with their ratio.
 _SLOW, _FAST = "ring", "double_tree"
 
 
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(slots=True)
 class Results:
-    """Rows, and what must be said beside them."""
+    """Rows, and the notes that belong to them."""
 
     model: LinkModel
     rows: list[Row]
@@ -55,7 +55,7 @@ class Results:
 
 
 def rows_of(request: Request) -> Results:
-    """Simulate everything that was asked for.
+    """Simulate everything that was requested.
 
     Raises:
         InvalidArgumentError: an unknown collective, algorithm, link model or variant.
@@ -167,14 +167,16 @@ def _row(request: Request, simulation: Simulation, variant: str, nbytes: int, pe
 
 
 def block_bytes(collective: Collective, nbytes: int, ranks: int) -> float:
-    """From the size of the larger buffer, as nccl-tests count, to what a simulation takes."""
+    """Convert the size of the larger buffer, as nccl-tests count it, to the block size that a
+    simulation takes.
+    """
     if collective is Collective.ALL_TO_ALL or collective is Collective.BARRIER:
         return 0 if collective is Collective.BARRIER else nbytes
     return nbytes / collective.most_blocks(ranks)
 
 
 def show(request: Request, results: Results) -> None:
-    """Print the table and what belongs beside it."""
+    """Print the table and its notes."""
     variants = any(row.variant for row in results.rows)
     noisy = any(row.p95_us is not None for row in results.rows)
     columns = ["algorithm", *(["variant"] if variants else []), "ranks", "bytes"]
@@ -203,7 +205,7 @@ def show(request: Request, results: Results) -> None:
 
 
 def _ratios(results: Results) -> Iterator[str]:
-    """How much faster the double tree is than the ring, beside what others measured."""
+    """How much faster the double tree is than the ring, beside published measurements."""
     times = {
         (row.algorithm, row.variant, row.ranks, row.bytes): row.time_us for row in results.rows
     }
@@ -219,7 +221,7 @@ def _ratios(results: Results) -> Iterator[str]:
 
 
 def write_json(path: str, request: Request, results: Results) -> None:
-    """Write everything that is known about the rows."""
+    """Write all results as JSON."""
     data = {
         "request": asdict(request),
         "links": {"name": results.model.name, "source": results.model.source},

@@ -1,7 +1,7 @@
-"""Slurm's nodes by their addresses, where no name service knows their names.
+"""The addresses of Slurm's nodes, for clusters whose node names no name service knows.
 
-A node is called so in slurm.conf, which may give it any address (NodeAddr). Where its name means
-nothing to this machine, `scontrol show node` tells the address.
+A node's name comes from slurm.conf, which may give it any address (NodeAddr). If this machine
+cannot resolve the name, `scontrol show node` gives the address.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from rallypoint.cluster.names import in_thread
 from rallypoint.cluster.network import UnknownHostError, addresses_of, is_own_name
 from rallypoint.cluster.places.reading import Reading
 
-_PATIENCE_S = 20.0  # the controller of a large cluster may take a while
+_PATIENCE_S = 20.0  # the controller of a large cluster may be slow
 _MEETING = "meeting at"
 
 
 def with_known_names(found: Reading) -> Reading:
-    """The reading of a step, with addresses instead of names that nobody knows.
+    """The reading of a step, with addresses in place of names that cannot be resolved.
 
     Raises:
-        InvalidArgumentError: nobody knows where any of the others is, Slurm neither.
+        InvalidArgumentError: neither a name service nor Slurm knows where any other node is.
     """
     places = [endpoint.rpartition(":") for endpoint in found.endpoints]
     hosts = [host for host, _, _ in places]
@@ -46,7 +46,7 @@ def with_known_names(found: Reading) -> Reading:
 
 
 def _unknown(hosts: list[str]) -> list[str]:
-    """Those that neither this machine's own names nor a name service has."""
+    """The hosts that neither this machine's own names nor a name service knows."""
     found: list[str] = []
 
     def look_up() -> None:
@@ -62,8 +62,8 @@ def _unknown(hosts: list[str]) -> list[str]:
 
 
 def _told_by_slurm(hosts: list[str]) -> dict[str, str]:
-    """By host, its NodeAddr, if that is something else than the name."""
-    import subprocess  # slow, and only for names that nobody knows
+    """By host, its NodeAddr, if that differs from the name."""
+    import subprocess  # slow, and only for unknown names
 
     command = ["scontrol", "--oneliner", "show", "node", ",".join(hosts)]
     try:

@@ -1,4 +1,4 @@
-"""`rallypoint stacks`: where in their programs the workers of a running job are."""
+"""`rallypoint stacks`: the Python stacks of a running job's workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ are printed together. It installs nothing, attaches no debugger, and takes a sec
 
 
 def stacks(words: Sequence[str]) -> int:
-    """Perform `rallypoint stacks WORDS`; the exit status."""
+    """Run `rallypoint stacks WORDS`; returns the exit status."""
     return perform(PROGRAM, words, _USAGE, _FLAGS, _print_stacks)
 
 

@@ -32,7 +32,7 @@ _HEAD = ("RANK", "NODE", "PID", "STATE", "CPU", "MEMORY", "CALL", "AT")
 
 
 def status(words: Sequence[str]) -> int:
-    """Perform `rallypoint status WORDS`; the exit status."""
+    """Run `rallypoint status WORDS`; returns the exit status."""
     return perform(PROGRAM, words, _USAGE, (), _tell)
 
 
@@ -85,11 +85,11 @@ def _row(worker: Worker, node: Node) -> tuple[str, ...]:
 
 
 def _call(worker: Worker, now_ns: int) -> tuple[Call | None, str]:
-    """What it is in, or was in last, and that in words."""
+    """The worker's current call, or its last one, and a description of it."""
     calls = [call for group in worker.groups for call in (*group.calls[-1:], *group.transfers)]
     running = [call for call in calls if call.state == "running"]
     if running:
-        call = min(running, key=lambda each: each.since_ns)  # it has kept the worker the longest
+        call = min(running, key=lambda each: each.since_ns)  # the one that has lasted longest
         return call, f"{_name(call)} for {(now_ns - call.since_ns) / 1e9:.1f} s"
     if calls:
         call = max(calls, key=lambda each: each.since_ns)

@@ -24,7 +24,7 @@ are killed. It waits until no process of the job runs on this machine.
 
 
 def stop(words: Sequence[str]) -> int:
-    """Perform `rallypoint stop WORDS`; the exit status."""
+    """Run `rallypoint stop WORDS`; returns the exit status."""
     return perform(PROGRAM, words, _USAGE, _FLAGS, _stop)
 
 
@@ -39,7 +39,7 @@ def _stop(job: RunningJob, values: Mapping[str, str]) -> int:
 
 
 def _ask_to_stop(agent: Found) -> bool:
-    """Whether it was still there."""
+    """Ask the agent to stop; returns whether it was still running."""
     try:
         ask(agent, {"ask": "stop", "why": "`rallypoint stop`"})
     except NoAnswerError as error:
@@ -52,7 +52,7 @@ def _ask_to_stop(agent: Found) -> bool:
 
 
 def _wait_for(pid: int) -> None:
-    """Until that process has ended."""
+    """Wait until that process has ended."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""`rallypoint store`: a key-value server of its own, which outlives every node of a job."""
+"""`rallypoint store`: a separate key-value server, which outlives every node of a job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
 
 
 def store(words: Sequence[str]) -> int:
-    """Perform `rallypoint store WORDS`; the exit status."""
+    """Run `rallypoint store WORDS`; returns the exit status."""
     try:
         values, rest = parse(words, FLAGS, program=PROGRAM, environ={})
         if "--help" in values:
@@ -61,7 +61,7 @@ def store(words: Sequence[str]) -> int:
 def _serve(host: str, port: int, token: bytes | None) -> None:
     from rallypoint.store.server import StoreServer
 
-    # Blocked, so that they wait for sigwait: none can come at a bad moment.
+    # The signals are blocked, so that they wait for sigwait and cannot interrupt anything else.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     started = time.monotonic()
     with StoreServer(host, port, token=token) as server:

@@ -1,8 +1,8 @@
-"""What a launch takes from its surroundings (a Slurm step, a pod) where its flags are silent.
+"""What a launch takes from its surroundings (a Slurm step, a pod) where no flag is given.
 
-What cluster/places recognises becomes the flags that say the same. Who says by flags (or PET_
-variables) where the nodes meet, or --nnodes 1, is taken at that word, and nothing is recognised.
-What the flags say otherwise than the surroundings is refused, with both sources.
+What cluster/places recognises is turned into the corresponding flags. If flags (or PET_ variables)
+say where the nodes meet, or --nnodes 1, they are followed, and nothing is recognised. Any other
+flag that contradicts the surroundings is refused, naming both sources.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr"
 def fill_in(
     values: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[Mapping[str, str], list[str]]:
-    """The flags with what the surroundings add, and what to say of that.
+    """The flags with those that the surroundings add, and a note on these.
 
     Raises:
-        UsageError, InvalidArgumentError: the two contradict each other, or make no job.
+        UsageError, InvalidArgumentError: they contradict each other, or do not describe a job.
     """
     if any(name in values for name in _MEETING) or values.get("--nnodes") == "1":
         return values, []
@@ -55,13 +55,13 @@ def fill_in(
 
 
 def recognized(on: str, environ: Mapping[str, str]) -> Reading | None:
-    """What is recognised around this machine; None: nothing.
+    """What is recognised around this machine; None if nothing is.
 
     Args:
-        on: as in --on; empty: what RALLYPOINT_CLUSTER says.
+        on: the value of --on; if empty, that of RALLYPOINT_CLUSTER.
 
     Raises:
-        InvalidArgumentError: the surroundings make no sense.
+        InvalidArgumentError: the surroundings are inconsistent.
     """
     source = "--on" if on else VARIABLE
     on = on or environ.get(VARIABLE, "")
@@ -73,7 +73,7 @@ def recognized(on: str, environ: Mapping[str, str]) -> Reading | None:
 
 
 def _with_known_names(found: Reading) -> Reading:
-    """Only Slurm's names may be known to Slurm alone."""
+    """Only Slurm's node names may be unknown to everybody but Slurm."""
     if not found.by.startswith("SLURM_") or found.nodes == 1 or found.wrong:
         return found
     from rallypoint.cli.slurm_names import with_known_names
@@ -82,7 +82,7 @@ def _with_known_names(found: Reading) -> Reading:
 
 
 def as_flags(found: Reading, fewest: int = 1, most: int = 1) -> dict[str, str]:
-    """What says the same; with as many nodes as a job of `fewest` to `most` has there."""
+    """The corresponding flags, for as many nodes as a job of `fewest` to `most` has there."""
     nodes = f"{fewest}:{most}" if fewest != most else str(found.nodes or most)
     flags = {"--nnodes": nodes, "--node-rank": str(found.node_rank), "--rdzv-backend": "c10d"}
     flags["--rdzv-endpoint"] = ",".join(found.endpoints[: found.nodes or most])
@@ -90,7 +90,7 @@ def as_flags(found: Reading, fewest: int = 1, most: int = 1) -> dict[str, str]:
 
 
 def _check(name: str, values: Mapping[str, str], added: Mapping[str, str], found: Reading) -> None:
-    """Refuse a flag that says otherwise."""
+    """Refuse a flag that contradicts the surroundings."""
     if name not in values:
         return
     if name == "--nnodes":

@@ -1,4 +1,4 @@
-"""The job token, which machines must know to take part: --token-file or RALLYPOINT_TOKEN."""
+"""The job token, which machines must know to take part, from --token-file or RALLYPOINT_TOKEN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN_FLAG = Flag(
 
 
 def read_token(values: Mapping[str, str], environ: Mapping[str, str]) -> bytes | None:
-    """The token, or None without one.
+    """The token, or None if there is none.
 
     Raises:
         InvalidArgumentError: the file cannot be read, or is empty.

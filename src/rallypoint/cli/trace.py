@@ -1,4 +1,4 @@
-"""`rallypoint trace`: a running job's calls as a file that Perfetto draws."""
+"""`rallypoint trace`: writes a running job's calls to a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ there is no such job.
 
 
 def trace(words: Sequence[str]) -> int:
-    """Perform `rallypoint trace WORDS`; the exit status."""
+    """Run `rallypoint trace WORDS`; returns the exit status."""
     return perform(PROGRAM, words, _USAGE, _FLAGS, _trace_running, _trace_ended)
 
 
@@ -69,7 +69,7 @@ def _trace_running(job: RunningJob, values: Mapping[str, str]) -> int:
 
 
 def _trace_ended(word: str, values: Mapping[str, str]) -> int | None:
-    """The last calls of the newest job of that name that has failed; None: there is none."""
+    """Trace the last calls of the latest failed job of that name; None if there is none."""
     _read_seconds(values)
     for job in kept_jobs():
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
@@ -98,7 +98,7 @@ def _read_path(values: Mapping[str, str]) -> Path:
 
 @contextmanager
 def _writable(path: Path) -> Iterator[Path]:
-    """Find out at the beginning that a file cannot be written; leave none behind that is empty."""
+    """Check at once that the file can be written; leave no empty file behind."""
     existed = path.exists()
     try:
         path.open("ab").close()
@@ -112,7 +112,7 @@ def _writable(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Until Ctrl-C; a second one ends the program."""
+    """An event that Ctrl-C sets; a second Ctrl-C ends the program."""
     is_over = threading.Event()
 
     def end(*_: object) -> None:

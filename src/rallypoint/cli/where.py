@@ -1,5 +1,5 @@
-"""`rallypoint where`: what `rallypoint run`, and a program by itself, takes from its surroundings,
-and by which variables; this machine's interfaces, and which of them a job would use.
+"""`rallypoint where`: what `rallypoint run`, or a program without it, takes from its surroundings,
+and from which variables; also this machine's interfaces, and which of them a job would use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ machine's network interfaces, and the one that a job of several nodes would use.
 
 
 def where(words: Sequence[str]) -> int:
-    """Perform `rallypoint where WORDS`; the exit status."""
+    """Run `rallypoint where WORDS`; returns the exit status."""
     try:
         values, rest = parse(words, (ON, TOWARDS, HELP), program=PROGRAM, environ={})
         if "--help" in values:
@@ -66,7 +66,7 @@ def _meeting(towards: str, found: Reading | None) -> list[str]:
 
 
 def without_us(on: str, environ: Mapping[str, str]) -> str:
-    """What a program finds that is not started by `rallypoint run`; empty: nothing."""
+    """What a program finds that `rallypoint run` did not start; empty if nothing."""
     try:
         process = recognize_process(environ, on)
     except InvalidArgumentError as error:
@@ -79,7 +79,7 @@ def without_us(on: str, environ: Mapping[str, str]) -> str:
 
 
 def text(found: Reading) -> str:
-    """The reading as a table, and what follows from it."""
+    """The reading as a table, and its consequences."""
     nodes = "" if found.nodes is None else f" of {found.nodes}"
     by = ", ".join(found.sources[name] for name in ("node rank", "nodes") if name in found.sources)
     rows = [("recognised", found.place, found.by), ("node", f"{found.node_rank}{nodes}", by)]

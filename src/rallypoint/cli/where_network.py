@@ -1,4 +1,4 @@
-"""This machine's interfaces, as `rallypoint where` shows them, and which one a job would use."""
+"""This machine's interfaces, as `rallypoint where` shows them, and the one that a job would use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.cluster.netlink import read_interfaces
 
 
 def network_text(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """All interfaces, the ways to `hosts`, and what would be chosen to meet others there."""
+    """All interfaces, the routes to `hosts`, and the choice for meeting others there."""
     parts = [interface_table(read_interfaces())]
     if hosts:
         parts.append(route_table({host: _targets_of(host) for host in hosts}))
@@ -23,7 +23,7 @@ def network_text(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def interface_table(interfaces: Sequence[Interface]) -> str:
-    """One line for each."""
+    """One line for each interface."""
     return _table(
         [
             ("interface", "addresses", "kind", "speed and MTU"),
@@ -33,7 +33,7 @@ def interface_table(interfaces: Sequence[Interface]) -> str:
 
 
 def route_table(targets: Mapping[str, Sequence[Target]]) -> str:
-    """One line for each address of each host; a host that nobody knows has none."""
+    """One line for each address of each host; a host that cannot be resolved has none."""
     rows = [("towards", "address", "interface", "from")]
     for host, ways in targets.items():
         for each in ways:

@@ -1,4 +1,4 @@
-"""From flags to what the workers are: how many, which program, on which CPUs."""
+"""Reads from the flags what the workers are: their number, program and CPUs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _count_devices(kind: str, environ: Mapping[str, str]) -> int:
 def bind_workers(
     values: Mapping[str, str], workers: int, environ: Mapping[str, str]
 ) -> tuple[tuple[frozenset[int], ...], str]:
-    """By local rank, the CPUs that --numa-binding leaves to a worker, and what to say of it."""
+    """By local rank, the CPUs that --numa-binding assigns to a worker, and a note on them."""
     mode = values.get("--numa-binding")
     if mode is None:
         return (), ""
@@ -68,7 +68,7 @@ def worker_program(
     *,
     is_run_once: bool,
 ) -> tuple[str, ...]:
-    """The whole command of a worker. `is_run_once`: by one worker, which is not restarted."""
+    """The complete command of a worker. `is_run_once`: one worker runs it, and never restarts."""
     ways = [name for name in ("--run-path", "--module", "--no-python") if name in values]
     if ways == ["--run-path", "--no-python"]:
         ways = ["--run-path"]  # as torchrun documents it
@@ -84,7 +84,7 @@ def worker_program(
     _check_script(command[0], way, is_run_once=is_run_once)
     if way == "--no-python":
         return tuple(command)
-    # -u as torchrun: what a worker printed before it died is not lost.
+    # -u as in torchrun, so that what a worker printed before it died is not lost.
     python = (environ.get("PYTHON_EXEC") or sys.executable, "-u")
     if way == "--module":
         return (*python, "-m", *command)

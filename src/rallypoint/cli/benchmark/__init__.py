@@ -1,5 +1,5 @@
-"""`rallypoint bench OPERATION`: our collectives and messages, and those of others, side by side.
+"""`rallypoint bench OPERATION`: our collectives and messages beside those of other libraries.
 
-contest.py is the whole story. Each contender is a crew (crew.py) of processes that run the same
-script (worker.py), started as its library wants to be (contenders.py).
+Start reading at contest.py. Each contender is a crew (crew.py) of processes that run the same
+script (worker.py), started in its library's own way (contenders.py).
 """

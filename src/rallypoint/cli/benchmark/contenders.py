@@ -1,4 +1,4 @@
-"""Who can take part, and how each is started: ourselves, PyTorch's gloo, and three MPIs."""
+"""The possible contenders, and how each is started: ours, PyTorch's gloo, and three MPIs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Setting:
     """Where the processes of a contender run.
 
     Attributes:
-        ranks: on each host.
-        pin: whether we tie them to cores, so that a contender should not.
-        address: of the socket to which they connect.
-        hosts: the names of all hosts; none if there is only this one.
-        node: which of them this is.
-        port: free on the first of them.
+        ranks: their number on each host.
+        pin: whether we bind them to cores, in which case the contender should not.
+        address: the socket to which they connect.
+        hosts: the names of all hosts; empty if there is only this one.
+        node: the index of this host.
+        port: a free port on the first host.
         rsh: a program that starts a command on a host, as ssh does.
     """
 
@@ -40,23 +40,23 @@ class Setting:
 
     @property
     def all_ranks(self) -> int:
-        """On all hosts."""
+        """The number of ranks on all hosts."""
         return self.ranks * max(1, len(self.hosts))
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What starts the processes of a contender on a host; no words: another host does."""
+    """How to start a contender's processes on a host; no words if another host starts them."""
 
     command: tuple[str, ...]
     environ: Mapping[str, str]
 
 
 def check(name: str, environments: Environments) -> None:
-    """See that a contender is there, and get it if that was asked for.
+    """Check that a contender is installed, and install it if that was asked for.
 
     Raises:
-        HostError: it is not there; the message says how to get it.
+        HostError: it is not installed; the message says how to install it.
     """
     if name in environments.names:
         environments.find(name)
@@ -70,7 +70,7 @@ def check(name: str, environments: Environments) -> None:
 
 
 def contender(name: str, setting: Setting, environments: Environments) -> Contender:
-    """How a contender is started."""
+    """How to start a contender."""
     if name in environments.names:
         return _mpi(name, environments.find(name), setting)
     run = [sys.executable, "-m", "rallypoint", "run", "--nproc-per-node", str(setting.ranks)]
@@ -83,7 +83,7 @@ def contender(name: str, setting: Setting, environments: Environments) -> Conten
 
 
 def _mpi(name: str, prefix: Path, setting: Setting) -> Contender:
-    """An MPI with its own defaults; with `pin`, with no other pinning than ours."""
+    """An MPI with its own defaults; if `pin`, with no binding except ours."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environ = {key: value for key, value in os.environ.items() if key not in own}
     environ["PATH"] = f"{prefix / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"
@@ -108,7 +108,7 @@ def _mpi(name: str, prefix: Path, setting: Setting) -> Contender:
 
 
 def _across(name: str, setting: Setting) -> tuple[str, ...]:
-    """Which hosts, and how to reach them."""
+    """The words that name the hosts, and how to reach them."""
     if name == "openmpi":
         slots = ",".join(f"{host}:{setting.ranks}" for host in setting.hosts)
         return ("--host", slots, "--prtemca", "plm_ssh_agent", setting.rsh)

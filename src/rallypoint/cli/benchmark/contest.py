@@ -1,7 +1,7 @@
 """The contest: every size with every contender, in turn, many times.
 
-What else goes on in the machine comes and goes; it hits all alike if each is measured for a moment
-at a time, again and again, in an order that changes. Those whose turn it is not sleep.
+Other load on the machine comes and goes. It affects all contenders equally if each is measured for
+a moment at a time, repeatedly, in a changing order. Contenders sleep when it is not their turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FEWEST_CALLS = 2
 
 @dataclass(slots=True)
 class Row:
-    """One size: what each contender needed, turn by turn, and how many items were wrong."""
+    """One size: each contender's time in each turn, and the number of wrong items."""
 
     count: int
     nbytes: int
@@ -34,35 +34,37 @@ class Row:
     wrong: dict[str, int] = field(default_factory=dict)
 
     def time_us(self, name: str) -> float | None:
-        """The median; None for who did not take part."""
+        """The median; None if the contender did not take part."""
         return statistics.median(self.times_us[name]) if self.times_us.get(name) else None
 
 
 class Team(Protocol):
-    """All processes of a contender, wherever they are."""
+    """All processes of a contender, on all hosts."""
 
     name: str
     version: str
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Give all an order at once; their answers."""
+        """Send an order to all at once; returns their answers."""
 
     def end(self) -> None:
-        """See to it that all are gone."""
+        """Make sure that all have ended."""
 
 
 class Place(Protocol):
-    """Where contenders run."""
+    """The place where contenders run."""
 
     def start(self, name: str, begin: Mapping[str, Any]) -> Team:
         """Start the processes of a contender."""
 
     def close(self) -> None:
-        """Let nothing of them remain."""
+        """End everything that was started."""
 
 
 class Contest:
-    """Contenders that are ready. Leave it as a context, and nothing is left of them."""
+    """Contenders that are ready to be measured. Use it as a context manager: leaving it ends them
+    all.
+    """
 
     def __init__(self, request: Request, place: Place) -> None:
         self._request = request
@@ -89,20 +91,21 @@ class Contest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # we are going
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # we are already ending
         self._place.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @property
     def versions(self) -> dict[str, str]:
-        """What each contender says it is."""
+        """The version that each contender reports."""
         return {team.name: team.version for team in self._teams}
 
     def rows(self) -> Iterator[Row]:
-        """Measure size by size.
+        """Measure each size in turn.
 
         Raises:
-            CrewError: ours cannot go on. Of others it is told, and the contest goes on without.
+            CrewError: our own crew failed. Failures of others are reported, and the contest
+                continues without them.
         """
         for count in self._request.counts:
             row = Row(count, self._request.bytes_of(count))
@@ -121,7 +124,7 @@ class Contest:
             yield row
 
     def _time_us(self, team: Team, count: int, calls: int) -> float:
-        """How long one call takes the slowest rank."""
+        """The time of one call on the slowest rank."""
         warmup = self._request.warmup
         if warmup is None:
             warmup = max(1, calls // 10)
@@ -131,7 +134,7 @@ class Contest:
         return slowest_s / calls / one_way * 1e6
 
     def _calls_for(self, team: Team, count: int) -> int:
-        """How many fill a turn."""
+        """The number of calls that fill a turn."""
         calls = _FEWEST_CALLS
         while True:
             took_s = self._time_us(team, count, calls) * calls / 1e6
@@ -141,7 +144,7 @@ class Contest:
 
     @contextmanager
     def _forgiving(self, team: Team) -> Iterator[None]:
-        """Leave a contender out that cannot go on, unless it is ours."""
+        """Leave out a contender that fails, unless it is ours."""
         try:
             yield
         except CrewError as error:

@@ -1,8 +1,8 @@
-"""The processes of one contender on one host: told what to do together, and surely ended.
+"""The processes of one contender on one host: ordered together, and reliably ended.
 
-They are started in a process group of their own, so that Ctrl-C reaches the contest alone. Each
-connects to a socket of this crew, and if it is this user's, its process is held by a descriptor
-from then on: whoever does not go when told to is killed, whatever started it.
+They are started in a process group of their own, so that Ctrl-C reaches only the contest. Each
+connects to a socket of this crew. If it belongs to this user, a descriptor (pidfd) then holds its
+process: one that does not leave when told to is killed, whatever started it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from rallypoint.base.errors import HostError
 START_S = 120.0
 ANSWER_S = 300.0
 _LEAVE_S = 5.0
-_LOOK_S = 0.2  # how often to look whether those who were to connect are still there
+_LOOK_S = 0.2  # how often to check that the expected processes are still there
 
 
 class CrewError(HostError):
-    """A contender cannot go on; the message says why."""
+    """A contender failed; the message says why."""
 
 
 def new_address() -> str:
-    """A name for the socket of a crew, the same on all hosts."""
+    """A new name for the socket of a crew, the same on all hosts."""
     return f"rallypoint-bench-{secrets.token_hex(8)}"
 
 
 class Crew:
-    """The processes of one contender on this host, who may connect from now on.
+    """The processes of one contender on this host, which may connect from now on.
 
     Args:
-        ranks: how many they are.
+        ranks: their number.
         address: the name of the socket to which they connect.
-        directory: to be made, for what they leave.
+        directory: to be created, for the files that they leave.
     """
 
     def __init__(self, name: str, *, ranks: int, address: str, directory: Path) -> None:
@@ -64,13 +64,13 @@ class Crew:
     def start(
         self, command: Sequence[str], environ: Mapping[str, str], begin: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Start them, and give them their first order; their answers to it.
+        """Start them and give them their first order; returns their answers.
 
         Args:
-            command: starts all of them; empty if another host does.
+            command: starts all of them; empty if another host starts them.
 
         Raises:
-            CrewError: they did not come.
+            CrewError: they did not connect.
         """
         if command:
             with self._log.open("wb") as log:
@@ -88,7 +88,7 @@ class Crew:
         return answers
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Give all an order at once; their answers, by rank after the first.
+        """Send an order to all at once; returns their answers, by rank after the first time.
 
         Raises:
             CrewError: one of them failed, ended or was silent for minutes.
@@ -110,7 +110,7 @@ class Crew:
         return answers
 
     def dismiss(self) -> None:
-        """Tell all to go; whoever is busy does when it is done."""
+        """Tell all to leave; a busy one leaves when it has finished."""
         self._listener.close()
         for member in self._members:
             with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ class Crew:
             member.connection.close()
 
     def end(self) -> None:
-        """See to it that all are gone."""
+        """Make sure that all have ended."""
         self.dismiss()
         if self._members:
             self._leaves()
@@ -131,7 +131,7 @@ class Crew:
         self._members.clear()
 
     def _leaves(self) -> None:
-        """Wait a while for what started the others, or else for them."""
+        """Wait a while for the process that started the others, or else for the others."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LEAVE_S)
@@ -161,16 +161,16 @@ class Crew:
         self._listener.close()
 
     def _account(self, what: str) -> str:
-        """What happened, and the end of what the processes wrote."""
+        """The event, and the end of the processes' output."""
         said = self._log.read_text(errors="replace").strip().splitlines()[-12:]
         return f"{self.name}: {what}" + "".join(f"\n  | {line}" for line in said)
 
 
 def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
-    """See that the processes of a contender are one job.
+    """Check that the processes of a contender form one job.
 
     Raises:
-        CrewError: they do not know of each other.
+        CrewError: they do not know each other.
     """
     ranks = [answer["rank"] for answer in answers]
     if sorted(ranks) != list(range(len(ranks))):
@@ -181,7 +181,7 @@ def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
 
 
 class _Member:
-    """One process: its connection, and a hold on it."""
+    """One process: its connection, and the descriptor that holds it."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.descriptor = os.pidfd_open(pid)
@@ -196,7 +196,7 @@ class _Member:
         return answer
 
     def await_end(self, until: float) -> None:
-        """Wait for it, until then at most."""
+        """Wait for its end, at most until that time."""
         left_s = max(0.0, until - time.monotonic())
         select.select([self.descriptor], [], [], left_s)
 
@@ -207,7 +207,7 @@ class _Member:
 
 
 def _who(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end."""
+    """The process and the user at the other end of a connection."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("3i", credentials)

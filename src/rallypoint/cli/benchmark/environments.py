@@ -1,7 +1,7 @@
-"""Virtual environments of MPIs: one each, as two in reach of one process get in the way.
+"""Virtual environments of MPIs: one each, because two MPIs in reach of one process interfere.
 
-PyPI has all three, and mpi4py, which finds the MPI beside it. An environment is named by the user,
-or made in the user's cache when asked for.
+PyPI has all three, and mpi4py, which finds the MPI beside it. The user names an environment, or has
+it created in the user's cache.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Environments:
     """Where the MPIs are.
 
     Args:
-        named: the user's, by MPI.
-        cache: where to look for others, and to make them.
-        make: whether to make those that are missing.
+        named: the environments that the user named, by MPI.
+        cache: where to look for others, and to create them.
+        make: whether to create those that are missing.
     """
 
     def __init__(self, named: Mapping[str, Path], cache: Path, *, make: bool) -> None:
@@ -34,14 +34,14 @@ class Environments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the MPIs."""
+        """The names of the MPIs."""
         return tuple(PACKAGES)
 
     def find(self, name: str) -> Path:
         """The prefix below which ``bin/python`` has mpi4py and ``bin/mpiexec`` starts it.
 
         Raises:
-            HostError: there is none; the message says how to get it.
+            HostError: there is none; the message says how to install it.
         """
         prefix = self._named.get(name, self._cache / name)
         if name in self._named:

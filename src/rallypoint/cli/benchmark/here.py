@@ -15,7 +15,7 @@ from rallypoint.cli.benchmark.environments import Environments
 
 
 class LocalCrew(Crew):
-    """All processes of a contender."""
+    """All processes of a contender, on this machine."""
 
     version = ""
 
@@ -47,21 +47,21 @@ class Here:
         return crew
 
     def describe(self) -> str:
-        """What it is, in a few words."""
+        """This machine, in a few words."""
         return f"{cpu()}, {len(os.sched_getaffinity(0))} cores; {self.load()}"
 
     def load(self) -> str:
-        """How busy it is."""
+        """How busy this machine is."""
         return f"load average {os.getloadavg()[0]:.1f}"
 
     def close(self) -> None:
-        """Let nothing of them remain."""
+        """End everything that was started."""
         end_all(self._crews)
         self._directory.cleanup()
 
 
 def end_all(crews: list[Crew]) -> None:
-    """Tell all to go, so that they go at once, and see to it."""
+    """Tell all to leave first, so that they end at the same time, and then make sure of each."""
     for crew in crews:
         crew.dismiss()
     for crew in crews:
@@ -69,12 +69,12 @@ def end_all(crews: list[Crew]) -> None:
 
 
 def cores(*, pin: bool) -> list[int]:
-    """To which core each local rank is to be tied, in turn; none if they are not."""
+    """The core for each local rank, in turn; empty if ranks are not bound."""
     return sorted(os.sched_getaffinity(0)) if pin else []
 
 
 def cpu() -> str:
-    """What the processor is called."""
+    """The name of the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

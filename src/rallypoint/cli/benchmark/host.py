@@ -1,10 +1,11 @@
-"""What runs on each host of `rallypoint bench --hosts`: starts its processes of each contender, and
-passes orders on to them.
+"""The program on each host of `rallypoint bench --hosts`: it starts each contender's processes
+there and passes orders on to them.
 
     python -m rallypoint.cli.benchmark.host       started by ssh, or by what --rsh names
 
-Orders come from standard input and answers go to standard output, JSON, one to a line; each order
-has one answer. When the input ends, for whatever reason, all that was started here is ended.
+Orders are read from standard input and answers written to standard output, as JSON, one to a line;
+each order has one answer. When the input ends, for whatever reason, everything that was started
+here is ended.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from rallypoint.cli.benchmark.environments import Environments, default_cache
 from rallypoint.cli.benchmark.here import cores, cpu, end_all
 from rallypoint.cluster.remote_shell import greeting
 
-GREETING = "rallypoint bench"  # what is written before it is a login shell's
+GREETING = "rallypoint bench"  # anything printed before it comes from a login shell
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class Host:
-    """Performs orders."""
+    """Carries out orders."""
 
     def __init__(self, directory: Path) -> None:
         self.crews: dict[str, Crew] = {}
@@ -45,7 +46,7 @@ class Host:
 
     def begin(self, *, environ: dict[str, str], ranks: int, pin: bool, mpi: dict[str, str],
               make: bool, contenders: list[str]) -> dict[str, Any]:  # fmt: skip
-        """What is the same for all contenders; whether they are there."""
+        """Take what is the same for all contenders; answers whether they are installed."""
         os.environ.update(environ)
         self._ranks, self._pin = ranks, pin
         named = {name: Path(prefix) for name, prefix in mpi.items()}
@@ -55,7 +56,7 @@ class Host:
         return {"port": 0}
 
     def open(self, *, crew: str, address: str) -> dict[str, Any]:
-        """Let the processes of a contender connect from now on; a free port."""
+        """Let a contender's processes connect from now on; answers with a free port."""
         self.crews[crew] = Crew(
             crew, ranks=self._ranks, address=address, directory=self._directory / crew
         )
@@ -64,7 +65,7 @@ class Host:
 
     def start(self, *, crew: str, address: str, hosts: list[str], node: int, port: int,
               rsh: list[str], begin: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
-        """Start them; what they answered."""
+        """Start them; returns their answers."""
         setting = Setting(
             self._ranks, self._pin, address, tuple(hosts), node, port, self._remote_shell(rsh)
         )
@@ -73,16 +74,16 @@ class Host:
         return {"answers": self.crews[crew].start(plan.command, plan.environ, order)}
 
     def ask(self, *, crew: str, order: dict[str, Any]) -> dict[str, Any]:
-        """Pass on an order; what they answered."""
+        """Pass on an order; returns their answers."""
         return {"answers": self.crews[crew].ask(order)}
 
     def end(self, *, crew: str) -> dict[str, Any]:
-        """See to it that all of them are gone."""
+        """Make sure that all of them have ended."""
         self.crews.pop(crew).end()
         return {}
 
     def _remote_shell(self, words: list[str]) -> str:
-        """The same as a program of one word, for those who take no more."""
+        """The remote shell as a program of one word, for libraries that accept only that."""
         path = self._directory / "rsh"
         text = shlex.join(words)
         if "{host}" in text:
@@ -95,7 +96,7 @@ class Host:
 
 
 def main() -> None:
-    """Obey until there is nothing more to read."""
+    """Carry out orders until the input ends."""
     for number in _ENDS:
         signal.signal(number, _ended)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -121,14 +122,14 @@ def _obey(host: Host, lines: queue.SimpleQueue[str]) -> NoReturn:
 
 
 def _read(lines: queue.SimpleQueue[str]) -> None:
-    with contextlib.suppress(OSError):  # it ends so if an answer was not read
+    with contextlib.suppress(OSError):  # raised if the other end left an answer unread
         for line in sys.stdin:
             lines.put(line)
-    os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be waiting for anything
+    os.kill(os.getpid(), signal.SIGTERM)  # the main thread may be blocked anywhere
 
 
 def _ended(number: int, _: FrameType | None) -> NoReturn:
-    for other in _ENDS:  # a second one must not keep us from tidying up
+    for other in _ENDS:  # a second signal must not interrupt the cleanup
         signal.signal(other, _is_ending)
     raise SystemExit(0 if number == signal.SIGTERM else 128 + number)
 

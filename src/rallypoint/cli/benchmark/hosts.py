@@ -1,10 +1,10 @@
-"""Several hosts as the place where contenders run: one connection to each, which ssh makes.
+"""Several hosts as the place where contenders run: one connection to each, made by ssh.
 
     rallypoint bench  --ssh-->  host.py on host 0   -> a crew for each contender
                       --ssh-->  host.py on host 1   -> a crew for each contender
 
-Orders and answers go over standard input and output of what ssh started, so there is no port to
-open and nobody else to let in; and when this process ends, however it does, so do they.
+Orders and answers go over standard input and output of the ssh process, so no port is opened and
+nobody else can connect. When this process ends, however it ends, so do they.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rallypoint.cluster.remote_shell import command_on, forwarded, version_troub
 
 _GET_S = 600.0  # for installing MPIs
 _LEAVE_S = 20.0
-_GRACE_S = 15.0  # for the others' answers, once one has failed
-# What users set here, and mean for all hosts.
+_GRACE_S = 15.0  # for the other hosts' answers, once one has failed
+# Variables that users set here and mean for all hosts.
 _FORWARDED = ("RALLYPOINT_", "GLOO_", "NCCL_", "OMP_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "MPICH_",
               "I_MPI_", "FI_")  # fmt: skip
 _MODULE = "rallypoint.cli.benchmark.host"
@@ -42,7 +42,7 @@ class FarCrew:
         self._hosts = hosts
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Give all an order at once; their answers.
+        """Send an order to all at once; returns their answers.
 
         Raises:
             CrewError: one of them failed, ended or was silent for minutes.
@@ -59,13 +59,14 @@ class Hosts:
     """Starts contenders on several hosts.
 
     Args:
-        names: as the hosts know each other; maybe with `user@` before them.
-        rsh: starts a command on a host, whose name is added to it, or replaces ``{host}``.
+        names: what the hosts call each other; may begin with `user@`.
+        rsh: a command that starts another on a host; the host's name is appended to it, or replaces
+            ``{host}``.
         ranks: on each host.
-        begin: how contenders are to be found there.
+        begin: how to find contenders there.
 
     Raises:
-        HostError: a host cannot be reached, or does not have what it takes.
+        HostError: a host cannot be reached, or lacks something that is needed.
     """
 
     def __init__(
@@ -100,20 +101,20 @@ class Hosts:
         return FarCrew(self, name, answers[0]["version"])
 
     def describe(self) -> str:
-        """What they are, in a few words."""
+        """The hosts, in a few words."""
         kinds = {f"{link.found['cpu']}, {link.found['cores']} cores" for link in self._links}
         return f"{', '.join(self._names)}: {'; '.join(sorted(kinds))}"
 
     def load(self) -> str:
-        """Nothing is asked of them between rows."""
+        """Empty: the hosts are not asked between rows."""
         return ""
 
     def order(self, do: str, wait_s: float, **what: object) -> list[dict[str, Any]]:
-        """Give all hosts an order at once; their answers."""
+        """Send an order to all hosts at once; returns their answers."""
         return self._order(do, wait_s, [what] * len(self._links))
 
     def close(self) -> None:
-        """Let nothing of them remain, there or here."""
+        """End everything that was started, there and here."""
         for link in self._links:
             link.close()
         until = time.monotonic() + _LEAVE_S
@@ -129,7 +130,9 @@ class Hosts:
         return self._answers(wait_s)
 
     def _answers(self, wait_s: float) -> list[dict[str, Any]]:
-        """What all say; or what went wrong first, once the others have answered too."""
+        """The answers of all hosts; raises the first failure, but only after the others have
+        answered.
+        """
         until = time.monotonic() + wait_s
         answers: dict[OrderLink, dict[str, Any]] = {}
         failed = ""
@@ -156,5 +159,7 @@ class Hosts:
 
 
 def _environ() -> dict[str, str]:
-    """What goes with the processes: what users set, and a token, so that no stranger takes part."""
+    """The variables that all processes get: those that users set, and a token that keeps strangers
+    out.
+    """
     return {"RALLYPOINT_TOKEN": secrets.token_hex(16), **forwarded(os.environ, _FORWARDED)}

@@ -1,4 +1,4 @@
-"""The plot of a contest: time over size, a line for each contender."""
+"""The plot of a contest: time over size, one line for each contender."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.cli.figure import figure, logarithmic
 
 
 def plot(path: str, request: Request, versions: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Draw it; raises as `figure`."""
+    """Draw the plot; raises InvalidArgumentError as `figure` does."""
     with figure(path, describe(request)) as axes:
         for name in versions:
             points = [(row.nbytes, row.time_us(name)) for row in rows if row.time_us(name)]

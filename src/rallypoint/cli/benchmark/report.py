@@ -1,4 +1,4 @@
-"""What a contest found: nccl-tests' table with a column for each peer, and JSON."""
+"""The results of a contest: nccl-tests' table with a column for each contender, and JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Table:
         self._print(cells)
 
     def end(self, load: str) -> None:
-        """Print what belongs below; `load` says how busy the place was."""
+        """Print the lines below the table; `load` describes how busy the machine was."""
         for remark in self._remarks:
             print(remark)
         if self._peers:
@@ -69,7 +69,7 @@ class Table:
 
 
 def result_of(request: Request, row: Row, name: str) -> dict[str, Any]:
-    """What one contender achieved at one size; bandwidths as nccl-tests define them."""
+    """One contender's result at one size; bandwidths as nccl-tests define them."""
     time_us = row.time_us(name)
     algbw = row.nbytes / time_us / 1e3 if time_us and row.nbytes else None
     factor = bus_factor(request.collective, request.ranks)
@@ -85,7 +85,7 @@ def result_of(request: Request, row: Row, name: str) -> dict[str, Any]:
 def write_json(
     path: str, request: Request, versions: Mapping[str, str], place: str, rows: Sequence[Row]
 ) -> None:
-    """Write everything that is known, each turn's time included."""
+    """Write all results, including each turn's time."""
     data = {
         "request": asdict(request),
         "contenders": dict(versions),

@@ -1,4 +1,4 @@
-"""What was asked of `rallypoint bench OPERATION`, read from its flags."""
+"""The request to `rallypoint bench OPERATION`, read from its flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rallypoint.cli.options import UsageError
 from rallypoint.cli.quantities import doubling
 
 PROGRAM = "rallypoint bench"
-# What worker.py performs with every contender.
+# The operations that worker.py runs with every contender.
 OPERATIONS = (
     "all_reduce", "broadcast", "all_gather", "barrier", "send", "reduce", "gather", "scatter",
     "reduce_scatter", "all_to_all",
@@ -29,13 +29,15 @@ _BACKENDS = ("rallypoint", "shm", "tcp")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for.
+    """One request.
 
     Attributes:
-        ranks: all there are.
-        hosts: on which; none for this machine alone.
-        counts: how many items each rank gives, or gives each (or gets, where it gives none).
-        calls, warmup: how many in a row are timed, and not timed before; None: by size.
+        ranks: the number on all hosts together.
+        hosts: their names; empty for this machine alone.
+        counts: how many items each rank contributes, or sends to each rank (or receives, where it
+            contributes none).
+        calls, warmup: how many calls in a row are timed, and how many untimed ones precede them;
+            None: depends on the size.
     """
 
     operation: str
@@ -54,21 +56,21 @@ class Request:
 
     @property
     def ranks_per_host(self) -> int:
-        """On each host as many."""
+        """The number of ranks on each host, the same on all."""
         return self.ranks // max(1, len(self.hosts))
 
     @property
     def collective(self) -> Collective:
-        """The operation by number."""
+        """The operation as a member of the enumeration."""
         return Collective[self.operation.upper()]
 
     @property
     def is_reducing(self) -> bool:
-        """Whether there is an operator."""
+        """Whether the operation has an operator."""
         return self.collective.reduces
 
     def bytes_of(self, count: int) -> int:
-        """Size as nccl-tests count it: of the larger buffer."""
+        """The size of the larger buffer, as nccl-tests count it."""
         return count * self.collective.most_blocks(self.ranks) * ITEM_BYTES[self.dtype]
 
 
@@ -76,7 +78,7 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
     """Read the flags.
 
     Raises:
-        UsageError: a value that makes no sense.
+        UsageError: a value is invalid.
     """
     if operation not in OPERATIONS:
         raise UsageError(
@@ -94,7 +96,7 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
         for word in values.get("--sizes", "8:64M").split(",")
         for nbytes in doubling(PROGRAM, "--sizes", word)
     ]
-    counts = {max(1, nbytes // item_bytes): None for nbytes in sizes}  # in the order asked for
+    counts = {max(1, nbytes // item_bytes): None for nbytes in sizes}  # in the given order
     calls, warmup = values.get("--iterations"), values.get("--warmup")
     peers = tuple(filter(None, values.get("--vs", "").split(",")))
     return Request(

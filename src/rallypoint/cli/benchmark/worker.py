@@ -2,9 +2,9 @@
 
     python worker.py SOCKET rallypoint|gloo|mpi        started N times, by rallypoint run or mpiexec
 
-A script that imports NumPy and the contender's library only, as it also runs in the virtual
-environments of MPIs, where there is no rallypoint. Orders and answers are JSON, one to a line. All
-contenders are timed by the same loop, and checked on the same random data against NumPy.
+This script imports only NumPy and the contender's library, because it also runs in the virtual
+environments of MPIs, where rallypoint is not installed. Orders and answers are JSON, one to a line.
+All contenders are timed by the same loop, and checked against NumPy on the same random data.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, Protocol, TextIO, TypeVar
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")  # an array, or how a library wraps it
+T = TypeVar("T")  # an array, or a library's wrapper of one
 ROOT = 0
 SEED = 20_000
-# Who starts processes says which of its host's each is: rallypoint run, Hydra, Open MPI's.
+# The variables by which starters number a host's processes: rallypoint run, Hydra, Open MPI's.
 _RANK_VARIABLES = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _COMBINE: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -38,20 +38,22 @@ _COMBINE: dict[str, np.ufunc] = {
 
 
 class Library(Protocol):
-    """What is measured. Arrays are contiguous; reductions and broadcasts are in place in `out`."""
+    """The library that is measured. Arrays are contiguous; reductions and broadcasts work in place
+    in `out`.
+    """
 
     rank: int
     ranks: int
     version: str
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
 
     def call(self, operation: str, op: str, given: Array, out: Array) -> Callable[[], object]:
         """A function that performs the operation once."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group of ranks."""
 
 
 class TorchNames:
@@ -102,12 +104,12 @@ class TorchNames:
         return partial(function, *arguments)
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group of ranks."""
         self._dist.destroy_process_group()
 
 
 class Mpi:
-    """Any MPI, by mpi4py's calls for buffers."""
+    """Any MPI, through mpi4py's calls for buffers."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -140,7 +142,7 @@ class Mpi:
         return partial(function, *arguments)
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group of ranks."""
         self._mpi.Finalize()
 
 
@@ -151,7 +153,7 @@ def _there_and_back(
     given: T,
     out: T,
 ) -> Callable[[], object]:
-    """Rank 0 sends to rank 1 and gets it back; the others have nothing to do."""
+    """Rank 0 sends to rank 1, which sends the data back; other ranks do nothing."""
 
     def ping() -> None:
         send(given, 1)
@@ -165,20 +167,20 @@ def _there_and_back(
 
 
 class Worker:
-    """What one process does about each order."""
+    """Carries out each order in one process."""
 
     def __init__(self, library: Library, order: dict[str, Any]) -> None:
         self._library = library
         self._operation: str = order["operation"]
         self._op: str = order["op"]
-        # One memory for all sizes: where an array lies can cost more than its size.
+        # All sizes use the same memory: where an array lies can matter more than its size.
         most = order["most_items"]
         dtype = np.dtype(order["dtype"])
         self._given = np.zeros(most * self._parts(_GIVES_PARTS), dtype)
         self._out = np.zeros(most * self._parts(_TAKES_PARTS), dtype)
 
     def check(self, count: int) -> dict[str, Any]:
-        """Perform it once on random data; how many items are wrong here."""
+        """Perform the operation once on random data; returns how many items are wrong here."""
         given, out, call = self._call(count)
         inputs = [self._random(rank, len(given)) for rank in range(self._library.ranks)]
         given[:] = inputs[self._library.rank]
@@ -187,11 +189,13 @@ class Worker:
         call()
         due = self._due(inputs, count)
         wrong = 0 if due is None else int(np.count_nonzero(out != due))
-        given[:], out[:] = 0, 0  # whatever is combined how often: it stays so
+        given[:], out[:] = 0, 0  # zeros stay zeros, however often they are combined
         return {"wrong": wrong}
 
     def time(self, count: int, calls: int, warmup: int) -> dict[str, Any]:
-        """Seconds that so many calls take here; all begin together, after a few like these."""
+        """The time in seconds of that many calls on this rank; all ranks begin together, after the
+        warm-up.
+        """
         _, _, call = self._call(count)
         for _ in range(warmup):
             call()
@@ -210,13 +214,13 @@ class Worker:
         return self._library.ranks if self._operation in of_all else 1
 
     def _random(self, rank: int, items: int) -> Array:
-        """Whole numbers, so small that floats too combine without rounding."""
+        """Whole numbers, small enough that floats combine without rounding."""
         low, high = (1, 3) if self._op == "product" else (0, 100)
         random = np.random.default_rng(SEED + rank)
         return random.integers(low, high, items, np.int8).astype(self._given.dtype)
 
     def _due(self, inputs: list[Array], count: int) -> Array | None:
-        """What must be in this rank's `out`; None if nothing is promised."""
+        """The correct contents of this rank's `out`; None if they are undefined."""
         rank, is_root = self._library.rank, self._library.rank == ROOT
         own = slice(rank * count, (rank + 1) * count)
         due: Array | None = None
@@ -243,12 +247,12 @@ class Worker:
 
 
 _IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast"})
-_GIVES_PARTS = frozenset({"scatter", "reduce_scatter", "all_to_all"})  # one for each rank
+_GIVES_PARTS = frozenset({"scatter", "reduce_scatter", "all_to_all"})  # one part for each rank
 _TAKES_PARTS = frozenset({"gather", "all_gather", "all_to_all"})
 
 
 def main(address: str, name: str) -> None:
-    """Connect, and obey until told to stop."""
+    """Connect, and carry out orders until told to stop."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect("\0" + address)
     lines = connection.makefile("rw")
@@ -257,7 +261,7 @@ def main(address: str, name: str) -> None:
     except Exception as error:
         traceback.print_exc()
         _say(lines, {"error": f"{type(error).__name__}: {error}"})
-        os._exit(1)  # not by way of what a library does at the end, which may wait for others
+        os._exit(1)  # without the library's cleanup, which may wait for other ranks
 
 
 def _obey(name: str, lines: TextIO) -> None:
@@ -278,7 +282,7 @@ def _obey(name: str, lines: TextIO) -> None:
             case "stop":
                 library.close()
                 return
-    os._exit(1)  # there is no contest any more; the other ranks are told the same
+    os._exit(1)  # the contest has ended; the other ranks notice it too
 
 
 def _say(lines: TextIO, answer: dict[str, Any]) -> None:

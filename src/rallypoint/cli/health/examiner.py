@@ -1,4 +1,4 @@
-"""Asks all nodes what time it is, what they find there, and how they reach each other."""
+"""Asks all nodes for the time, for facts about themselves, and how they reach each other."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _CLOCK_S = 10.0
 _LOOK_S = 30.0
 _PROBE_S = 120.0
 _CLOCK_TRIES = 3
-_MOST_ADDRESSES = 4  # of a node: each takes time where nothing answers
+_MOST_ADDRESSES = 4  # of a node: probing an address takes time where nothing answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
-    """By number, what the nodes said; and of those that said nothing, why."""
+    """Answers by node number, and the reason for each node that gave none."""
 
     found: dict[int, dict[str, Any]]
     absences: list[Absence]
 
 
 class Examiner:
-    """Examines the nodes at the other ends of some links. They are numbered in this order.
+    """Examines the nodes at the other ends of `links`, and numbers them in that order.
 
     Args:
         is_host: this process listens at the first endpoint, and the first link is its own.
@@ -54,11 +54,11 @@ class Examiner:
         self._links = dict(enumerate(links))
         self._is_host = is_host
         self._absences: list[Absence] = []
-        # Nodes that nobody is to probe listen nowhere.
+        # Nodes that are not probed do not listen.
         self._secret = secrets.token_hex(16) if len(links) > 1 else ""
 
     def examine(self) -> ClusterFacts:
-        """All facts. A node that does not answer is left out, and named among the absences."""
+        """All facts. A node that does not answer is left out, and listed among the absences."""
         self._ask_all(lambda number, link: link.begin() or {}, _unstarted)
         clocks_s = self._clocks()
         nodes = self._look()
@@ -78,7 +78,7 @@ class Examiner:
         )
 
     def _clocks(self) -> dict[int, float]:
-        """How far each is ahead of ours, by the quickest of some questions."""
+        """How far each node's clock is ahead of ours, from the quickest of several questions."""
 
         def ask(_: int, link: NodeLink) -> dict[str, Any]:
             best = (float("inf"), 0.0)
@@ -111,7 +111,7 @@ class Examiner:
         def ask(number: int, link: NodeLink) -> dict[str, Any]:
             others = [each for each in targets if each.number != number]
             order = {"do": "probe", "targets": pack(others), "secret": self._secret}
-            # An endpoint on loopback is another machine's on each node.
+            # A loopback endpoint means a different machine on each node.
             places = [each for each in self._request.endpoints if not is_loopback(each[0])]
             return link.ask({**order, "endpoints": places}, _PROBE_S)
 
@@ -125,7 +125,7 @@ class Examiner:
         return tuple(probes), tuple(at_endpoints)
 
     def _hosts(self, nodes: tuple[NodeFacts, ...]) -> Mapping[str, int]:
-        """By name, the number of those nodes that are known by one."""
+        """The numbers of the nodes known by name."""
         names = {link.name for link in self._links.values()} if self._request.hosts else set()
         found = {node.name: node.number for node in nodes if node.name in names}
         if self._is_host:
@@ -137,7 +137,9 @@ class Examiner:
         ask: Callable[[int, NodeLink], dict[str, Any]],
         absence: Callable[[NodeLink, str], Absence],
     ) -> dict[int, dict[str, Any]]:
-        """The answers of all at once; who has none is asked no more."""
+        """The answers of all nodes, asked at once; a node that fails to answer is not asked
+        again.
+        """
         found: dict[int, dict[str, Any]] = {}
         failed: dict[int, str] = {}
 
@@ -173,12 +175,12 @@ def look_order(
     endpoints: Sequence[tuple[str, int]],
     secret: str,
 ) -> dict[str, Any]:
-    """What a node is to look at.
+    """The order for a node to gather its facts.
 
     Args:
-        name: what others call it; empty: its host name.
-        endpoints: those that are free for it to listen at, if one of them is this node.
-        secret: what those who probe it must know.
+        name: what others call it; empty: use its host name.
+        endpoints: those that must be free for it to listen at, if one of them is this node.
+        secret: what nodes that probe it must know.
     """
     others = [host.address for host in request.hosts if host.address != name]
     own = request.hosts[number].workers if number < len(request.hosts) else ""
@@ -196,7 +198,8 @@ def look_order(
         "do": "look",
         "look": pack(order),
         "secret": secret,
-        # A host that ssh reaches is to be as it will be for a job; other nodes are already.
+        # On a host reached by ssh, the environment of a job must be set up first; other nodes have
+        # it already.
         "environ": dict(request.environ) if request.hosts else {},
         "directory": os.getcwd() if request.hosts else "",
         "port_range": request.port_range,
@@ -205,7 +208,7 @@ def look_order(
 
 
 def _unstarted(link: NodeLink, why: str) -> Absence:
-    """A host on which nothing could be started."""
+    """A host on which no program could be started."""
     what = " ".join(why.removeprefix(f"{link.name}: ").split())
     if why.startswith("it has Rallypoint"):
         what, _, advice = why.partition("; ")
@@ -221,7 +224,7 @@ def _unstarted(link: NodeLink, why: str) -> Absence:
 
 
 def _silent(link: NodeLink, why: str) -> Absence:
-    """A node that was there, and is no more."""
+    """A node that answered before, and no longer does."""
     return Absence(
         name=link.name,
         why=f"it does not answer: {' '.join(why.removeprefix(f'{link.name}: ').split())}",
@@ -230,7 +233,9 @@ def _silent(link: NodeLink, why: str) -> Absence:
 
 
 def _target(node: NodeFacts) -> Target:
-    """Where others are to reach it: at what it gives out, or else at another interface."""
+    """The addresses at which others should reach it: the one that it gives to others, or else those
+    of other interfaces.
+    """
     address = node.choice.address
     others = tuple(
         each
@@ -246,5 +251,5 @@ def _target(node: NodeFacts) -> Target:
 
 
 def with_absences(cluster: ClusterFacts, absences: Sequence[Absence]) -> ClusterFacts:
-    """The same, with more nodes of which nothing is known."""
+    """The same facts with more absent nodes."""
     return replace(cluster, absences=(*cluster.absences, *absences))

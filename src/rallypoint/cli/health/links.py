@@ -1,4 +1,4 @@
-"""What carries orders to a node and its answers back."""
+"""The links that carry orders to a node and its answers back."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _LEAVE_S = 2.0
 
 
 class NodeLink(ABC):
-    """The way to one node; `name` is empty if the node is to say it."""
+    """The link to one node; `name` is empty if the node itself provides it."""
 
     name = ""
 
     @abstractmethod
     def begin(self) -> None:
-        """Wait until the node is there.
+        """Wait until the node answers.
 
         Raises:
-            HostError: it is not, or cannot be examined.
+            HostError: it does not, or cannot be examined.
         """
 
     @abstractmethod
     def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """Give it an order; its answer.
+        """Send an order; returns the answer.
 
         Raises:
-            HostError: there is none.
+            HostError: no answer came.
         """
 
     def leave(self) -> None:  # noqa: B027 - most links have nobody to tell
-        """It is needed no more. Does not wait."""
+        """Say that the node is no longer needed. Does not wait."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let nothing of it remain, here or there."""
+        """End everything that belongs to this link, here and on the node."""
 
 
 class OwnLink(NodeLink):
-    """This process is the node."""
+    """The link for this process as a node."""
 
     def __init__(self, node: ExaminedNode, name: str = "") -> None:
         self.name = name
@@ -69,11 +69,12 @@ class OwnLink(NodeLink):
 
 
 class ShellLink(NodeLink):
-    """A host that ssh reaches."""
+    """The link to a host that ssh reaches."""
 
     def __init__(self, host: str, rsh: Sequence[str]) -> None:
         self.name = host.rpartition("@")[2]
-        # What is said there needs no disk, which may be full, and leaves nothing behind.
+        # Error output goes to memory: that needs no disk, which may be full, and leaves no file
+        # behind.
         self._log = os.memfd_create("rallypoint-doctor")
         log = Path(f"/proc/self/fd/{self._log}")
         self._link = OrderLink(host, command_on(host, rsh, MODULE), log)
@@ -101,7 +102,7 @@ class ShellLink(NodeLink):
 
 
 class SocketLink(NodeLink):
-    """A node that came to the endpoint, and has proved that it knows the token."""
+    """The link to a node that came to the endpoint, and has proved that it knows the token."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self.name = name
@@ -124,8 +125,8 @@ class SocketLink(NodeLink):
         return answer
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Give it an order that has no answer."""
-        with contextlib.suppress(OSError):  # it examines itself then
+        """Send an order that has no answer."""
+        with contextlib.suppress(OSError):  # the node then examines itself
             send_line(self._socket, order)
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class SocketLink(NodeLink):
 
 
 def send_line(connection: socket.socket, what: Mapping[str, Any]) -> None:
-    """An order, or the answer to one.
+    """Send an order, or the answer to one.
 
     Raises:
         OSError: the connection broke.

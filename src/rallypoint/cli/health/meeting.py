@@ -3,7 +3,7 @@
     a guest --> the challenge of the token --> who it is --> orders, answers --> the report
 
 The endpoint's node waits a few seconds for the others. A node that cannot reach it examines itself,
-and says what it finds on its way there.
+and reports what it finds on its way there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rallypoint.cluster.health.probe import CONNECT_S, prove
 from rallypoint.cluster.network import UnknownHostError, addresses_of
 
 _RETRY_S = 0.2
-_STRANGER_S = 3.0  # for somebody to prove himself
+_STRANGER_S = 3.0  # for a connection to prove that it knows the token
 _EXAMINATION_S = 180.0
 _OTHER_TOKEN = "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 
@@ -43,7 +43,7 @@ def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
     """The report on all nodes that came, or on this one.
 
     Args:
-        began: of time.monotonic(), when the command did.
+        began: the value of time.monotonic() when the command started.
     """
     host, port = request.endpoints[0]
     is_host = request.node_rank == 0 if request.is_static else is_this_node(host)
@@ -51,7 +51,7 @@ def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
         return _be_guest(request, began)
     try:
         listener = listen(port)
-    except OSError:  # the look at this node tells who is there
+    except OSError:  # the facts about this node will show who holds the port
         return report_of(_examine_alone(request), time.monotonic() - began)
     with listener:
         return _be_host(request, listener, began)
@@ -78,13 +78,13 @@ class _Arrivals:
         self.ranks: list[int | None] = [request.node_rank]
         self.names: list[str] = [os.uname().nodename]
         self.complaints: list[Absence] = []
-        self._refused: set[str] = set()  # addresses; who tries again is counted once
+        self._refused: set[str] = set()  # addresses; repeated attempts count once
         self._request = request
         self._listener = listener
         self._change = threading.Condition()
 
     def wait(self) -> None:
-        """Until all are there, or the time is up."""
+        """Wait until all nodes have arrived, or the time is up."""
         threading.Thread(target=self._accept, daemon=True).start()
         with self._change:
             self._change.wait_for(lambda: self._count >= self._request.most, self._request.wait_s)
@@ -145,7 +145,7 @@ class _Arrivals:
             self._change.notify()
 
     def absences(self) -> list[Absence]:
-        """Those who were not let in, and those who did not come."""
+        """The nodes that were refused, and those that did not come."""
         request = self._request
         found = list(self.complaints)
         if self._count >= request.fewest:
@@ -166,7 +166,7 @@ class _Arrivals:
 
 
 def _be_host(request: Request, listener: socket.socket, began: float) -> dict[str, Any]:
-    """Wait for the others, examine all, and tell them."""
+    """Wait for the others, examine all, and send them the report."""
     arrivals = _Arrivals(request, listener)
     arrivals.wait()
     own = OwnLink(own_node(request), os.uname().nodename)
@@ -188,7 +188,7 @@ def _be_host(request: Request, listener: socket.socket, began: float) -> dict[st
 
 
 def _be_guest(request: Request, began: float) -> dict[str, Any]:
-    """Go there and do what is ordered; or else examine this node alone."""
+    """Go to the endpoint and carry out orders; if that fails, examine this node alone."""
     node = own_node(request)
     try:
         connection, trouble = _find_host(request)
@@ -220,7 +220,9 @@ def _key(probe: EndpointProbe) -> tuple[str, int]:
 
 
 def _find_host(request: Request) -> tuple[socket.socket | None, EndpointProbe | Absence]:
-    """A connection with the endpoint's node, which has proved itself; or why there is none."""
+    """A connection to the endpoint's node, which has proved its identity; or the reason why there
+    is none.
+    """
     host, port = request.endpoints[0]
     until = time.monotonic() + request.wait_s
     while True:
@@ -258,7 +260,7 @@ def _call(address: str, port: int) -> tuple[socket.socket | None, Reach, str]:
 
 
 def _introduce(connection: socket.socket, request: Request) -> Absence | Reach | None:
-    """Prove to know the token, and say who this is; None: that went well."""
+    """Prove knowledge of the token, and introduce this node; None if that went well."""
     connection.settimeout(_STRANGER_S)
     told = {"version": version("rallypoint"), "name": os.uname().nodename}
     try:
@@ -275,7 +277,7 @@ def _introduce(connection: socket.socket, request: Request) -> Absence | Reach |
 def _obey(
     connection: socket.socket, node: ExaminedNode, request: Request
 ) -> dict[str, Any] | Absence:
-    """Do what is ordered, until the report comes; or why it never did."""
+    """Carry out orders until the report comes; otherwise returns why it never did."""
     connection.settimeout(request.wait_s + _EXAMINATION_S)
     with (
         connection.makefile("rb") as lines,
@@ -293,9 +295,9 @@ def _obey(
 
 
 def _by_own_flags(order: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-    """Where to look is said by this node's own command line, not by whoever sends orders."""
+    """This node's own command line decides what is inspected here, not the sender of orders."""
     if order["do"] != "look":
         return order
     number, name = int(order["look"]["number"]), os.uname().nodename
-    free = request.endpoints[1:]  # at the first one is whoever sends orders
+    free = request.endpoints[1:]  # the sender of orders listens at the first one
     return look_order(request, number, name, endpoints=free, secret=str(order["secret"]))

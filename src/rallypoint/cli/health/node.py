@@ -1,4 +1,4 @@
-"""One node of an examination: does what the examiner orders.
+"""One node of an examination: carries out the examiner's orders.
 
     python -P -m rallypoint.cli.health.node       started by ssh, or by what --rsh names
 
@@ -6,8 +6,8 @@
     look    facts about this node; from then on it listens for probes
     probe   how well it reaches the others
 
-Orders come from standard input and answers go to standard output, JSON, one to a line. When the
-input ends, for whatever reason, so does this.
+Orders are read from standard input and answers written to standard output, as JSON, one to a line.
+When the input ends, for whatever reason, so does this program.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from rallypoint.cluster.health.probe import Target, probe_all, probe_endpoints, 
 from rallypoint.cluster.remote_shell import greeting
 from rallypoint.launch.inspection.entries import running_agents
 
-GREETING = "rallypoint doctor"  # what is written before it is a login shell's
+GREETING = "rallypoint doctor"  # anything printed before it comes from a login shell
 MODULE = "rallypoint.cli.health.node"
 
 
 class ExaminedNode:
-    """Performs orders.
+    """Carries out orders.
 
     Args:
-        surroundings: what is recognised around this node.
-        has_token: it was given the job's token; else RALLYPOINT_TOKEN tells.
+        surroundings: the environment that is recognised around this node.
+        has_token: whether it was given the job's token; otherwise RALLYPOINT_TOKEN decides.
     """
 
     def __init__(self, surroundings: Surroundings = NOWHERE, *, has_token: bool = False) -> None:
@@ -52,7 +52,7 @@ class ExaminedNode:
         self._number = 0
 
     def perform(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Do it; the answer, with `error` if it cannot be done."""
+        """Carry out an order; returns the answer, which has `error` if that failed."""
         words = dict(order)
         orders: dict[str, Callable[..., dict[str, Any]]] = {
             "clock": self.clock,
@@ -66,12 +66,12 @@ class ExaminedNode:
         return answer
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._listener is not None:
             self._listener.close()
 
     def clock(self) -> dict[str, Any]:
-        """What time it is here."""
+        """The time on this node."""
         return {"time_s": time.time()}
 
     def look(
@@ -105,7 +105,7 @@ class ExaminedNode:
     def probe(
         self, *, targets: list[dict[str, Any]], secret: str, endpoints: list[list[Any]]
     ) -> dict[str, Any]:
-        """How well it reaches the others, and where they meet."""
+        """Measure how well this node reaches the others and the meeting points."""
         others = [unpack(Target, each) for each in targets]
         places = [(str(host), int(port)) for host, port in endpoints]
         at_endpoints = probe_endpoints(self._number, places)
@@ -114,7 +114,7 @@ class ExaminedNode:
 
     def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
         here = [each for each in endpoints if is_this_node(each[0])]
-        if not secret:  # nobody is to probe it
+        if not secret:  # nobody will probe it
             return take_ports(facts, here, lambda port: listen(port).close())
         try:
             self._listener = ProbeListener()
@@ -126,7 +126,7 @@ class ExaminedNode:
 
 
 def _of_range(text: str) -> str:
-    """The error, with who holds the first port."""
+    """The error text, with the holder of the first port."""
     from rallypoint.base.port_range import read_port_range
     from rallypoint.store.port_holder import holder_of
 
@@ -139,7 +139,7 @@ def _look(order: LookOrder) -> NodeFacts:
 
 
 def _enter(directory: str) -> tuple[PathLook, ...]:
-    """Work there, as a job would."""
+    """Change to that directory, as a job would."""
     try:
         if directory:
             os.chdir(directory)
@@ -154,17 +154,17 @@ def _jobs() -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Do what is ordered, until nothing more is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told by its input's end
+    """Carry out orders until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input tells it
     node = ExaminedNode()
     print(greeting(GREETING, {}), end="", flush=True)
-    with contextlib.suppress(OSError):  # nobody is there to read it
+    with contextlib.suppress(OSError):  # nobody may be there to read it
         for line in sys.stdin:
             print(json.dumps(node.perform(json.loads(line))), flush=True)
     node.close()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    os._exit(0)  # a thread may hang with what it looks at
+    os._exit(0)  # a thread may hang in what it inspects
 
 
 if __name__ == "__main__":

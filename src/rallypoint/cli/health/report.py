@@ -1,4 +1,4 @@
-"""What `rallypoint doctor` prints: a line for each finding, or an object of JSON. Pure."""
+"""What `rallypoint doctor` prints: a line for each finding, or a JSON object. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS = {Level.GREEN: "32", Level.YELLOW: "33", Level.RED: "31"}
 
 
 def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
-    """All that was found, as JSON."""
+    """All findings, as JSON."""
     findings = diagnose(cluster)
     worst = worst_by_check(findings)
     return {
@@ -32,7 +32,7 @@ def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
 
 
 def worst_by_check(findings: Sequence[Finding]) -> dict[int, Level]:
-    """By the check's number."""
+    """The worst level of each check, by its number."""
     found: dict[int, Level] = {}
     for each in findings:
         found[each.check] = max(found.get(each.check, Level.GREEN), each.level)
@@ -40,7 +40,7 @@ def worst_by_check(findings: Sequence[Finding]) -> dict[int, Level]:
 
 
 def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) -> str:
-    """The lines for people. What other machines said has no control characters left."""
+    """The lines for people. Control characters are removed from text of other machines."""
     lines = [
         _line(each["level"], each["text"], is_colourful=is_colourful) for each in report["findings"]
     ]
@@ -54,12 +54,12 @@ def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) 
 
 
 def as_json(report: Mapping[str, Any]) -> str:
-    """One object."""
+    """The report as one JSON object."""
     return json.dumps(report)
 
 
 def exit_status(report: Mapping[str, Any]) -> int:
-    """1 if something is red."""
+    """The exit status: 1 if something is red."""
     return int(report["level"] == Level.RED.word)
 
 

@@ -1,4 +1,6 @@
-"""From the flags of `rallypoint doctor`, which are mostly those of `run`, to what to examine."""
+"""Derives what to examine from the flags of `rallypoint doctor`, which are mostly those of
+`run`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ WAIT = Flag(
 JSON = Flag("--json", "print everything as one JSON object, for programs")
 _WAIT_S = 10.0
 _OWN_MEETING = ("--standalone", "--on", "--node-rank", "--local-addr")
-# Endpoints of these are other servers, or a directory.
+# For these, the endpoint is a separate server, or a directory.
 _SERVERS = ("etcd", "etcd-v2")
 _DIRECTORY = "/"
 
@@ -42,18 +44,18 @@ class Request:
     """What to examine.
 
     Attributes:
-        hosts: those of --hosts; empty: each node examines itself, and they meet at the endpoint.
-        rsh: starts a command on a host.
-        environ: variables that all hosts get.
-        fewest, most: how many nodes the job has.
-        node_rank: this node's; None: it has none yet.
-        endpoints: where the nodes are to meet.
-        meets: nodes meet at the first endpoint; else that is a server of its own.
-        is_static: node 0 is there, whatever the endpoint is called.
-        token: what nodes must know of each other.
-        paths, script, log_dir, workers, port_range, local_addr: as the flags say.
+        hosts: those of --hosts; empty if each node examines itself and they meet at the endpoint.
+        rsh: the command that starts another on a host.
+        environ: variables for all hosts.
+        fewest, most: the number of nodes that the job needs, and may have.
+        node_rank: this node's rank; None if it has none yet.
+        endpoints: where the nodes meet.
+        meets: whether nodes meet at the first endpoint; otherwise that is a separate server.
+        is_static: whether node 0 is at the endpoint, whatever name the endpoint has.
+        token: the secret by which nodes know each other.
+        paths, script, log_dir, workers, port_range, local_addr: as the flags give them.
         wait_s: how long to wait for other nodes.
-        surroundings: what is recognised around this node.
+        surroundings: the environment that is recognised around this node.
     """
 
     hosts: tuple[RemoteHost, ...] = ()
@@ -82,7 +84,7 @@ def read_request(
     """Read the flags.
 
     Raises:
-        UsageError, InvalidArgumentError: they cannot be followed.
+        UsageError, InvalidArgumentError: the flags are invalid.
     """
     port_range = values.get("--port-range", environ.get(PORT_RANGE, ""))
     read_port_range(port_range)
@@ -134,7 +136,7 @@ def _on_hosts(values: Mapping[str, str], environ: Mapping[str, str], common: Req
 
 
 def _endpoints(values: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    """Those that --rdzv-endpoint or --master-addr names."""
+    """The endpoints that --rdzv-endpoint or --master-addr names."""
     backend = values.get("--rdzv-backend", "static")
     found = read_endpoints(values.get("--rdzv-endpoint", ""), backend)
     if not found and "--master-addr" in values:

@@ -1,1 +1,1 @@
-"""What the commands about running jobs share: which one is meant, and how it is told."""
+"""What the commands about running jobs share: selecting a job, and printing tables."""

@@ -1,7 +1,7 @@
-"""Commands about one running job: which job is meant, and what they have in common.
+"""Selects the job that a command is about; the common part of such commands.
 
-A job is meant by its name, the beginning of it, or its launcher's process number; without a word it
-is the only one that runs on this machine.
+A job is selected by its name, the beginning of its name, or its launcher's process number; without
+any, it is the only job running on this machine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ left out if only one job runs on this machine. `rallypoint ps` lists them.
 
 
 class NoSuchJobError(RallypointError):
-    """There is no job of that name, or none at all, on this machine."""
+    """There is no job of that name on this machine, or no job at all."""
 
 
 class RunningJob:
-    """A job that runs on this machine.
+    """A job running on this machine.
 
     Attributes:
-        agents: its agents here; nearly always one.
+        agents: its agents on this machine; nearly always one.
     """
 
     def __init__(self, agents: Sequence[Found]) -> None:
@@ -41,7 +41,7 @@ class RunningJob:
 
 
 def running_jobs() -> list[RunningJob]:
-    """The jobs that run on this machine, the oldest first."""
+    """The jobs running on this machine, the oldest first."""
     by_job: dict[tuple[str, str], list[Found]] = {}
     for agent in running_agents():
         by_job.setdefault(agent.job, []).append(agent)
@@ -49,7 +49,7 @@ def running_jobs() -> list[RunningJob]:
 
 
 def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
-    """The job that `word` names; empty: the only one.
+    """The job that `word` selects; if empty, the only job.
 
     Raises:
         NoSuchJobError: there is none.
@@ -68,10 +68,10 @@ def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
 
 
 def read_ranks(program: str, values: Mapping[str, str]) -> frozenset[int] | None:
-    """The ranks of --rank; None: it is not given.
+    """The ranks given by --rank; None if it is not given.
 
     Raises:
-        UsageError: it is ill-formed.
+        UsageError: the value is malformed.
     """
     text = values.get("--rank")
     if text is None:
@@ -89,10 +89,11 @@ def perform(
     act: Callable[[RunningJob, Mapping[str, str]], int],
     act_on_ended: Callable[[str, Mapping[str, str]], int | None] = lambda word, values: None,
 ) -> int:
-    """Carry out a command about one job; the exit status.
+    """Run a command about one job; returns the exit status.
 
     Args:
-        act_on_ended: what to do if no job of that name runs; None: there is none of it at all.
+        act_on_ended: called if no job of that name is running; returns None if it knows none
+            either.
     """
     flags = (*flags, HELP)
     try:

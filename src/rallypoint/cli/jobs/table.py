@@ -1,4 +1,4 @@
-"""A table in plain text, as wide as it must be."""
+"""Plain-text tables, no wider than necessary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
-    """Lines, with two spaces between columns; the last column is not filled up.
+    """The lines of a table, with two spaces between columns; the last column is not padded.
 
     Args:
-        right: letters r where a column's cells stand at its right edge, e.g. ``"r r"``.
+        right: the letter r at each right-aligned column, e.g. ``"r r"``.
     """
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return [_line(row, widths, right) for row in [head, *rows]]

@@ -1,5 +1,5 @@
 """`rallypoint run --on ray`: a launcher on each of several nodes of a Ray cluster.
 
-What cli/remote does for the hosts of --hosts, with actors in the place of ssh. Only this room
-imports ray, and only when it is asked for.
+Like cli/remote for the hosts of --hosts, but with actors instead of ssh. Only this package imports
+ray, and only when it is asked for.
 """

@@ -3,7 +3,7 @@
     link --> stdin  --thread--> Shell.write          one call after the other, so in order
     link <-- stdout, stderr <--thread-- Shell.read   the next one when these were taken
 
-Two threads wait for Ray, so that nothing else does. They end with the actor, or with the link.
+Two threads wait for Ray, so that nothing else has to. They end with the actor, or with the link.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Channel:
     """See Connection.
 
     Args:
-        actor: Ray's handle of a Shell, which is up.
-        ray: the module.
-        module: what runs there.
+        actor: Ray's handle of a Shell that is running.
+        ray: the ray module.
+        module: the module that runs there.
     """
 
     def __init__(self, actor: Any, ray: Any, module: str) -> None:
@@ -33,7 +33,7 @@ class Channel:
         self.ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._lost = ""  # why the actor could not be asked
+        self._lost = ""  # the reason why the actor cannot be reached
         self._started = self._call("orders", "start", module)
         self.threads = (
             threading.Thread(target=self._carry_orders, args=(orders,), daemon=True),
@@ -44,7 +44,7 @@ class Channel:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was the actor that ended, and not what it runs."""
+        """Whether the actor ended, rather than the program that it runs."""
         return bool(self._lost)
 
     def end(self) -> None:
@@ -72,7 +72,7 @@ class Channel:
                 self._ray.get(self._call("orders", "write", data))
             self._ray.get(self._call("orders", "end_input"))
         except self._ray.exceptions.RayError:
-            pass  # the other thread tells it
+            pass  # the other thread reports it
         finally:
             os.close(orders)
 
@@ -106,6 +106,6 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what Ray says, which may be a page, without its full stop."""
+    """The first line of Ray's message, which may be a page long, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0].rstrip(".")

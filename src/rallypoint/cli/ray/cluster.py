@@ -1,4 +1,4 @@
-"""The Ray cluster: what is asked of it, as calls and facts; nothing is decided here."""
+"""The Ray cluster: calls to it and facts from it; nothing is decided here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rallypoint.cli.ray.placement import Facts, RayNode, Request
 from rallypoint.cli.ray.shell import Shell
 
 ADDRESS = "RAY_ADDRESS"
-_ANSWER_S = 10.0  # for what listens at an address; Ray itself would try for minutes
+_ANSWER_S = 10.0  # for the server at an address; Ray itself would try for minutes
 _HOW = (
     "run this on one of its nodes, or have Ray run it there: ray job submit --address"
     " http://HEAD:8265 --working-dir . -- rallypoint run --on ray ..."
@@ -25,10 +25,11 @@ _HOW = (
 
 
 class Cluster:
-    """A connection to it; what runs there for us ends with this, or with this process.
+    """A connection to the cluster; what runs there for us ends with this connection, or with this
+    process.
 
     Raises:
-        HostError: there is no Ray here, or none answers.
+        HostError: Ray is not running here, or does not answer.
     """
 
     def __init__(self) -> None:
@@ -47,11 +48,11 @@ class Cluster:
         self._group: Any = None
 
     def close(self) -> None:
-        """End what is left, and the connection."""
+        """End what is left of our actors, and the connection."""
         self._ray.shutdown()
 
     def nodes(self) -> list[RayNode]:
-        """The nodes that Ray calls alive."""
+        """The nodes that Ray reports as alive."""
         return [
             RayNode(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
             for node in self._ray.nodes()
@@ -59,15 +60,15 @@ class Cluster:
         ]
 
     def ask_for_group(self, need: Need, count: int) -> None:
-        """Ask for so many nodes at once; `facts` tells when they are there."""
+        """Request that many nodes at once; `facts` shows when they are available."""
         from ray.util.placement_group import placement_group
 
-        # A bundle that reserves nothing is none to Ray.
+        # Ray refuses a bundle that reserves nothing.
         bundle = need.resources or {"CPU": 0.001}
         self._group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
 
     def facts(self) -> Facts | None:
-        """What is known now; waits for Ray. None: its control service does not answer."""
+        """The facts as of now; waits for Ray. None if Ray's control service does not answer."""
         from ray.util.placement_group import placement_group_table
 
         try:
@@ -78,11 +79,11 @@ class Cluster:
         return Facts(nodes, bundles)
 
     def start_actor(self, request: Request, need: Need, tell: Callable[[Future[str]], None]) -> Any:
-        """Ask for a Shell on that node; Ray's handle of it.
+        """Request a Shell on that node; returns Ray's handle of it.
 
         Args:
-            tell: called, in a thread of Ray's, with its directory once it is up, or with why it
-                will never be.
+            tell: called in a thread of Ray's, with the Shell's directory once it runs, or with the
+                reason why it never will.
         """
         from ray.util.scheduling_strategies import (
             NodeAffinitySchedulingStrategy,
@@ -102,7 +103,9 @@ class Cluster:
         return actor
 
     def why_hopeless(self, error: BaseException) -> str:
-        """Why no actor will ever be up there; empty: its node, or it alone, was lost."""
+        """The reason why no actor can ever run there; empty if only its node, or only this actor,
+        was lost.
+        """
         errors = self._ray.exceptions
         if "No module named 'rallypoint" in str(error):
             return "install Rallypoint there as well, for the Python that runs Ray"
@@ -113,20 +116,22 @@ class Cluster:
         return first_line(error)
 
     def channel(self, actor: Any, module: str) -> Channel:
-        """A connection to that module, which runs where the actor is."""
+        """A connection to that module, which runs on the actor's node."""
         return Channel(actor, self._ray, module)
 
     def end_actor(self, actor: Any) -> None:
-        """Whether it is up or not."""
+        """End an actor, whether it is running yet or not."""
         self._ray.kill(actor)
 
     def working_dir(self) -> str:
-        """Of the job that Ray runs this in, as Ray names its copies; empty: it has none."""
+        """The working directory of the Ray job that runs this, as Ray names its copies; empty if it
+        has none.
+        """
         return str(self._ray.get_runtime_context().runtime_env.get("working_dir") or "")
 
 
 def _check(address: str) -> None:
-    """Refuse an address of another kind, or one where nobody listens."""
+    """Refuse an address of another kind, or one where no server listens."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not is_whole(port):
         raise HostError(
@@ -156,12 +161,12 @@ def directory_on_node(mine: str, theirs: str, working_dir: str) -> str:
     """The directory in which to work on a node.
 
     Args:
-        mine: this process's.
-        theirs: an actor's there.
+        mine: this process's directory.
+        theirs: the directory of an actor on that node.
         working_dir: see Cluster.working_dir.
 
-    With a working directory of Ray's, whose copies may be anywhere, the one below it that
-    corresponds to `mine`; else the same path.
+    If Ray has a working directory, whose copies may be anywhere, the directory below the copy that
+    corresponds to `mine`; otherwise the same path.
     """
     copy = os.path.basename(working_dir).removesuffix(".zip")
     _, found, below = f"{mine}/".partition(f"/{copy}/")

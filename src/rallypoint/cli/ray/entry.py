@@ -1,10 +1,10 @@
-"""`rallypoint run --on ray`: reads the flags, and performs what is decided, on Ray's nodes.
+"""`rallypoint run --on ray`: reads the flags, and carries out the decisions on Ray's nodes.
 
     starter.py  --actor--> shell.py on node a --> node.py --> rallypoint run --nnodes 2:4 ...
                 --actor--> shell.py on node b --> node.py --> rallypoint run --nnodes 2:4 ...
 
-placement.py decides which nodes get an agent, and remote/job_on_hosts.py all the rest. A thread
-asks Ray each second; the one that decides waits for nobody.
+placement.py decides which nodes get an agent, and remote/job_on_hosts.py everything else. One
+thread asks Ray every second; the thread that decides never blocks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rallypoint.launch.agent.loop import fill_standard_descriptors
 
 PROGRAM = "rallypoint run"
 _ASK_EACH_S = 0.5
-_PATIENCE_S = 3.0  # of not being enough, until that is told: Ray takes some for all that it does
-_END_S = 1.0  # at the end, for threads that wait for Ray
+_PATIENCE_S = 3.0  # before a shortage of nodes is reported: Ray needs some time for everything
+_END_S = 1.0  # for threads that wait for Ray, at the end
 _OTHERS = ("--hosts", "--hostfile", "--rsh")
 
 
@@ -45,17 +45,17 @@ def run_on_ray(
     read: JobReader,
     launcher: Sequence[str],
 ) -> int:
-    """Perform `rallypoint run --on ray ...`; the exit status.
+    """Run `rallypoint run --on ray ...`; returns the exit status.
 
     Args:
-        values, command: what the command line says.
-        flags: those that a launcher knows.
-        read: how it reads them.
-        launcher: Python's words that start one.
+        values, command: the parsed command line.
+        flags: the flags that a launcher knows.
+        read: the launcher's function that reads them.
+        launcher: the arguments with which Python starts a launcher.
 
     Raises:
-        UsageError, InvalidArgumentError: the flags cannot be followed.
-        HostError: there is no Ray here.
+        UsageError, InvalidArgumentError: the flags are invalid.
+        HostError: Ray is not running here.
     """
     refuse([name for name in (*MEETING, *_OTHERS) if name != "--on"], values, "--on ray")
     environ = dict(os.environ)  # before Ray changes it
@@ -66,7 +66,7 @@ def run_on_ray(
             values, command, environ, flags, read=read, hosts=(), nnodes=nnodes, workers=workers
         )
 
-    plan_for("")  # what is wrong with it anywhere is told before Ray is asked
+    plan_for("")  # errors that do not depend on the node are reported before Ray is asked
     fill_standard_descriptors()
     cluster = Cluster()
     try:
@@ -77,7 +77,7 @@ def run_on_ray(
 
 
 class RayStarter(Starter):
-    """The starter of --on ray, by actors."""
+    """The starter for --on ray, which uses actors."""
 
     def __init__(self, plan: Plan, launcher: Sequence[str], cluster: Cluster, need: Need) -> None:
         now = time.monotonic()
@@ -92,13 +92,13 @@ class RayStarter(Starter):
         self._cluster = cluster
         self._need = need
         self._working_dir = cluster.working_dir()
-        self._agents: list[Agent] = []  # by number, as the job's hosts
+        self._agents: list[Agent] = []  # by number, like the job's hosts
         self._actors: dict[int, Any] = {}
         self._channels: dict[int, Channel] = {}
-        self._told = ""  # of what is missing
+        self._told = ""  # what was last reported as missing
         self._is_short_since: float | None = None
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Threads of Ray's may write to it as long as there is this process: it is not closed.
+        # Not closed: Ray's threads may write to it for as long as this process lives.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closing = threading.Event()
         self._asker = threading.Thread(target=self._ask, daemon=True)
@@ -117,7 +117,7 @@ class RayStarter(Starter):
         for thread in (self._asker, *(each for c in self._channels.values() for each in c.threads)):
             thread.join(max(0.0, until - time.monotonic()))
 
-    # Events of other threads, carried out by this one.
+    # Events from other threads, handled by this one.
 
     def _post(self, event: Callable[[], None]) -> None:
         self._events.put(event)
@@ -129,7 +129,7 @@ class RayStarter(Starter):
             self._events.get()()
 
     def _ask(self) -> None:
-        """Ask Ray, again and again, in a thread of its own."""
+        """Ask Ray repeatedly, in a separate thread."""
         while True:
             facts = self._cluster.facts()
             if facts is not None:
@@ -137,10 +137,10 @@ class RayStarter(Starter):
             if self._is_closing.wait(_ASK_EACH_S):
                 return
 
-    # What Ray says.
+    # Ray's facts.
 
     def _look(self, facts: Facts) -> None:
-        """Start agents where there should be some; say what is missing."""
+        """Start agents where they should run; report what is missing."""
         if not self._job.takes_more:
             return
         now, plan = time.monotonic(), self._plan
@@ -163,7 +163,7 @@ class RayStarter(Starter):
         )
 
     def _reached(self, number: int, answer: Future[str]) -> None:
-        """An actor is up, or will never be."""
+        """An actor runs, or never will."""
         if self._agents[number].ended_at is not None:
             return
         error = answer.exception()
@@ -182,7 +182,7 @@ class RayStarter(Starter):
     # See Listener.
 
     def failed(self, host: int, why: str) -> None:
-        """No launcher can be started there, unless only the actor was lost."""
+        """No launcher can be started there; tried again if only the actor was lost."""
         if host in self._channels and self._channels[host].is_lost:
             self.ended(host, None)
             return
@@ -190,7 +190,7 @@ class RayStarter(Starter):
         super().failed(host, why)
 
     def ended(self, host: int, status: int | None) -> None:
-        """The launcher has ended; None: nobody knows how."""
+        """The launcher has ended; None if its status is unknown."""
         self._note_end(host)
         super().ended(host, status)
 

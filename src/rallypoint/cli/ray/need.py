@@ -1,8 +1,9 @@
-"""What each agent takes of its node, and how many workers it starts, by the flags and the nodes.
+"""What each agent reserves on its node, and how many workers it starts, from the flags and the
+nodes.
 
-Ray counts CPUs and GPUs by what is reserved, not by what is used, and hides from an actor the GPUs
+Ray counts the CPUs and GPUs that are reserved, not those in use, and hides from an actor the GPUs
 that it has not reserved. So that all agents can be promised the same before any of them runs,
-'gpu', 'cpu' and 'auto' are one number here, of the node that has the fewest.
+'gpu', 'cpu' and 'auto' mean one number here: that of the node with the fewest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _GPU_KINDS = ("gpu", "xpu")
 
 
 class Need(Record):
-    """Workers on each node, and what is reserved for them there."""
+    """The workers on each node, and the resources reserved for them."""
 
     workers: int
     cpus: int
@@ -26,12 +27,12 @@ class Need(Record):
 
     @property
     def resources(self) -> dict[str, float]:
-        """As Ray writes it."""
+        """The resources in Ray's form."""
         wanted = {"CPU": float(self.cpus), "GPU": float(self.gpus)}
         return {name: count for name, count in wanted.items() if count}
 
     def fits(self, resources: Mapping[str, float]) -> bool:
-        """Whether a node with these, all free, would do."""
+        """Whether a node with these resources, all free, would be enough."""
         return all(resources.get(name, 0.0) >= count for name, count in self.resources.items())
 
     def __str__(self) -> str:
@@ -47,10 +48,10 @@ def read_need(values: Mapping[str, str], nodes: Sequence[Mapping[str, float]]) -
     """Read the flags.
 
     Args:
-        nodes: the resources of each node of Ray's that is up.
+        nodes: the resources of each live Ray node.
 
     Raises:
-        UsageError: they make no sense, or not on these nodes.
+        UsageError: the flags are invalid, or impossible on these nodes.
     """
     cpus_of, gpus_of = (
         sorted(int(node[name]) for node in nodes if node.get(name, 0) >= 1)

@@ -1,8 +1,8 @@
 """Which nodes of a Ray cluster get an agent: facts in, requests out; pure.
 
-The fewest that make up the job are a placement group of Ray's, a bundle on each of as many nodes:
-Ray gives all of them at once, or none yet, and finds another node for the bundle of a lost one.
-Beyond these, up to the most, each free node gets an agent of its own.
+The minimum number of nodes forms a placement group in Ray, with a bundle for each node: Ray
+provides all of them at once, or none yet, and finds another node for the bundle of a lost one.
+Beyond these, up to the maximum, each free node gets an agent of its own.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from rallypoint.base.record import Record
 from rallypoint.cli.ray.need import Need
 
-# Ray calls a node alive for up to 15 s after its end.
+# Ray reports a node as alive for up to 15 s after its end.
 REST_S = 30.0
-TRIES = 3  # on one node, of agents that are lost while Ray calls it alive
+TRIES = 3  # for agents on one node that are lost while Ray reports the node as alive
 
 
 class RayNode(Record):
-    """One that Ray calls alive.
+    """A node that Ray reports as alive.
 
     Attributes:
-        node_id: Ray's.
-        address: what others know it by.
-        resources: all that it has, free or not.
+        node_id: Ray's identifier.
+        address: the address by which others know it.
+        resources: everything it has, free or not.
     """
 
     node_id: str
@@ -32,13 +32,13 @@ class RayNode(Record):
 
 
 class Agent(Record):
-    """One that was requested.
+    """An agent that was requested.
 
     Attributes:
-        node_id: where.
-        bundle: its part of the placement group; None: it has none.
-        ended_at: when it was lost, or ended; None: it has not.
-        is_hopeless: it could not be started there, and no other one could.
+        node_id: the node where it runs.
+        bundle: its part of the placement group; None if it has none.
+        ended_at: when it was lost, or ended; None if it has not.
+        is_hopeless: whether it could not be started there, and no other agent could.
     """
 
     node_id: str
@@ -48,18 +48,18 @@ class Agent(Record):
 
 
 class Request(Record):
-    """Start an agent on this node, in that bundle, if any."""
+    """A request to start an agent on this node, in that bundle, if any."""
 
     node: RayNode
     bundle: int | None
 
 
 class Facts(Record):
-    """What Ray says at one moment.
+    """Ray's facts at one moment.
 
     Attributes:
-        nodes: those that are alive.
-        bundles: by bundle of the placement group, the node that it is on; "": none yet.
+        nodes: the live nodes.
+        bundles: for each bundle of the placement group, its node; "" if it has none yet.
     """
 
     nodes: Sequence[RayNode]
@@ -72,8 +72,8 @@ def requests(
     """The agents to start now.
 
     Args:
-        agents: all that were ever requested.
-        most: how many may run at once.
+        agents: all agents that were ever requested.
+        most: the maximum number that may run at once.
     """
     living = [agent for agent in agents if agent.ended_at is None]
     taken = {agent.node_id for agent in living} | _resting(agents, now)
@@ -85,7 +85,7 @@ def requests(
         if not is_held and node_id in by_id and node_id not in taken:
             found.append(Request(by_id[node_id], bundle))
     if _awaits_a_bundle(facts, agents, found):
-        return found[:room]  # a free node is for Ray to give to it
+        return found[:room]  # free nodes are left for Ray to give to the bundle
     with_bundle = set(facts.bundles.values())
     free = [
         Request(node, None)
@@ -96,7 +96,9 @@ def requests(
 
 
 def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, now: float) -> str:
-    """What is missing while fewer nodes than the fewest have an agent; empty: they have."""
+    """What is missing while fewer than the minimum of nodes have an agent; empty if enough have
+    one.
+    """
     living = {agent.node_id for agent in agents if agent.ended_at is None}
     missing = fewest - len(living)
     if missing <= 0:
@@ -117,11 +119,12 @@ def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, 
 
 
 def _awaits_a_bundle(facts: Facts, agents: Sequence[Agent], found: Sequence[Request]) -> bool:
-    """Whether a part of the placement group has no agent, and may still get one."""
+    """Whether a bundle of the placement group has no agent, and may still get one."""
     held = {agent.bundle for agent in agents if agent.ended_at is None}
     held |= {request.bundle for request in found}
     hopeless = {node_id for node_id in facts.bundles.values() if _is_hopeless(agents, node_id)}
-    # An agent elsewhere may have taken the node that Ray gives to a bundle: that is as good.
+    # An agent without a bundle may already be on the node that Ray gives to a bundle: that is just
+    # as good.
     elsewhere = {agent.node_id for agent in agents if agent.ended_at is None}
     return not facts.bundles or any(
         bundle not in held and node_id not in hopeless | elsewhere
@@ -130,7 +133,7 @@ def _awaits_a_bundle(facts: Facts, agents: Sequence[Agent], found: Sequence[Requ
 
 
 def _resting(agents: Sequence[Agent], now: float) -> set[str]:
-    """Nodes that get no agent now, as one was lost there."""
+    """The nodes that get no agent for now, because one was lost there."""
     lost = [agent for agent in agents if agent.ended_at is not None]
     lately = {agent.node_id for agent in lost if now < (agent.ended_at or 0.0) + REST_S}
     return lately | {each.node_id for each in lost if _is_hopeless(agents, each.node_id)}

@@ -1,8 +1,8 @@
-"""What runs as an actor on a node: it starts node.py, and carries its input and outputs.
+"""The actor that runs on a node: it starts node.py, and carries its input and outputs.
 
-Ray calls its methods; `read` waits, so it and the orders each need a thread of their own. When the
-actor ends, however it does, so does the input of node.py, which then ends its launcher. Ray leaves
-an actor alone whose raylet was killed; that ends this one.
+Ray calls its methods; `read` blocks, so it and the orders each need a thread of their own. When the
+actor ends, however it ends, node.py reaches the end of its input and ends its launcher. Ray does
+not end an actor whose raylet was killed, so this one ends itself then.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
-_READ_BYTES = 64 << 10  # below what Ray sends within a reply
+_READ_BYTES = 64 << 10  # small enough that Ray sends it within a reply
 _THREADS = "OMP_NUM_THREADS"
 _RAYLET = "RAY_RAYLET_PID"
 _DEBUGGER = "PYTHONBREAKPOINT"
 
 
 class Shell:
-    """One program on this node, and its three streams."""
+    """A program on this node, and its three streams."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._poll = select.poll()
         self._raylet = -1
-        # By descriptor, what is read: 0 stdout, 1 stderr.
+        # By descriptor, what is read: 0 is stdout, 1 is stderr.
         self._open: dict[int, tuple[int, IO[bytes]]] = {}
 
     def look(self) -> str:
-        """The directory that Ray has this work in."""
+        """The working directory that Ray gave this actor."""
         return os.getcwd()
 
     def start(self, module: str) -> None:
-        """Start that module of ours."""
+        """Start that module of ours as a program."""
         with open("/proc/self/environ", "rb") as file:
             given = {os.fsdecode(word.partition(b"=")[0]) for word in file.read().split(b"\0")}
         self._process = subprocess.Popen(
@@ -52,21 +52,21 @@ class Shell:
             assert stream is not None
             self._open[stream.fileno()] = (number, stream)
             self._poll.register(stream.fileno(), select.POLLIN)
-        with contextlib.suppress(OSError, ValueError):  # it cannot be seen from a container
+        with contextlib.suppress(OSError, ValueError):  # the raylet is not visible from a container
             self._raylet = os.pidfd_open(int(os.environ.get(_RAYLET, "")))
             self._poll.register(self._raylet, select.POLLIN)
 
     def write(self, data: bytes) -> None:
-        """To its input, whole."""
+        """Write all of this to the program's input."""
         while data:
             data = data[os.write(self._stdin.fileno(), data) :]
 
     def end_input(self) -> None:
-        """It then ends by itself."""
+        """Close the program's input; it then ends by itself."""
         self._stdin.close()
 
     def read(self) -> tuple[bytes, bytes]:
-        """What it wrote to stdout and stderr; waits for something. Twice nothing: it has ended."""
+        """The program's output on stdout and stderr; waits for some. Both empty: it has ended."""
         found = [b"", b""]
         while self._open and not any(found):
             for fd, _ in self._poll.poll():
@@ -91,14 +91,14 @@ class Shell:
 
 
 def without_ray(environ: Mapping[str, str], given: set[str]) -> dict[str, str]:
-    """The environment without what Ray sets for programs of its own.
+    """The environment without the variables that Ray sets for its own programs.
 
     Args:
-        environ: of an actor's process.
-        given: the variables that it was started with.
+        environ: the environment of an actor's process.
+        given: the variables with which it was started.
     """
     kept = dict(environ)
-    if _THREADS not in given:  # by the CPUs of the actor, which are those of all workers
+    if _THREADS not in given:  # Ray derives it from the actor's CPUs, which all workers share
         kept.pop(_THREADS, None)
     if kept.get(_DEBUGGER, "").startswith("ray."):
         del kept[_DEBUGGER]

@@ -1,4 +1,4 @@
-"""Which hosts, as --hosts and --hostfile name them, and how many workers each has."""
+"""The hosts that --hosts and --hostfile name, and the number of workers on each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PROGRAM = "rallypoint run"
 
 
 class RemoteHost(Record):
-    """One of them.
+    """One host.
 
     Attributes:
-        name: what ssh is given, maybe with `user@` before it.
-        workers: as --nproc-per-node; empty: what that flag says for all.
+        name: the name for ssh; may begin with `user@`.
+        workers: as for --nproc-per-node; empty if that flag applies.
     """
 
     name: str
@@ -25,7 +25,7 @@ class RemoteHost(Record):
 
     @property
     def address(self) -> str:
-        """What the others know it by."""
+        """The address by which the others know it."""
         return self.name.rpartition("@")[2]
 
 
@@ -33,7 +33,7 @@ def read_hosts(values: Mapping[str, str]) -> tuple[RemoteHost, ...]:
     """The hosts, by node rank.
 
     Raises:
-        UsageError: there is none, or one that cannot be.
+        UsageError: no host is given, or an invalid one.
     """
     if "--hosts" in values and "--hostfile" in values:
         raise UsageError(f"{PROGRAM}: --hosts and --hostfile both name the hosts; give one.")
@@ -62,7 +62,9 @@ def read_hosts(values: Mapping[str, str]) -> tuple[RemoteHost, ...]:
 
 
 def _read_host(text: str, source: str) -> RemoteHost:
-    """``"HOST"``, ``"HOST:N"``, ``"USER@HOST:N"``; an IPv6 address with N stands in brackets."""
+    """Parse ``"HOST"``, ``"HOST:N"`` or ``"USER@HOST:N"``; an IPv6 address followed by N needs
+    brackets.
+    """
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
         address, _, tail = rest[1:].partition("]")
@@ -73,7 +75,7 @@ def _read_host(text: str, source: str) -> RemoteHost:
     else:
         address, colon, workers = rest.partition(":")
         is_whole_word = True
-    # A word that begins with a dash would be an option to ssh.
+    # ssh would take a word that begins with a dash as an option.
     is_name = address and not text.startswith("-") and not address.startswith("-")
     is_count = not colon or (is_whole(workers) and int(workers) > 0)
     if not is_name or not is_count or not is_whole_word or (at and not user):
@@ -85,7 +87,7 @@ def _read_host(text: str, source: str) -> RemoteHost:
 
 
 def _read_file(path: str) -> list[RemoteHost]:
-    """Lines of Open MPI, DeepSpeed (``HOST slots=N``) and MPICH (``HOST:N``)."""
+    """Parse a host file of Open MPI or DeepSpeed (``HOST slots=N``), or of MPICH (``HOST:N``)."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()

@@ -1,7 +1,8 @@
-"""What the starter of `rallypoint run --hosts` does when a host answers, ends or is lost.
+"""Decides what the starter of `rallypoint run --hosts` does when a host answers, ends or is lost.
 
-What happened and `now` go in, actions come out: no process, descriptor or clock here. How the job
-goes on without a host is the launchers' business; here is only whether enough of them are left.
+Events and `now` go in, actions come out: no process, descriptor or clock here. Whether the job
+continues without a host is for the launchers to decide; this module only checks that enough of them
+are left.
 
     CONNECTING --greeted--> READY --enough are--> RUNNING --ended--> ENDED
         |                     |                                        ^
@@ -17,19 +18,19 @@ from rallypoint.base.address import endpoint_of
 from rallypoint.base.record import Record
 from rallypoint.launch.agent.node import FAILED, NOTHING_RAN, SIGINT, SIGTERM, SUCCEEDED
 
-CONNECT_S = 30.0  # for a host to answer
-LAST_CALL_S = 5.0  # for the others, once the fewest have answered
-OTHERS_S = 10.0  # for the others to end by themselves, once one tells that the job has failed
+CONNECT_S = 30.0  # limit for a host to answer
+LAST_CALL_S = 5.0  # for further hosts, once the minimum has answered
+OTHERS_S = 10.0  # for the others to end by themselves, once one reports that the job has failed
 MARGIN_S = 10.0  # beyond --shutdown-timeout, for launchers to end
-FLUSH_S = 60.0  # the same after success: someone may read their output slowly
+FLUSH_S = 60.0  # the same after success: their output may be read slowly
 AT_ONCE_S = 5.0  # after a second Ctrl-C
-LEAVE_S = 3.0  # for what is left, once it was let go
-MEETING_POINTS = 3  # of them, two begin a job: it does so, and goes on, without any one
-_MISUSED = 2  # of a command line
+LEAVE_S = 3.0  # for what remains, once its input was closed
+MEETING_POINTS = 3  # two of them suffice to start a job, and it survives the loss of any one
+_MISUSED = 2  # exit status of a wrong command line
 
 
 class Phase(Enum):
-    """Where a host is."""
+    """The phases of a host."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -41,7 +42,7 @@ _ALIVE = (Phase.CONNECTING, Phase.READY, Phase.RUNNING)
 
 
 class Start(Record):
-    """Start the launcher on this host, by node rank."""
+    """Start the launcher on this host, given by node rank."""
 
     host: int
     endpoints: tuple[str, ...]
@@ -55,19 +56,19 @@ class Send(Record):
 
 
 class LetGo(Record):
-    """End the input of what runs on these hosts: it then ends within a second or two."""
+    """Close the input of the programs on these hosts: they then end within a second or two."""
 
     hosts: tuple[int, ...]
 
 
 class Drop(Record):
-    """End the connections to these hosts, and say no more of them."""
+    """End the connections to these hosts, and report nothing more about them."""
 
     hosts: tuple[int, ...]
 
 
 class Say(Record):
-    """Tell the user, unless all is well and nothing is to be said then (--quiet)."""
+    """Tell the user; `--quiet` suppresses what is not a problem."""
 
     text: str
     is_trouble: bool = True
@@ -77,15 +78,15 @@ Action = Start | Send | LetGo | Drop | Say
 
 
 class JobOnHosts:
-    """A job on hosts. Each method takes one event and gives what to do.
+    """A job on hosts. Each method takes one event and returns the actions to carry out.
 
     Args:
-        addresses: by node rank, what the hosts know each other by.
-        fewest: how many of them the job needs.
+        addresses: by node rank, the addresses by which the hosts know each other.
+        fewest: the number of hosts that the job needs.
         shutdown_timeout_s: how long launchers give their workers to end.
-        now: when connecting began.
-        may_grow: hosts may be added, also in place of lost ones; whoever adds them knows how long
-            to wait for them.
+        now: the time when connecting began.
+        may_grow: hosts may be added, also in place of lost ones; the caller that adds them decides
+            how long to wait for them.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class JobOnHosts:
         self._shutdown_s = shutdown_timeout_s
         self._phases = [Phase.CONNECTING] * len(addresses)
         self._ports = [0] * len(addresses)
-        self._endpoints: tuple[str, ...] = ()  # once the job has begun
-        self._failure: int | None = None  # the first exit status of a launcher that failed
+        self._endpoints: tuple[str, ...] = ()  # empty until the job has begun
+        self._failure: int | None = None  # the exit status of the first launcher that failed
         self._has_succeeded = False
         self._is_ending = False
-        # When to do what, if it is not over by then.
+        # Deadlines: when to act if things are not over by then.
         self._give_up_at: float | None = None if may_grow else now + CONNECT_S
         self._begin_at: float | None = None
         self._stop_at: float | None = None
@@ -124,7 +125,7 @@ class JobOnHosts:
 
     @property
     def takes_more(self) -> bool:
-        """Whether another host would still be of use."""
+        """Whether another host would still be useful."""
         is_well = self._failure is None and not self._has_succeeded
         return self._may_grow and is_well and not self._is_ending
 
@@ -136,24 +137,24 @@ class JobOnHosts:
 
     @property
     def status(self) -> int:
-        """The exit status for all: a launcher's 0 tells that every worker of the job succeeded."""
+        """The exit status for all: a launcher's 0 means that every worker of the job succeeded."""
         if self.stop_signal is not None:
             return 128 + self.stop_signal
         if self._has_succeeded and self._failure is None:
-            return SUCCEEDED  # hosts that were lost on the way, or left, were not needed
+            return SUCCEEDED  # hosts that were lost or left on the way were not needed
         return self._failure or FAILED
 
     # Events.
 
     def added(self, address: str) -> int:
-        """Another host is being connected; its number."""
+        """Another host is being connected; returns its number."""
         self._addresses.append(address)
         self._phases.append(Phase.CONNECTING)
         self._ports.append(0)
         return len(self._phases) - 1
 
     def greeted(self, host: int, port: int, now: float) -> list[Action]:
-        """A host is ready, and a launcher there can listen at that port."""
+        """A host is ready; a launcher there can listen at that port."""
         if self._phases[host] is not Phase.CONNECTING:
             return []
         self._phases[host] = Phase.READY
@@ -175,7 +176,7 @@ class JobOnHosts:
         return [told, *self._stop(now)]
 
     def ended(self, host: int, status: int | None, now: float) -> list[Action]:
-        """A launcher has ended; None: the connection to it has, before it told so."""
+        """A launcher has ended; None: the connection to it was lost before its status arrived."""
         if self._phases[host] is Phase.ENDED:
             return []
         self._phases[host] = Phase.ENDED
@@ -191,7 +192,7 @@ class JobOnHosts:
                 self._failure = self._failure or status
             if status is None:
                 actions.append(Say(f"lost the connection to {name}"))
-            elif status != FAILED:  # of which the launcher has told itself
+            elif status != FAILED:  # the launcher itself reports a failure
                 actions.append(Say(f"the launcher on {name} ended with status {status}"))
             is_replaceable = self._may_grow and status is None
             if (
@@ -202,7 +203,7 @@ class JobOnHosts:
         return [*actions, *self._drop_waiting(), *self.tick(now)]
 
     def signalled(self, number: int, now: float, *, stops: bool) -> list[Action]:
-        """A signal came: for the launchers, too; does it stop the job?"""
+        """A signal arrived: pass it on to the launchers. `stops`: whether it stops the job."""
         running = self._those(Phase.RUNNING)
         if not stops:
             return [Send(running, number)] if running else []
@@ -242,7 +243,7 @@ class JobOnHosts:
     def _begin(self, now: float) -> list[Action]:
         """Start launchers, if there are enough hosts."""
         ready = self._those(Phase.READY)
-        if self._endpoints:  # these are late
+        if self._endpoints:  # the job has begun: these are late
             return self._join(ready)
         if len(ready) < self._fewest:
             return []
@@ -258,10 +259,10 @@ class JobOnHosts:
         return [*told, *self._start(ready)]
 
     def _join(self, late: Sequence[int]) -> list[Action]:
-        """Start launchers in a job that has begun."""
+        """Start launchers that join a job in progress."""
         if not self._may_grow:
             return self._start(late)
-        # The hosts where it began may all be gone.
+        # All hosts where it began may be gone.
         self._endpoints = self._meeting_points(self._those(Phase.RUNNING)) or self._endpoints
         told = [Say(f"starting on {self._addresses[host]}, too", is_trouble=False) for host in late]
         return [*told, *self._start(late)]
@@ -289,7 +290,7 @@ class JobOnHosts:
         return [*told, *_unless_empty(Drop(waiting)), *_unless_empty(Send(running, SIGTERM))]
 
     def _drop_waiting(self) -> list[Action]:
-        """Once the job has ended, nobody is waited for."""
+        """Stop waiting for hosts that have not answered, as the job has ended."""
         if not self._endpoints or self._those(Phase.RUNNING):
             return []
         self._is_ending = True

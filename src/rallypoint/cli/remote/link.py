@@ -3,9 +3,9 @@
     starter  --orders--> stdin  ssh  ...  node.py --> launcher
              <--lines--- stdout, stderr   <--------------+
 
-What carries them is a `Connection`: a process of ssh (shell_connection.py), or an actor of Ray's.
-Lines are passed on as they are, and whole; the starter waits for nobody, neither for a host that
-reads no orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
+A `Connection` carries them: an ssh process (shell_connection.py), or a Ray actor. Lines are passed
+on unchanged and whole. The starter blocks for nobody: neither for a host that does not read its
+orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Listener(Protocol):
-        """Who is told what happens to a host, by its number."""
+        """Is told what happens to a host, which is given by its number."""
 
         def greeted(self, host: int, port: int) -> None:
-            """It is ready for a launcher, which may listen at that port."""
+            """The host is ready for a launcher, which may listen at that port."""
 
         def failed(self, host: int, why: str) -> None:
             """No launcher can be started there."""
 
         def ended(self, host: int, status: int | None) -> None:
-            """The launcher has ended; None: nobody knows how."""
+            """The launcher has ended; None if its status is unknown."""
 
     class Connection(Protocol):
         """What carries orders to node.py on a host, and its output back.
@@ -50,27 +50,29 @@ if TYPE_CHECKING:
         ended: int
 
         def end(self) -> None:
-            """End it at once, and what runs there."""
+            """End the connection and the program that runs there, at once."""
 
         def close(self) -> None:
-            """Leave nothing of it here; it has ended."""
+            """Release everything here, after the connection has ended."""
 
         def why(self, said: str) -> str:
-            """Why it ended before node.py answered; `said`: what came instead."""
+            """The reason why it ended before node.py answered; `said` is the output that came
+            instead.
+            """
 
 
 _READ_BYTES = 64 << 10
-_MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
+_MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
 _MAX_SAID = 1 << 16
 
 
 class Lines:
-    """One stream from a host, on its way to one of the starter's own.
+    """A stream from a host, on its way to one of the starter's own.
 
     Args:
-        fd: where it comes from; closed here.
-        outlet: where it goes.
-        look: sees each block of whole lines; what it returns is passed on.
+        fd: the descriptor to read from; closed here.
+        outlet: where the lines go.
+        look: called with each block of whole lines; its result is passed on.
     """
 
     def __init__(
@@ -96,14 +98,14 @@ class Lines:
         self._listen(self._is_open and not paused)
 
     def finish(self) -> None:
-        """Nobody writes any more: take what is left."""
+        """No more will be written: take what is left."""
         while self._is_open:
             if not self._read():
                 self._close()
 
     def _read(self) -> bool:
-        """Whether there was something, or the end."""
-        if not self._is_open:  # it was closed by an event of the same moment
+        """Read once; returns whether there was data, or the end."""
+        if not self._is_open:  # it may have been closed by another event of the same moment
             return True
         try:
             data = os.read(self._fd, _READ_BYTES)
@@ -113,7 +115,7 @@ class Lines:
             self._close()
             return True
         data = self._partial + data
-        # A carriage return ends a line, too, or a progress bar would not show until its end.
+        # A carriage return ends a line, too; otherwise a progress bar would appear only at its end.
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - cut > _MAX_LINE_BYTES:
             cut = len(data) - _MAX_LINE_BYTES // 2
@@ -145,9 +147,9 @@ class Link:
     """The connection to one host.
 
     Args:
-        number: of the host, for the listener.
+        number: the host's number, for the listener.
         connection: leads to node.py there.
-        order: its first one.
+        order: the first order.
         outlets: the starter's stdout and stderr.
     """
 
@@ -165,11 +167,11 @@ class Link:
         self._selector = selector
         self._listener = listener
         self._mark = f"\0rallypoint {secrets.token_hex(16)} "
-        self._said = ""  # before the greeting
+        self._said = ""  # output before the greeting
         self._is_greeted = False
         self._is_started = False
         self._has_ended = False
-        self._status: int | None = None  # of the launcher
+        self._status: int | None = None  # the launcher's exit status
         self._unsent = b""
         self._stdin = connection.stdin
         os.set_blocking(self._stdin, False)
@@ -179,7 +181,7 @@ class Link:
         self._tell(order)
 
     def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the launcher: Python with these words, and with these variables more."""
+        """Start the launcher: Python with these arguments and these additional variables."""
         self._is_started = True
         self._tell({"words": words, "environ": environ, "mark": self._mark})
 
@@ -188,7 +190,7 @@ class Link:
         self._tell({"signal": number})
 
     def let_go(self) -> None:
-        """Say no more: what runs there ends."""
+        """Close its input: the program there then ends."""
         if self._stdin >= 0:
             if self._unsent:
                 self._selector.unregister(self._stdin)
@@ -202,7 +204,7 @@ class Link:
         self._connection.end()
 
     def close(self) -> None:
-        """Leave nothing of it."""
+        """Release everything of this link."""
         if not self._has_ended:
             self.drop()
             self._finish()
@@ -222,7 +224,7 @@ class Link:
             self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
         except BlockingIOError:
             return
-        except OSError:  # its end will tell
+        except OSError:  # the end of the connection will show
             self._unsent = b""
         if not self._unsent:
             self._selector.unregister(self._stdin)

@@ -1,12 +1,13 @@
-"""What runs on each host of `rallypoint run --hosts`: it starts a launcher, and is its lifeline.
+"""The program on each host of `rallypoint run --hosts`: it starts a launcher, which lives only as
+long as this connection.
 
     python -P -m rallypoint.cli.remote.node       started by ssh, what --rsh names, or a Ray actor
 
 Orders are JSON, one to a line of standard input: where to work, what to start, then signals for it.
-One line answers the first. From then on both outputs are the launcher's, but for the last line,
-which begins with a mark that nobody else knows, and tells how the launcher ended. When the input
-ends, for whatever reason, nobody wants the launcher any more: it gets a SIGTERM, and a second later
-a SIGKILL; its guardian then ends all workers.
+One line answers the first. From then on both outputs are the launcher's, except for the last line,
+which begins with a secret mark and says how the launcher ended. When the input ends, for whatever
+reason, the launcher is ended: it gets SIGTERM and, a second later, SIGKILL; its guardian then ends
+all workers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import bind_free
 from rallypoint.cluster.remote_shell import greeting
 
-GREETING = "rallypoint node"  # what is written before it is a login shell's
+GREETING = "rallypoint node"  # anything printed before it comes from a login shell
 _GRACE_S = 1.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
@@ -37,20 +38,20 @@ _READ_BYTES = 1 << 16
 
 
 class Orders:
-    """Standard input, as orders."""
+    """Standard input, read as orders."""
 
     def __init__(self) -> None:
         self.is_open = True
         self._rest = b""
 
     def wait(self) -> dict[str, Any] | None:
-        """The next one; None: there will be none."""
+        """The next order; None: there will be no more."""
         while (order := self.take()) is None and self.is_open:
             self.read()
         return order
 
     def read(self) -> None:
-        """Read more of them; waits if there is nothing."""
+        """Read more input; waits if there is none yet."""
         try:
             data = os.read(0, _READ_BYTES)
         except OSError:
@@ -59,7 +60,7 @@ class Orders:
         self._rest += data
 
     def take(self) -> dict[str, Any] | None:
-        """The next one that has been read whole; None: there is none yet."""
+        """The next complete order; None: there is none yet."""
         line, newline, rest = self._rest.partition(b"\n")
         if not newline:
             return None
@@ -69,7 +70,7 @@ class Orders:
 
 
 def main() -> int:
-    """Do what is ordered; the launcher's exit status."""
+    """Carry out the orders; returns the launcher's exit status."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)  # Ray has threads that block SIGINT
     orders = Orders()
     order = orders.wait()
@@ -84,13 +85,13 @@ def main() -> int:
     status = _watch(launcher, orders)
     if held is not None:
         held.close()
-    with contextlib.suppress(OSError):  # nobody is there to read it
+    with contextlib.suppress(OSError):  # nobody may be there to read it
         os.write(1, f"{order['mark']}{status}\n".encode())
     return status
 
 
 def _look(order: dict[str, Any]) -> tuple[socket.socket | None, dict[str, object]]:
-    """Whether a launcher can work here, and at which port it may listen."""
+    """Check whether a launcher can work here, and at which port it may listen."""
     directory = order["directory"]
     if order["port_range"]:
         os.environ[PORT_RANGE] = order["port_range"]
@@ -115,7 +116,8 @@ def _look(order: dict[str, Any]) -> tuple[socket.socket | None, dict[str, object
 def _hold_port() -> socket.socket:
     """A free port for the launcher to listen at.
 
-    It stays bound, so nobody else is given it; and as nobody listens, the launcher still can.
+    It stays bound, so the system gives it to nobody else; as nobody listens there, the launcher
+    still can.
     """
     return bind_free(_bind)
 
@@ -135,8 +137,8 @@ def _bind(port: int) -> socket.socket:
 
 
 def _start(words: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the launcher, which does not outlive this process."""
-    # What flags' variables say has been read already, where the job was started.
+    """Start the launcher so that it does not outlive this process."""
+    # The variables that stand for flags have already been read where the job was started.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PET_")}
     me, libc = os.getpid(), ctypes.CDLL(None)
 
@@ -154,7 +156,7 @@ def _start(words: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]
 
 
 def _watch(launcher: subprocess.Popen[bytes], orders: Orders) -> int:
-    """Pass on signals, until it has ended; its exit status."""
+    """Pass on signals until the launcher has ended; returns its exit status."""
 
     def pass_on(number: int, _: FrameType | None) -> None:
         launcher.send_signal(number)

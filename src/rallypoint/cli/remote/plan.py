@@ -1,4 +1,4 @@
-"""From the flags of `rallypoint run --hosts`, or --on ray, to what each launcher is given."""
+"""Derives from the flags of `rallypoint run --hosts`, or --on ray, what each launcher is given."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ PROGRAM = "rallypoint run"
 JobReader = Callable[
     [Mapping[str, str], Sequence[str], Mapping[str, str]], tuple[Job, list[str]]
 ]  # as run.py: read_job
-# What users set here, and mean for all hosts.
+# Variables that users set here and mean for all hosts.
 FORWARDED = ("RALLYPOINT_", "OMP_", "MKL_", "KMP_", "NCCL_", "GLOO_", "UCX_", "FI_", "CUDA_",
              "HIP_", "PYTHON", "TORCH")  # fmt: skip
 MEETING = ("--standalone", "--on", "--node-rank", "--master-addr", "--master-port", "--local-addr",
             "--rdzv-backend", "--rdzv-endpoint")  # fmt: skip
-# What each launcher is told in another way.
+# Flags that each launcher gets in another way.
 _OWN = (*(flag.name for flag in (*HOSTS, *RAY)), "--on", "--nnodes", "--nproc-per-node",
         "--rdzv-id", TOKEN_FLAG.name)  # fmt: skip
 _COUNTED_THERE = ("auto", "cpu", "gpu", "xpu")
 
 
 class Plan(Record, kw_only=True, secret=("environ",)):
-    """What is to be started.
+    """What to start on the hosts.
 
     Attributes:
-        hosts: by node rank; empty: they are found as the job runs.
-        fewest, most: how many of them make up the job.
-        rsh: starts a command on a host.
-        workers: --nproc-per-node where a host says nothing else.
-        flags: those that all launchers get.
+        hosts: the hosts by node rank; empty if they are found while the job runs.
+        fewest, most: the number of hosts that the job needs, and may have.
+        rsh: the command that starts another on a host.
+        workers: --nproc-per-node for hosts that specify nothing else.
+        flags: the flags that all launchers get.
         command: the script and its arguments.
-        script: its path, if it is a file; empty: it is none.
+        script: the script's path, if it is a file; otherwise empty.
         run_id: the job's name.
-        environ: variables that all launchers get; the token is among them.
+        environ: variables that all launchers get, including the token.
         port_range: as in --port-range.
-        job: the flags as one launcher here would read them.
+        job: the job as a launcher on this machine would read it from the flags.
     """
 
     hosts: tuple[RemoteHost, ...]
@@ -64,10 +64,10 @@ class Plan(Record, kw_only=True, secret=("environ",)):
     job: Job
 
     def words(self, number: int, endpoints: Sequence[str]) -> list[str]:
-        """The words of the launcher on that host, after `rallypoint run`."""
+        """The arguments of the launcher on that host, after `rallypoint run`."""
         workers = (self.hosts[number].workers if self.hosts else "") or self.workers
         meeting = _meeting(self.fewest, self.most, self.run_id, endpoints)
-        if number < self.most > 1:  # others are spares, without a rank of their own
+        if number < self.most > 1:  # the others are spares, without a rank of their own
             meeting["--node-rank"] = str(number)
         told = {**meeting, **({"--nproc-per-node": workers} if workers else {})}
         own = [f"{name}={text}" for name, text in told.items()]
@@ -85,7 +85,7 @@ def read_plan(
     """Read the flags; what would be wrong on every host is refused here.
 
     Raises:
-        UsageError, InvalidArgumentError: they cannot be followed.
+        UsageError, InvalidArgumentError: the flags are invalid.
     """
     refuse(MEETING, values, "--hosts")
     hosts = read_hosts(values)
@@ -104,7 +104,7 @@ def read_plan(
 
 
 def refuse(names: Sequence[str], values: Mapping[str, str], by: str) -> None:
-    """Refuse flags about what the flag `by` says already."""
+    """Refuse flags about what the flag `by` already specifies."""
     for name in names:
         if name in values:
             raise UsageError(
@@ -124,10 +124,10 @@ def make_plan(
     nnodes: tuple[int, int],
     workers: str,
 ) -> Plan:
-    """The plan for these hosts, of which `nnodes` says the fewest and the most.
+    """The plan for these hosts; `nnodes` is the minimum and maximum number of nodes.
 
     Raises:
-        UsageError, InvalidArgumentError: the flags cannot be followed.
+        UsageError, InvalidArgumentError: the flags are invalid.
     """
     if command[:1] == ["-"] and not {"--module", "--no-python"} & values.keys():
         raise UsageError(
@@ -139,7 +139,7 @@ def make_plan(
     environ = _with_token(values, environ)
     kept = {name: text for name, text in values.items() if name not in _OWN}
     checked = {**kept, **_meeting(fewest, most, run_id, ("localhost:1",))}
-    checked.pop("--numa-binding", None)  # by each machine's CPUs
+    checked.pop("--numa-binding", None)  # it depends on each machine's CPUs
     if workers and workers not in _COUNTED_THERE:
         checked["--nproc-per-node"] = workers
     job, _ = read(checked, command, environ)
@@ -162,14 +162,14 @@ def make_plan(
 
 
 def _script(values: Mapping[str, str], command: Sequence[str]) -> str:
-    """The file that all hosts must have; empty: it is none, or not known here."""
+    """The file that all hosts must have; empty if there is none, or it is unknown here."""
     is_other = "--module" in values or LOCAL_RANK_MACRO in command[0]
     is_in_path = "--no-python" in values and "/" not in command[0]
     return "" if is_other or is_in_path else command[0]
 
 
 def _meeting(fewest: int, most: int, run_id: str, endpoints: Sequence[str]) -> dict[str, str]:
-    """The flags by which launchers meet; one alone meets nobody."""
+    """The flags by which launchers meet; none for a single one."""
     if most == 1:
         return {"--nnodes": "1", "--rdzv-id": run_id}
     return {
@@ -181,7 +181,7 @@ def _meeting(fewest: int, most: int, run_id: str, endpoints: Sequence[str]) -> d
 
 
 def _read_nnodes(values: Mapping[str, str], hosts: int) -> tuple[int, int]:
-    """The fewest and the most that make up the job: all hosts; ``"2:"`` leaves the most open."""
+    """The minimum and maximum number of nodes: all hosts by default; ``"2:"`` sets no maximum."""
     text = values.get("--nnodes", str(hosts))
     fewest, most = read_nnodes(f"{text}{hosts}" if text.endswith(":") else text)
     if most > hosts:
@@ -198,16 +198,16 @@ def _read_nnodes(values: Mapping[str, str], hosts: int) -> tuple[int, int]:
 
 
 def _with_token(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the user's token, or a new one: on a network, no job goes without."""
+    """The environment with the user's token, or a new one: jobs on a network always have one."""
     token = read_token(values, environ)
     return {**environ, VARIABLE: secrets.token_hex(16) if token is None else os.fsdecode(token)}
 
 
 def read_rsh(values: Mapping[str, str]) -> tuple[str, ...]:
-    """What starts a command on a host.
+    """The command that starts another on a host.
 
     Raises:
-        UsageError: --rsh is no command.
+        UsageError: --rsh is not a command.
     """
     if "--rsh" not in values:
         return SSH

@@ -1,4 +1,6 @@
-"""A connection to a host by a process: ssh, or what --rsh names, which runs node.py there."""
+"""A connection to a host through a process: ssh, or the command that --rsh names, which runs
+node.py there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 
 from rallypoint.cluster.remote_shell import end, last_lines, start
 
-_NOT_FOUND = (126, 127)  # of a shell: it cannot run the program
+_NOT_FOUND = (126, 127)  # exit statuses of a shell that cannot run the program
 
 
 class ShellConnection:
@@ -21,7 +23,7 @@ class ShellConnection:
         command: runs node.py there.
 
     Raises:
-        HostError: the command is none.
+        HostError: the command does not exist.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -29,7 +31,7 @@ class ShellConnection:
         pipe = subprocess.PIPE
         self._process = start(name, command, stdin=pipe, stdout=pipe, stderr=pipe)
         streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        # Plain descriptors from here on: what follows waits for none of them.
+        # Plain descriptors from here on: nothing below waits for one of them.
         self.stdin, self.stdout, self.stderr = (os.dup(each.fileno()) for each in streams if each)
         for stream in streams:
             if stream is not None:
@@ -43,10 +45,10 @@ class ShellConnection:
     def close(self) -> None:
         """See Connection."""
         os.close(self.ended)
-        end(self._process, time.monotonic() + 1.0)  # it has ended, and is reaped
+        end(self._process, time.monotonic() + 1.0)  # it has ended; this reaps it
 
     def why(self, said: str) -> str:
-        """Why the program on the host did not start, or not go on."""
+        """The reason why the program on the host did not start, or ended early."""
         status = self._process.returncode
         told = f"status {status}" if status >= 0 else f"signal {-status}"
         ended = f"{os.path.basename(self._command[0])} ended with {told}"

@@ -1,7 +1,8 @@
-"""The starter of `rallypoint run --hosts`, or --on ray: performs what job_on_hosts.py decides.
+"""The starter of `rallypoint run --hosts`, or --on ray: carries out the decisions of
+job_on_hosts.py.
 
-One thread waits for all hosts, signals and the time. It holds one connection to each host, and
-when it ends, however it does, everything on all hosts ends.
+One thread waits for all hosts, signals and timers. It holds one connection to each host; when it
+ends, however it ends, everything on all hosts ends.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "rallypoint run"
 NODE = "rallypoint.cli.remote.node"
-_MANY = 100  # of three descriptors each; most systems give a program 1,024
-_PATIENCE_S = 30.0  # at the end, for a reader of the output who takes nothing
+_MANY = 100  # each has three descriptors, and most systems limit a process to 1,024
+_PATIENCE_S = 30.0  # for a blocked reader of the output, at the end
 _PATIENCE_WHEN_STOPPED_S = 1.0
 
 
@@ -54,17 +55,17 @@ def run_on_hosts(
     read: JobReader,
     launcher: Sequence[str],
 ) -> int:
-    """Perform `rallypoint run --hosts ...`; the exit status.
+    """Run `rallypoint run --hosts ...`; returns the exit status.
 
     Args:
-        values, command: what the command line says.
-        flags: those that a launcher knows.
-        read: how it reads them.
-        launcher: Python's words that start one.
+        values, command: the parsed command line.
+        flags: the flags that a launcher knows.
+        read: the launcher's function that reads them.
+        launcher: the arguments with which Python starts a launcher.
 
     Raises:
-        UsageError, InvalidArgumentError: the flags cannot be followed.
-        HostError: there is no such command as --rsh.
+        UsageError, InvalidArgumentError: the flags are invalid.
+        HostError: the command that --rsh names does not exist.
     """
     plan = read_plan(values, command, os.environ, flags, read=read)
     fill_standard_descriptors()
@@ -76,7 +77,7 @@ def run_on_hosts(
 class Starter:
     """Starts, watches and ends the launchers on all hosts.
 
-    What leads to the hosts is a subclass's matter, which opens links in `_connect`.
+    Subclasses provide the connections: their `_connect` opens the links.
     """
 
     def __init__(self, plan: Plan, launcher: Sequence[str], job: JobOnHosts) -> None:
@@ -89,7 +90,7 @@ class Starter:
         self._outlets = open_outlets(self._selector, self._files)
 
     def run(self) -> int:
-        """Run the job to its end; the exit status."""
+        """Run the job to its end; returns the exit status."""
         try:
             with Signals(self._selector, self._signalled, self._plan.job.stop_signals):
                 try:
@@ -114,12 +115,12 @@ class Starter:
         raise NotImplementedError
 
     def _close(self) -> None:
-        """Leave nothing of any connection."""
+        """Release all connections."""
         for link in self._links.values():
             link.close()
 
     def _open_link(self, number: int, connection: Connection, directory: str) -> None:
-        """Speak with node.py on a host, which is to work in that directory."""
+        """Open a link to node.py on a host, which will work in that directory."""
         order = {
             "directory": directory,
             "script": self._plan.script,
@@ -180,7 +181,7 @@ class Starter:
 
 
 class HostsStarter(Starter):
-    """The starter of --hosts, by ssh."""
+    """The starter for --hosts, which uses ssh."""
 
     def __init__(self, plan: Plan, launcher: Sequence[str]) -> None:
         job = JobOnHosts(

@@ -1,6 +1,6 @@
 """A manifest for Kubernetes with the JobSet controller. Pure: a request in, YAML out.
 
-Written line by line, as the comments are half of it; the tests read it with a YAML parser.
+It is written line by line, because half of it is comments; the tests read it with a YAML parser.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FLAGS = (
     *COMMON_FLAGS,
     Flag("--memory", "memory to request for each pod, as in 8Gi; also its limit", "SIZE"),
 )
-_GOODBYE_S = 15  # beyond what workers have to end in
-# A pod is called NAME-node-0-INDEX-xxxxx, which is to be a DNS label.
+_GOODBYE_S = 15  # beyond the time that workers have to end
+# A pod's name is NAME-node-0-INDEX-xxxxx, which must be a DNS label.
 _LABEL, _LABEL_SIZE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"), 63
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTP]i|[kMGTP])?")
-# What YAML, of any version, takes for text although it has no quotation marks.
+# What any version of YAML reads as text without quotation marks.
 _PLAIN = re.compile(r"(?![0-9.+]|-[0-9.])[-A-Za-z0-9_./=+:]*[A-Za-z0-9_/]")
 _NO_TEXT = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
@@ -46,7 +46,7 @@ def text_of(request: Request) -> str:
     """The manifest.
 
     Raises:
-        UsageError: no image, or what Kubernetes would not take.
+        UsageError: there is no image, or Kubernetes would refuse the manifest.
     """
     name, cpus, (_, most) = _name(request), request.cpus, request.nodes
     if "--image" not in request.values:
@@ -88,7 +88,7 @@ def _resources(request: Request, cpus: int) -> list[str]:
 
 
 def _name(request: Request) -> str:
-    """The JobSet's; of a script's name, what Kubernetes allows."""
+    """The JobSet's name; from a script's name, the characters that Kubernetes allows."""
     longest = _LABEL_SIZE - len(f"-node-0-{request.nodes[1] - 1}-xxxxx")
     given = request.values.get("--job-name")
     if given is None:
@@ -103,12 +103,12 @@ def _name(request: Request) -> str:
 
 
 def _verbatim(word: str) -> str:
-    """Kubernetes replaces $(NAME) in a command."""
+    """Escape a word, as Kubernetes replaces $(NAME) in a command."""
     return word.replace("$(", "$$(")
 
 
 def _scalar(text: str) -> str:
-    """As YAML."""
+    """The text as a YAML scalar."""
     is_plain = _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 

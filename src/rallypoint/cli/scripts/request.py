@@ -1,4 +1,4 @@
-"""What a script is asked for, whoever the scheduler: one command line, read. Pure."""
+"""The request for a script, for any scheduler: one parsed command line. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rallypoint.cli.nodes import read_nnodes
 from rallypoint.cli.numbers import is_whole, seconds
 from rallypoint.cli.options import Flag, UsageError
 
-# Flags for all kinds of script, beside those of `rallypoint run`.
+# Flags for all kinds of script, in addition to those of `rallypoint run`.
 COMMON_FLAGS = (
     Flag("--job-name", "the job's name in the scheduler (default: SCRIPT's name)", "NAME"),
     Flag("--gpus-per-node", "number of GPUs to request on each node", "N"),
     Flag("--cpus-per-worker", "number of CPUs to request for each worker (default 1)", "N"),
 )
-# Those that differ from node to node, or that say what the scheduler says.
+# Flags that differ from node to node, or whose values the scheduler provides.
 _ANSWERED = (
     *("--node-rank", "--local-addr", "--master-addr", "--master-port", "--standalone", "--on"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--hosts", "--hostfile"),
@@ -29,9 +29,9 @@ class Request(Record, kw_only=True):
     """One command line of `rallypoint script KIND`.
 
     Attributes:
-        program: which, for errors.
-        scheduler: what it answers: "what Slurm says of each node".
-        values: what was typed, by the names of `flags`.
+        program: the command's name, for errors.
+        scheduler: what the scheduler decides, e.g. "what Slurm says of each node".
+        values: the flags that were typed, by the names in `flags`.
         command: the user's script and its arguments.
     """
 
@@ -42,10 +42,10 @@ class Request(Record, kw_only=True):
     command: Sequence[str]
 
     def check(self) -> None:
-        """See that there is a script, and no flag that the scheduler answers.
+        """Check that there is a script, and no flag whose value the scheduler decides.
 
         Raises:
-            UsageError: else.
+            UsageError: one of these is not so.
         """
         for name in _ANSWERED:
             if name in self.values:
@@ -57,30 +57,30 @@ class Request(Record, kw_only=True):
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """The fewest and the most."""
+        """The minimum and maximum number of nodes."""
         return read_nnodes(self.values.get("--nnodes", "1"))
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job goes on with fewer nodes than the most."""
+        """Whether the job continues with fewer nodes than the maximum."""
         fewest, most = self.nodes
         return fewest != most
 
     @property
     def job_name(self) -> str:
-        """Unless it was given: train, for train.py or my_package.train."""
+        """The job's name; by default train, for train.py or my_package.train."""
         name = PurePath(self.command[0]).name
         short = name.rpartition(".")[2] if "--module" in self.values else PurePath(name).stem
         return self.values.get("--job-name") or short or "rallypoint"
 
     @property
     def gpus(self) -> int:
-        """Of a node; 0: none are asked for."""
+        """The GPUs of each node; 0: none are requested."""
         return self.count("--gpus-per-node", 0)
 
     @property
     def cpus(self) -> int:
-        """Of a node; 0: there are to be as many workers as CPUs."""
+        """The CPUs of each node; 0: as many workers as CPUs."""
         workers = self.values.get("--nproc-per-node", "1")
         each = self.count("--cpus-per-worker", 1)
         if workers in ("gpu", "xpu") and not self.gpus:
@@ -96,11 +96,11 @@ class Request(Record, kw_only=True):
 
     @property
     def shutdown_s(self) -> int:
-        """How long workers have to end in."""
+        """How long workers have to end, in seconds."""
         return math.ceil(seconds(self.values, "--shutdown-timeout", 30.0))
 
     def count(self, name: str, default: int) -> int:
-        """A number from 1 on that was typed, or the default."""
+        """The value of a flag as a number, 1 or more, or the default."""
         text = self.values.get(name, str(default))
         if not is_whole(text) or (name in self.values and not int(text)):
             raise UsageError(
@@ -110,12 +110,12 @@ class Request(Record, kw_only=True):
 
     @property
     def made_by(self) -> str:
-        """The line that was typed, as a comment."""
+        """The command line, as a comment."""
         line = shlex.join([*self.program.split(), *self._words(self.values), *self.command])
         return f"# Made by: {line}".replace("\n", " ")
 
     def run(self, without: Collection[str]) -> list[str]:
-        """The words of `rallypoint run` on each node; without the flags of those names."""
+        """The words of `rallypoint run` on each node, without the flags of those names."""
         kept = {name: value for name, value in self.values.items() if name not in without}
         return ["rallypoint", "run", *self._words(kept), *self.command]
 

@@ -27,14 +27,14 @@ FLAGS = (
     *COMMON_FLAGS,
     Flag("--time", "time limit, as in 12:00:00 (default: the partition's)", "TIME"),
 )
-_MARGIN_S = 30  # beyond what workers have to end in; Slurm may also signal a minute early
+_MARGIN_S = 30  # beyond the time that workers have to end; Slurm may also signal a minute early
 
 
 def text_of(request: Request) -> str:
     """The batch script.
 
     Raises:
-        UsageError: a number that is none.
+        UsageError: a value is not a number.
     """
     values, (fewest, most), cpus = request.values, request.nodes, request.cpus
     lines = ["#!/bin/bash", request.made_by]
@@ -69,7 +69,7 @@ def text_of(request: Request) -> str:
             "export RALLYPOINT_TOKEN=${RALLYPOINT_TOKEN:-$drawn}",
             "",
         ]
-    # Slurm says of how many nodes this is one; not that fewer will do.
+    # Slurm says how many nodes there are, not that fewer would do.
     own = {flag.name for flag in FLAGS} | (set() if request.is_elastic else {"--nnodes"})
     lines += ["# When one launcher exits (on a drained node), those of other nodes keep running."]
     lines += [
@@ -80,7 +80,9 @@ def text_of(request: Request) -> str:
 
 
 def _srun(cpus: int, *, is_elastic: bool) -> str:
-    """srun does not take --cpus-per-task over from sbatch, since Slurm 22.05."""
+    """The srun command with --cpus-per-task, which srun has not inherited from sbatch since Slurm
+    22.05.
+    """
     words = ["srun --ntasks-per-node=1", f"--cpus-per-task={cpus or '$SLURM_CPUS_ON_NODE'}"]
     words += ["--no-kill"] if is_elastic else []
     return " ".join([*words, "--kill-on-bad-exit=0 --wait=0 \\"])

@@ -1,8 +1,8 @@
-"""A drawn trace in Chrome's trace format (JSON), which ui.perfetto.dev and chrome://tracing read.
+"""A trace in Chrome's trace format (JSON), which ui.perfetto.dev and chrome://tracing read.
 
-A rank is a process, a track a thread. Calls are complete events ("X"), those that have not ended
-begin only ("B"). Flows ("s", "t", "f") join the ranks of a collective. Times are in microseconds.
-The format: "Trace Event Format", Google, 2016.
+A rank is a process, a track a thread. Calls are complete events ("X"), calls that have not ended
+have only a beginning ("B"). Flows ("s", "t", "f") connect the ranks of a collective. Times are in
+microseconds. The format: "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from rallypoint.cli.tracing.clocks import Offset
 from rallypoint.cli.tracing.slices import Drawing, Lane, Slice
 
-_FIRST_THREAD = 1_000_000  # no process has that number here: threads of all ranks differ
+_FIRST_THREAD = 1_000_000  # above all process numbers, as thread numbers must be unique
 
 
 def to_lines(drawing: Drawing, about: Mapping[str, object]) -> Iterator[str]:
     """The file, line by line.
 
     Args:
-        about: what else is told of the trace as a whole.
+        about: facts about the trace as a whole.
     """
     told = {**about, "clocks": [_clock(node, one) for node, one in drawing.clocks.items()]}
     yield f'{{"displayTimeUnit": "ns",\n"otherData": {json.dumps(told)},\n"traceEvents": [\n'
@@ -32,7 +32,7 @@ def to_lines(drawing: Drawing, about: Mapping[str, object]) -> Iterator[str]:
 
 
 def to_events(drawing: Drawing) -> Iterator[dict[str, object]]:
-    """The events: names first, then what happened on each track in the order of time."""
+    """The events: first the names, then the calls of each track in the order of time."""
     for lane in drawing.lanes:
         yield from _names(lane)
     places: dict[int, tuple[int, int]] = {}  # process and thread, by the identity of slices

@@ -1,4 +1,5 @@
-"""Puts the nodes of a job on one clock, as nobody leaves a collective before all have entered it.
+"""Aligns the clocks of a job's nodes, using that nobody leaves a collective before all have
+entered.
 
 For a collective of two nodes A and B, with B's clock ahead by an unknown offset:
 
@@ -16,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from rallypoint.base.collective import JOINT_OPERATIONS
 
-# Of these, nobody has all it needs before all have begun: ours, and as torch's backends call them.
+# In these collectives no rank has all it needs before all ranks have begun: our names, and those of
+# torch's backends.
 JOINT = JOINT_OPERATIONS | {
     "allreduce",
     "allgather",
@@ -32,8 +34,8 @@ class Interval:
     """When one node was in a collective, by its own clock.
 
     Attributes:
-        begin_ns: of its rank that entered last.
-        end_ns: of its rank that left first.
+        begin_ns: when its last rank entered.
+        end_ns: when its first rank left.
     """
 
     begin_ns: int
@@ -42,14 +44,14 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """What is to be taken from a node's times.
+    """What to subtract from a node's times.
 
     Attributes:
-        ns: by how much its clock is ahead of the first node's.
+        ns: how far its clock is ahead of the first node's.
         how: "same clock", "collectives", "time of day" or "unknown".
-        collectives: on how many that rests.
-        spread_ns: half of the differences lie within so much of the median, on both sides.
-        bounds_ns: between these the offset certainly lies, unless a clock has drifted meanwhile.
+        collectives: the number of collectives that this is based on.
+        spread_ns: half of the differences lie within this distance of the median.
+        bounds_ns: the offset certainly lies between these, unless a clock has drifted.
     """
 
     ns: int
@@ -64,9 +66,9 @@ class ClockOf:
     """What is known of a node's clock.
 
     Attributes:
-        name: equal for nodes that share a clock; empty: not known.
-        wall_ns: what the machine's time of day is ahead of it; None: not known.
-        collectives: that could be told apart from all others, by what identifies them.
+        name: equal for nodes that share a clock; empty if unknown.
+        wall_ns: how far the machine's time of day is ahead of it; None if unknown.
+        collectives: those that can be told apart from all others, by their identity.
     """
 
     name: str
@@ -78,9 +80,9 @@ _SAME = Offset(ns=0, how="same clock", bounds_ns=(0, 0))
 
 
 def align(clocks: Sequence[ClockOf]) -> list[Offset]:
-    """The offset of each node from the first one, by the best links between them."""
+    """The offset of each node from the first one, through the most reliable links between them."""
     offsets: dict[int, Offset] = {}
-    best = dict.fromkeys(range(min(1, len(clocks))), (_SAME, _SAME))  # a base, and a link
+    best = dict.fromkeys(range(min(1, len(clocks))), (_SAME, _SAME))  # offset and link
     while len(offsets) < len(clocks):
         newest = max(best, key=lambda number: (_rank(best[number][1]), -number))
         offsets[newest] = _chain(*best.pop(newest))

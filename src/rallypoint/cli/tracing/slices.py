@@ -1,7 +1,7 @@
-"""A job's calls as slices on tracks, by one clock: what is drawn, not yet how it is written.
+"""A job's calls as slices on tracks, by one clock: what to draw, independent of the file format.
 
-Each rank has a track for each of its groups, and one for the sends and receives there. Slices of a
-track never overlap: what goes on beside something else gets a track of its own.
+Each rank has a track for each of its groups, and one for its sends and receives there. Slices of a
+track never overlap: concurrent calls get tracks of their own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Slice:
 
     Attributes:
         begin_ns: on the trace's clock, which begins with its first call.
-        end_ns: after it by 1 or more; None: it has not ended.
-        joins: equal for the calls of all ranks that are one collective; None: it is none.
+        end_ns: at least 1 later; None if it has not ended.
+        joins: equal for the calls of all ranks in the same collective; None for other calls.
         is_exact: whether its times are exact.
     """
 
@@ -55,7 +55,7 @@ class Lane:
     """A rank, as the trace names it.
 
     Attributes:
-        clock: how its clock was put on the trace's.
+        clock: how its clock was aligned with the trace's.
     """
 
     rank: int
@@ -69,9 +69,8 @@ class Drawing:
     """A trace that is ready to be written.
 
     Attributes:
-        flows: the slices of each collective that more than one rank was in, the first to enter
-            first.
-        clocks: by node rank.
+        flows: the slices of each collective of more than one rank, in the order of entry.
+        clocks: the clocks by node rank.
     """
 
     lanes: list[Lane] = field(default_factory=list)
@@ -81,7 +80,7 @@ class Drawing:
 
     @property
     def calls(self) -> int:
-        """How many there are."""
+        """The number of calls."""
         return sum(len(track.slices) for track in self.tracks)
 
 
@@ -114,7 +113,7 @@ def draw(trace: JobTrace) -> Drawing:
 
 
 def lay_side_by_side(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """As few rows as it takes for no two slices of a row to overlap."""
+    """Distribute slices over as few rows as possible without overlaps."""
     rows: list[list[Slice]] = []
     for each in sorted(slices, key=lambda each: each.begin_ns):
         for row in rows:
@@ -128,7 +127,7 @@ def lay_side_by_side(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 
 def _keyed(groups: Sequence[Group]) -> list[tuple[str, Group]]:
-    """Groups by keys that no two of them share: a group may be left and formed anew."""
+    """Groups with unique keys: a group may be left and formed anew."""
     seen: dict[str, int] = {}
     keyed = []
     for group in groups:
@@ -140,7 +139,7 @@ def _keyed(groups: Sequence[Group]) -> list[tuple[str, Group]]:
 def _tracks(worker: WorkerTrace, key: str, group: Group, zero_ns: int) -> Iterator[Track]:
     name = group.name if group.backend == "rallypoint" else f"{group.name} ({group.backend})"
     collectives = [_slice(worker, key, group, call, zero_ns) for call in group.calls]
-    if group.backend == "rallypoint":  # they ran one after the other, and coarse times may not say
+    if group.backend == "rallypoint":  # these calls were sequential; coarse times may not show it
         for before, after in pairwise(collectives):
             if before.end_ns is not None and after.begin_ns < before.end_ns:
                 _move(after, before.end_ns)
@@ -211,7 +210,7 @@ def _name(group: Group, rank: int) -> str:
 
 
 def _item_bytes(dtype: str) -> int:
-    """0: not known."""
+    """The size of an item; 0 if unknown."""
     if dtype == "bool":
         return 1
     bits = re.match(r"[a-z]+(\d+)", dtype)
@@ -219,7 +218,7 @@ def _item_bytes(dtype: str) -> int:
 
 
 def _say_who_was_last(slices: Sequence[Slice]) -> None:
-    """`slices` of one collective, the first to enter first."""
+    """Note who was last; `slices` are those of one collective, in the order of entry."""
     if not all(each.is_exact for each in slices):
         return
     late_ns = slices[-1].begin_ns - slices[0].begin_ns
@@ -245,7 +244,7 @@ def _clocks(
         (sum(len(group.calls) for group in worker.groups) for n in nodes for worker in n.workers),
         default=0,
     )
-    step = most // _MOST_FOR_CLOCKS + 1  # the same calls on all nodes
+    step = most // _MOST_FOR_CLOCKS + 1  # the same calls are chosen on all nodes
     return [
         ClockOf(name=node.clock, wall_ns=node.wall_ns, collectives=_intervals(node, groups, step))
         for node in nodes
@@ -255,7 +254,7 @@ def _clocks(
 def _intervals(
     node: NodeTrace, groups: Mapping[int, Sequence[tuple[str, Group]]], step: int
 ) -> dict[tuple[str, int], Interval]:
-    """When the node was in collectives that nobody leaves before all have entered."""
+    """When the node was in each collective that nobody leaves before all have entered."""
     found: dict[tuple[str, int], Interval] = {}
     for worker in node.workers:
         for key, group in groups[id(worker)]:
