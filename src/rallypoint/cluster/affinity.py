@@ -19,13 +19,13 @@ MODES = ("node", "socket", "exclusive", "core-complex")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A machine.
+    """The CPUs and GPUs of a machine.
 
     Attributes:
         nodes: by NUMA node, the CPUs that this process may use; nodes without any are left out.
-        sockets, cores, caches: by CPU, a number that it shares with its socket, its physical core,
-            and those with the same last cache.
-        gpus: the NUMA node of each GPU; -1: unknown.
+        sockets, cores, caches: by CPU, a number that it shares with the other CPUs of its socket,
+            its physical core, or its last-level cache.
+        gpus: the NUMA node of each GPU; -1 if unknown.
     """
 
     nodes: Mapping[int, frozenset[int]]
@@ -37,17 +37,17 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The CPUs of each local rank; `note` says what the user should know of it."""
+    """The CPUs of each local rank; `note` says what the user should know about them."""
 
     cpus: tuple[frozenset[int], ...]
     note: str = ""
 
 
 def bind(mode: str, topology: Topology, workers: int) -> Binding:
-    """Which worker runs where.
+    """Decide on which CPUs each worker runs.
 
     Raises:
-        InvalidArgumentError: there is no such mode, or there are not CPUs enough for it.
+        InvalidArgumentError: there is no such mode, or too few CPUs for it.
     """
     if mode not in MODES:
         raise InvalidArgumentError(
@@ -79,7 +79,9 @@ def _home(local_rank: int, workers: int, nodes: Sequence[int], gpus: Sequence[in
 
 
 def _cpus(mode: str, topology: Topology, home: int, place: tuple[int, int]) -> frozenset[int]:
-    """`place`: which of how many workers on this node it is."""
+    """The CPUs of one worker on NUMA node `home`; `place`: its index among the workers there, and
+    their number.
+    """
     own = topology.nodes[home]
     index, count = place
     match mode:
@@ -90,7 +92,8 @@ def _cpus(mode: str, topology: Topology, home: int, place: tuple[int, int]) -> f
             everything = frozenset().union(*topology.nodes.values())
             return frozenset(cpu for cpu in everything if topology.sockets[cpu] in sockets)
         case "core-complex":
-            # The largest first; when there are more workers than groups, they share.
+            # The largest groups come first; if there are more workers than groups, workers share
+            # them.
             caches = _groups(own, topology.caches.__getitem__)
             caches.sort(key=lambda group: (-len(group), min(group)))
             return caches[index % len(caches)]
@@ -113,7 +116,7 @@ def _groups(cpus: frozenset[int], key: Callable[[int], int]) -> list[frozenset[i
 
 
 def read_topology(environ: Mapping[str, str], root: str = "") -> Topology:
-    """This machine. `root` is for tests."""
+    """Read this machine's topology. `root` is for tests."""
     allowed = os.sched_getaffinity(0)
     base = f"{root}/sys/devices/system"
     nodes: dict[int, frozenset[int]] = {}
@@ -138,7 +141,7 @@ def read_topology(environ: Mapping[str, str], root: str = "") -> Topology:
 
 
 def parse_cpus(text: str) -> set[int]:
-    """The kernel's lists: ``"0-3,8"``."""
+    """Parse a list of CPUs as the kernel writes it: ``"0-3,8"``."""
     found: set[int] = set()
     for item in text.strip().split(","):
         first, _, last = item.partition("-")
@@ -152,7 +155,7 @@ def _socket(text: str) -> int:
 
 
 def _first(path: str, cpu: int) -> int:
-    """The lowest of the CPUs that a file lists, as the group's number."""
+    """The lowest CPU that a file lists, used as the group's number."""
     return min(parse_cpus(read_text(path)), default=cpu)
 
 

@@ -13,7 +13,7 @@ _INTEL = "0x8086"
 
 
 def count_gpus(environ: Mapping[str, str], root: str = "") -> int:
-    """NVIDIA's, or else AMD's."""
+    """The number of NVIDIA GPUs or, without any, of AMD GPUs."""
     nvidia = len(_nvidia_addresses(root))
     if nvidia:
         return len(_visible(nvidia, environ.get("CUDA_VISIBLE_DEVICES")))
@@ -23,7 +23,7 @@ def count_gpus(environ: Mapping[str, str], root: str = "") -> int:
 
 
 def count_xpus(environ: Mapping[str, str], root: str = "") -> int:
-    """Intel's."""
+    """The number of Intel GPUs."""
     found = 0
     for name in list_names(f"{root}/sys/class/drm"):
         if name.startswith("renderD"):
@@ -32,7 +32,7 @@ def count_xpus(environ: Mapping[str, str], root: str = "") -> int:
 
 
 def gpu_numa_nodes(environ: Mapping[str, str], root: str = "") -> list[int]:
-    """The NUMA node of each visible NVIDIA GPU, in the order of their indices; -1: unknown."""
+    """The NUMA node of each visible NVIDIA GPU, in the order of their indices; -1 if unknown."""
     addresses = _nvidia_addresses(root)
     nodes = []
     for index in _visible(len(addresses), environ.get("CUDA_VISIBLE_DEVICES")):
@@ -43,7 +43,7 @@ def gpu_numa_nodes(environ: Mapping[str, str], root: str = "") -> list[int]:
 
 
 def _nvidia_addresses(root: str) -> Sequence[str]:
-    """PCI addresses, in the order of the bus, which is that of their indices on all usual hosts."""
+    """PCI addresses in bus order, which is the order of GPU indices on all usual hosts."""
     nodes = list_names(f"{root}/dev")
     devices = [name for name in nodes if name[:6] == "nvidia" and name[6:].isdigit()]
     gpus = f"{root}/proc/driver/nvidia/gpus"
@@ -57,7 +57,7 @@ def _nvidia_addresses(root: str) -> Sequence[str]:
 
 
 def _device_minor(information: str) -> str:
-    """Which /dev/nvidiaN a GPU is; empty: the driver does not say."""
+    """The N of a GPU's /dev/nvidiaN; empty if the driver does not say."""
     for line in information.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "Device Minor":
@@ -76,7 +76,9 @@ def _count_amd(root: str) -> int:
 
 
 def _visible(count: int, text: str | None) -> list[int]:
-    """Indices by this variable; -1 for one that is named otherwise. The first bad one ends it."""
+    """The indices that this variable lists; -1 for a device named in another way. The first invalid
+    one ends the list.
+    """
     if text is None:
         return list(range(count))
     found: list[int] = []
@@ -92,7 +94,7 @@ def _visible(count: int, text: str | None) -> list[int]:
 
 
 def list_names(path: str) -> list[str]:
-    """What is in a directory, sorted; nothing if it cannot be read."""
+    """The entries of a directory, sorted; empty if it cannot be read."""
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -100,7 +102,7 @@ def list_names(path: str) -> list[str]:
 
 
 def read_text(path: str) -> str:
-    """A file of the kernel's; empty if it cannot be read."""
+    """The text of a kernel file; empty if it cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()

@@ -1,7 +1,8 @@
 """The address that a node or rank gives to those that connect to it.
 
-It collects the inputs of interface_choice.py: the user's wishes, addresses of names, interfaces and
-routes (netlink.py). Launcher and process groups use the same functions, so that they choose alike.
+It collects the inputs of interface_choice.py: the user's settings, addresses of names, interfaces
+and routes (netlink.py). Launcher and process groups use the same functions, so that they choose
+alike.
 
 A user may name interfaces: RALLYPOINT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME.
 The value is a list of prefixes ("eth,ib"), of exact names ("=eth0"), or of interfaces not to use
@@ -35,17 +36,18 @@ def choose_network(
     by: str = "--local-addr",
     has_remote_peers: bool = False,
 ) -> NetworkChoice:
-    """What this machine gives to those that it meets at `hosts`, and why.
+    """The address that this machine gives to those that it meets at `hosts`, and the reason.
 
     Args:
-        hosts: names or addresses, in the order in which they count; none: nothing is known. The
-            next one is only asked about if there is no way to those before it.
-        local_addr: what the user calls this machine, by the flag or variable `by`.
-        has_remote_peers: some are on other machines, whatever `hosts` says.
+        hosts: names or addresses in order of preference; empty if nothing is known. Each is tried
+            only if there is no route to those before it.
+        local_addr: the user's name for this machine, from the flag or variable `by`.
+        has_remote_peers: whether some are on other machines, even if `hosts` does not show it.
 
     Raises:
-        UnknownHostError: nobody knows a name.
-        HostError: no interface is as wished, or there is no route, or only loopback leads there.
+        UnknownHostError: a name cannot be resolved.
+        HostError: no interface matches the setting, there is no route, or only the loopback leads
+            there.
         InvalidArgumentError: the others could not reach `local_addr`.
     """
     wish = _wish_for_address(local_addr, by) if local_addr else _wish_by_name(environ)
@@ -64,10 +66,11 @@ def choose_network(
 
 
 def targets_of(host: str) -> list[Target]:
-    """How this machine reaches a host: one for each of its addresses, those with a route first.
+    """How this machine reaches a host: a target for each of its addresses, those with a route
+    first.
 
     Raises:
-        UnknownHostError: nobody knows the name.
+        UnknownHostError: a name cannot be resolved.
     """
     found = []
     for address in [_LOOPBACK] if host == "localhost" else addresses_of(host):
@@ -77,14 +80,15 @@ def targets_of(host: str) -> list[Target]:
             route = route_to(address)
         except OSError as error:
             why = error.strerror or str(error)
-        family = numeric_family(address)  # None: it is good on one link only, which it names
+        family = numeric_family(address)  # None: it is valid on one link only, which it names
         packed = b"" if family is None else socket.inet_pton(family, address)
         found.append(Target(name=host, address=address, packed=packed, route=route, why_not=why))
     return sorted(found, key=lambda each: each.route is None)
 
 
 def own_address(endpoint_host: str, local_addr: str | None = None) -> str:
-    """The address that this node gives out to those who meet at an endpoint; no variable counts.
+    """The address that this node gives to those that meet at an endpoint, whatever the variables
+    say.
 
     Raises:
         UnknownHostError, HostError, InvalidArgumentError: as `choose_network`.
@@ -96,10 +100,10 @@ def own_address(endpoint_host: str, local_addr: str | None = None) -> str:
 
 
 def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str:
-    """The address at which this rank is to be reached; see `choose_network`.
+    """The address at which others reach this rank; see `choose_network`.
 
     Args:
-        store_host: where the store is; None if it has no place in the network, as a file.
+        store_host: the store's host; None if it has no network address, such as a file.
 
     Raises:
         HostError: no interface of that name has an address, or there is no route to the store.
@@ -108,7 +112,7 @@ def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str
 
 
 def chosen_address(environ: Mapping[str, str]) -> str | None:
-    """The address of the interface that a variable names; None: there is none.
+    """The address of the interface that a variable names; None if no variable is set.
 
     Raises:
         HostError: no interface of that name has an address.
@@ -118,7 +122,9 @@ def chosen_address(environ: Mapping[str, str]) -> str | None:
 
 
 def host_identity() -> str:
-    """What is the same for two processes exactly if they can share memory and see each other."""
+    """A text that is equal for two processes exactly if they can share memory and see each
+    other.
+    """
     try:
         with open(_BOOT, encoding="ascii") as file:
             boot = file.read().strip()
@@ -129,17 +135,20 @@ def host_identity() -> str:
 
 
 def machine_of(identity: str) -> str:
-    """What is the same in the host identities of processes that run on one kernel."""
+    """The part of a host identity that is equal for all processes that run on one kernel."""
     return identity.partition("/")[0]
 
 
 def any_address() -> str:
-    """Of the interface that others most likely reach; else the loopback."""
+    """The address of the interface that others most likely reach; otherwise the loopback
+    address.
+    """
     return choose(read_interfaces(), default=default_interface()).address
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Those of all interfaces but the loopback, what others most likely reach first; the first few.
+    """The addresses of all interfaces except loopback, the most reachable first; only the first
+    few.
 
     One IPv4 and one IPv6 address of each interface, then the rest.
     """

@@ -17,7 +17,7 @@ from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface_facts import Address, Interface, Kind, Target
 from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice, PassedOver
 
-# How unlikely others are to reach a machine through it; of all other kinds: not at all.
+# How unlikely others are to reach a machine through an interface; 0 for all other kinds.
 _UNLIKELY = {Kind.OTHER: 1, Kind.TUNNEL: 2, Kind.CONTAINER_BRIDGE: 3, Kind.LOOPBACK: 4}
 
 
@@ -29,19 +29,20 @@ def choose(
     has_remote_peers: bool = False,
     default: str = "",
 ) -> NetworkChoice:
-    """Choose.
+    """Choose an interface and address.
 
     Args:
-        interfaces: this machine's; empty: not known.
-        towards: those to reach, in the order in which they count; empty: not known.
-        default: the default route's interface.
-        has_remote_peers: some are on other machines, though `towards` does not show it.
+        interfaces: this machine's; empty if unknown.
+        towards: those to reach, in order of preference; empty if unknown.
+        default: the interface of the default route.
+        has_remote_peers: whether some are on other machines, even if `towards` does not show it.
 
     Raises:
-        HostError: no interface is as wished, there is no route, or only the loopback leads there.
+        HostError: no interface matches the setting, there is no route, or only the loopback leads
+            there.
         InvalidArgumentError: --local-addr is a loopback address, and others are remote.
     """
-    if has_remote_peers:  # some machines know their own name as their loopback; others do not
+    if has_remote_peers:  # some machines resolve their own name to loopback; others do not
         towards = [each for each in towards if not is_loopback(each.address)]
     is_remote = has_remote_peers or any(each.is_remote for each in towards)
     if isinstance(wish, AddressWish) and not is_loopback(wish.text) and is_remote:
@@ -64,10 +65,10 @@ def choose(
 
 
 def matching(wish: str, names: Sequence[str]) -> list[str]:
-    """Those of the names that a list of prefixes (or "=" names, or "^" exclusions) chooses.
+    """The names that a list of prefixes (or "=" names, or "^" exclusions) selects.
 
-    As NCCL reads it. In the order of the list, so that the first choice comes first; of the names
-    that begin with a word the word itself does, as "eth1" before "eth10".
+    It is read as NCCL reads it. The result follows the order of the list; among the names with the
+    same prefix, an exact match comes first, e.g. "eth1" before "eth10".
     """
     if wish.startswith("^"):
         words = _words(wish)
@@ -77,7 +78,7 @@ def matching(wish: str, names: Sequence[str]) -> list[str]:
 
 
 def ranked(interfaces: Sequence[Interface], default: str = "") -> list[Interface]:
-    """Those that are up and have an address, the ones that others most likely reach first."""
+    """The interfaces that are up and have an address, the most reachable first."""
 
     def cost(each: Interface) -> tuple[bool, int, bool]:
         is_link_only = all(address.is_link_only for address in each.addresses)
@@ -87,9 +88,10 @@ def ranked(interfaces: Sequence[Interface], default: str = "") -> list[Interface
 
 
 def best_address(interface: Interface, towards: Sequence[Target] = ()) -> Address:
-    """Of an interface that has one: that of the others' network, else of their family.
+    """The best address of an interface that has any: first by the others' network, then by their
+    address family.
 
-    Then what lasts and is good beyond the link, then IPv4.
+    After that, permanent addresses that are valid beyond the link are preferred, then IPv4.
     """
 
     def cost(address: Address) -> tuple[bool, ...]:
@@ -104,11 +106,13 @@ def best_address(interface: Interface, towards: Sequence[Target] = ()) -> Addres
     return min(interface.addresses, key=cost)
 
 
-# The ways.
+# The ways to choose.
 
 
 def _without_loopback(wish: AddressWish) -> AddressWish | None:
-    """A name stands for more than what this machine alone knows by it, or for nothing."""
+    """The wish without loopback addresses, which the name has on this machine only; None if none is
+    left.
+    """
     addresses = tuple([each for each in wish.addresses if not is_loopback(each)])
     if not addresses:
         return None
@@ -160,7 +164,7 @@ def _as_named(
     if found is None:
         raise HostError(_no_match(interfaces, wish, towards))
     candidates = [usable[name] for name in found if name in usable]
-    if is_exclusion:  # what is left is in no order of the user's
+    if is_exclusion:  # exclusions give no order
         candidates = ranked(candidates, default)
     leading = [each for each in candidates if _leads(each, towards)]
     chosen = (leading or candidates)[0]
@@ -231,7 +235,7 @@ def _likely(interfaces: Sequence[Interface], default: str, *, is_remote: bool) -
     return NetworkChoice(address=best_address(found[0]).text, interface=found[0], reason=reason)
 
 
-# What they share.
+# What the ways share.
 
 
 def _words(wish: str) -> list[str]:
@@ -243,7 +247,7 @@ def _fits(wish: str, name: str, word: str) -> bool:
 
 
 def _groups(wish: str, names: Sequence[str]) -> list[list[str]]:
-    """What each word of a list matches, the word itself first."""
+    """The names that each word of a list matches, the word itself first."""
     return [
         sorted([name for name in names if _fits(wish, name, word)], key=lambda name: name != word)
         for word in _words(wish)
@@ -252,13 +256,13 @@ def _groups(wish: str, names: Sequence[str]) -> list[list[str]]:
 
 def _owner(interfaces: Sequence[Interface], address: str) -> Interface | None:
     owners = [each for each in interfaces if any(a.text == address for a in each.addresses)]
-    if not owners and address.startswith("127."):  # the whole network is its
+    if not owners and address.startswith("127."):  # loopback owns its whole network
         owners = [each for each in interfaces if each.kind is Kind.LOOPBACK]
     return owners[0] if owners else None
 
 
 def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
-    """Whether the others' network is this interface's, or the route to them is."""
+    """Whether the others are in this interface's network, or the route to them leads through it."""
     return any(
         (each.is_remote and each.route is not None and each.route.interface == interface.name)
         or any(address.is_network_of(each.packed) for address in interface.addresses)
@@ -269,7 +273,9 @@ def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
 def _instead(
     chosen: Interface | None, interfaces: Sequence[Interface], towards: Sequence[Target]
 ) -> str:
-    """ "the route to node1 leads through eth0 (10.0.0.1)"; empty if what is chosen leads there."""
+    """The text "the route to node1 leads through eth0 (10.0.0.1)"; empty if the choice leads
+    there.
+    """
     known = [each for each in towards if not is_loopback(each.address)]
     if chosen is None or not known or _leads(chosen, known):
         return ""
@@ -281,7 +287,7 @@ def _instead(
 
 
 def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
-    """The interface that leads to the others, as text; empty: none is known."""
+    """The interface that leads to the others, as text; empty if unknown."""
     for target in towards:
         if target.is_remote and target.route is not None and target.route.interface:
             names = [each for each in interfaces if each.name == target.route.interface]

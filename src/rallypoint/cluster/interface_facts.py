@@ -1,7 +1,7 @@
 """This machine's network interfaces and routes, as frozen data.
 
 netlink.py reads them, interface_choice.py uses them to decide, `rallypoint where` shows them. Pure:
-records, and what can be derived from a single one.
+records, and what can be derived from a single record.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from rallypoint.base.record import Record
 
 
 class Kind(Enum):
-    """What an interface is; the values are for people."""
+    """The kind of an interface; the values are for people."""
 
     LOOPBACK = "loopback"
     PHYSICAL = "network card"
     INFINIBAND = "InfiniBand"
     STACKED = "on top of another interface"  # VLAN, bond, team, macvlan, ipvlan
-    VETH = "virtual pair"  # what a container or a test host has for a network card
+    VETH = "virtual pair"  # the network card of a container or test host
     BRIDGE = "bridge"
-    CONTAINER_BRIDGE = "container bridge"  # nothing but containers of this machine on it
+    CONTAINER_BRIDGE = "container bridge"  # only containers of this machine are attached
     TUNNEL = "tunnel"
     OTHER = "virtual"
 
@@ -32,9 +32,10 @@ class Address(Record, kw_only=True):
     Attributes:
         text: as inet_ntop writes it.
         packed: its 4 or 16 bytes, in network order.
-        prefix: how many of its bits name the network.
-        is_link_only: good on the link alone (fe80::/10, 169.254.0.0/16).
-        is_passing: it will go, or should not be given to others (IPv6: temporary, deprecated).
+        prefix: the number of leading bits that identify the network.
+        is_link_only: whether it is valid only on the link (fe80::/10, 169.254.0.0/16).
+        is_passing: whether it expires, or should not be given to others (IPv6: temporary,
+            deprecated).
     """
 
     text: str
@@ -44,7 +45,7 @@ class Address(Record, kw_only=True):
     is_passing: bool = False
 
     def is_network_of(self, packed: bytes) -> bool:
-        """Whether another address is of the same network."""
+        """Whether another address is in the same network."""
         if len(packed) != len(self.packed):
             return False
         shift = 8 * len(packed) - self.prefix
@@ -55,11 +56,11 @@ class Interface(Record, kw_only=True):
     """One interface.
 
     Attributes:
-        name: as users and variables call it.
-        index: the kernel's number.
-        is_up: it can be used: up, and with a link as far as the kernel knows.
-        mtu: the most bytes of one packet.
-        speed_mbps: in Mbit/s, as the driver says; None: not known.
+        name: the name that users and variables use.
+        index: the kernel's number for it.
+        is_up: whether it is usable: up, and with a link as far as the kernel knows.
+        mtu: the maximum size of a packet in bytes.
+        speed_mbps: in Mbit/s, from the driver; None if unknown.
         addresses: in the kernel's order.
     """
 
@@ -73,7 +74,7 @@ class Interface(Record, kw_only=True):
 
     @property
     def is_useful(self) -> bool:
-        """Whether it leads anywhere from this machine."""
+        """Whether it leads to other machines."""
         has_address = any(not each.is_link_only for each in self.addresses)
         return self.is_up and has_address and self.kind is not Kind.LOOPBACK
 
@@ -104,9 +105,9 @@ class Route(Record, kw_only=True):
     """How the kernel reaches one address.
 
     Attributes:
-        interface: by which packets leave; empty: the kernel did not say.
-        source: the address of this machine that they carry.
-        is_own: the address is this machine's own.
+        interface: the interface by which packets leave; empty if the kernel did not say.
+        source: this machine's address in those packets.
+        is_own: whether the address is this machine's own.
     """
 
     interface: str
@@ -115,13 +116,13 @@ class Route(Record, kw_only=True):
 
 
 class Target(Record, kw_only=True):
-    """Somebody whom this machine is to reach, and who is to reach it.
+    """A peer that this machine and others must reach, and that must reach this machine.
 
     Attributes:
-        name: what users call it.
+        name: the name that users gave.
         address: numeric.
-        packed: its bytes.
-        route: None: there is none.
+        packed: the bytes of the address.
+        route: the route to it; None if there is none.
         why_not: why there is no route.
     """
 

@@ -1,14 +1,14 @@
-"""How often the kernel's out-of-memory killer has struck in the control group of this process.
+"""Counts the kills by the kernel's out-of-memory killer in the control group of this process.
 
-A worker that ends by SIGKILL, together with a count that has risen since, shows that it ran out of
-memory. Both versions of control groups are read.
+If the count has risen and a worker ended by SIGKILL, it ran out of memory. Both versions of control
+groups are supported.
 """
 
 from __future__ import annotations
 
 
 def count_oom_kills(root: str = "") -> int | None:
-    """The count so far; None where the kernel does not say. `root` is for tests."""
+    """The number of kills so far; None if the kernel does not say. `root` is for tests."""
     for line in _read(f"{root}/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -20,7 +20,8 @@ def count_oom_kills(root: str = "") -> int | None:
             name = "memory.oom_control"
         else:
             continue
-        for place in places:  # inside a container the path may be the host's: then it is the top
+        # inside a container the path may be the host's: then the group is at the top
+        for place in places:
             count = _oom_kill(_read(f"{root}{place}/{name}"))
             if count is not None:
                 return count

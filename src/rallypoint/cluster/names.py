@@ -1,10 +1,10 @@
-"""Looks up hosts' names in threads of their own, because a name service may be slow.
+"""Resolves host names in separate threads, because a name service may be slow.
 
     address_of(host) --known--> an address          failed(host): try the next one, and when all
                      --else---> None, and later:                  have failed, look it up again
     take() --> hosts that can be asked for again
 
-A host that returns with another address is found; the pauses between lookups grow.
+A host that comes back with another address is found; the pauses between lookups grow.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LONGEST_PAUSE_S = 10.0
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Do it in a thread and wait for its end, so that a signal can end the wait.
+    """Do `work` in a thread and wait for its end, so that a signal can interrupt the wait.
 
     Raises:
-        Whatever the work raises.
+        Whatever `work` raises.
     """
     raised: list[BaseException] = []
     is_done = allocate_lock()
@@ -48,11 +48,11 @@ def in_thread(work: Callable[[], None]) -> None:
 
 
 class _Name:
-    """What is known of one host."""
+    """The lookup state of one host."""
 
     def __init__(self) -> None:
-        self.addresses: list[str] = []  # the next one to try first
-        self.failures = 0  # of calls, since it was looked up
+        self.addresses: list[str] = []  # the next one to try comes first
+        self.failures = 0  # connection failures since the lookup
         self.error = ""
         self.is_asked = False
         self.not_before = 0.0
@@ -60,24 +60,24 @@ class _Name:
 
 
 class Names:
-    """The addresses of hosts. Register `fileno()` for reading; then `take()`."""
+    """The addresses of hosts. Wait until `fileno()` is readable; then call `take()`."""
 
     def __init__(self, look_up: Callable[[str], list[str]] = addresses_of) -> None:
         self._look_up = look_up
         self._names: dict[str, _Name] = {}
         self._answers: deque[tuple[str, list[str] | HostError]] = deque()
-        self._lock = allocate_lock()  # around the bell's end
+        self._lock = allocate_lock()  # guards the descriptor, which `close` closes
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable when there is something to take."""
+        """A descriptor that is readable when `take` has results."""
         return self._bell
 
     def address_of(self, host: str) -> str | None:
-        """Where to call it now; None: it is being looked up.
+        """The address to connect to now; None while it is being looked up.
 
         Raises:
-            HostError: nobody knows the name, as far as was heard lately.
+            HostError: according to the last lookup, the name does not exist.
         """
         if numeric_family(host) is not None:
             return host
@@ -93,20 +93,20 @@ class Names:
         return name.addresses[0]
 
     def failed(self, host: str) -> None:
-        """Nobody answered there."""
+        """Note that nobody answered at that address."""
         name = self._names.get(host)
         if name is not None and name.addresses:
             name.failures += 1
             name.addresses.append(name.addresses.pop(0))
 
     def worked(self, host: str) -> None:
-        """It is where we called it."""
+        """Note that the host answered at that address."""
         name = self._names.get(host)
         if name is not None:
             name.failures, name.pause_s = 0, _FIRST_PAUSE_S
 
     def take(self) -> list[str]:
-        """Hosts whose names were looked up since."""
+        """The hosts whose names have been looked up since the last call."""
         try:
             os.eventfd_read(self._bell)
         except BlockingIOError:
@@ -120,13 +120,13 @@ class Names:
             name.not_before = time.monotonic() + name.pause_s
             name.pause_s = min(2 * name.pause_s, _LONGEST_PAUSE_S)
             if isinstance(answer, HostError):
-                name.error = str(answer)  # where it was last may still be right
+                name.error = str(answer)  # the last known address may still be right
             else:
                 name.addresses = answer
         return hosts
 
     def close(self) -> None:
-        """No more; a thread that still waits is left to itself."""
+        """Stop; a thread that still waits is left alone."""
         with self._lock:
             os.close(self._bell)
             self._bell = -1

@@ -1,8 +1,9 @@
 """Reads this machine's interfaces, addresses and routes from the kernel.
 
-It uses netlink (rtnetlink(7)), which answers for this process's own network namespace; /sys may
-show another one's, so only speeds are read there, if it is the same interface. Nothing is sent into
-the network. If netlink is forbidden, interfaces are unknown, and a socket is used to find routes.
+It uses netlink (rtnetlink(7)), which answers for this process's own network namespace. /sys may
+show another namespace, so only speeds are read there, and only if the interface is the same.
+Nothing is sent into the network. If netlink is forbidden, interfaces are unknown, and routes are
+found through a socket.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _REQUEST, _DUMP, _INTERRUPTED = 0x1, 0x300, 0x10
 _ERROR, _DONE = 2, 3
 _GETLINK, _GETADDR, _GETROUTE = 18, 22, 26
 _ANSWER_BYTES = 1 << 18
-_ATTEMPTS = 5  # an answer is interrupted when interfaces change meanwhile
+_ATTEMPTS = 5  # an answer is interrupted when interfaces change
 
 _IFLA_ADDRESS, _IFLA_NAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_INFO, _IFLA_CARRIER = 1, 3, 4, 10, 18, 33
 _INFO_KIND = 1
@@ -32,10 +33,10 @@ _IFF_UP = 0x1
 _TENTATIVE, _FAILED, _DEPRECATED, _TEMPORARY = 0x40, 0x08, 0x20, 0x01
 _SCOPE_LINK = 253
 _LINK_NETWORK = bytes((169, 254))
-_LOCAL = 2  # a kind of route
-_ANY_PORT = 9  # routes do not depend on it, but 0 is refused by some kernels
+_LOCAL = 2  # the type of a route
+_ANY_PORT = 9  # routes do not depend on it, but some kernels refuse 0
 
-# With which containers and virtual machines are on a bridge.
+# The kinds of interface that connect containers and virtual machines to a bridge.
 _ON_CONTAINER_BRIDGES = {"veth", "tun"}
 _STACKED = ("vlan", "bond", "team", "macvlan", "macvtap", "ipvlan", "ipvtap", "vrf")
 _TUNNELS = ("tun", "wireguard", "ipip", "sit", "ip6tnl", "gre", "gretap", "ip6gre", "ip6gretap",
@@ -51,7 +52,9 @@ _HARDWARE = {772: Kind.LOOPBACK, 32: Kind.INFINIBAND, 512: Kind.TUNNEL, 0xFFFE: 
 
 
 def read_interfaces() -> tuple[Interface, ...]:
-    """All interfaces of this network namespace, in the kernel's order; empty: it does not say."""
+    """All interfaces of this network namespace, in the kernel's order; empty if the kernel does not
+    say.
+    """
     try:
         with _open() as kernel:
             links = [_read_link(body) for body in _dump(kernel, _GETLINK, bytes(_LINK.size))]
@@ -99,9 +102,9 @@ def source_towards(address: str) -> str:
 
 
 def default_interface() -> str:
-    """Through which this machine reaches most others; empty: there is none.
+    """The interface through which this machine reaches most others; empty if there is none.
 
-    That is what routes to networks for documentation lead to (RFC 5737, RFC 3849).
+    It is the interface of routes to the networks reserved for documentation (RFC 5737, RFC 3849).
     """
     for address in ("198.51.100.1", "2001:db8::1"):
         try:
@@ -139,7 +142,7 @@ class _Link:
         self.mtu = _number(told.get(_IFLA_MTU, b""))
         self.master = _number(told.get(_IFLA_MASTER, b""))
         self.mac = told.get(_IFLA_ADDRESS, b"")
-        # Not the operational state, which the kernel may bring up to date a second later.
+        # This is not the operational state, which the kernel may update as much as a second later.
         self.is_up = bool(flags & _IFF_UP) and told.get(_IFLA_CARRIER) != b"\0"
         info = dict(_attributes(told.get(_IFLA_INFO, b"")))
         self.driver = info.get(_INFO_KIND, b"").rstrip(b"\0").decode(errors="replace")
@@ -154,7 +157,8 @@ def _read_address(body: bytes) -> tuple[int, Address] | None:
     """The interface's number and its address; None: it cannot be used yet, or ever."""
     family, prefix, flags, scope, index = _ADDRESS.unpack_from(body)
     told = dict(_attributes(body[_ADDRESS.size :]))
-    packed = told.get(_IFA_LOCAL) or told.get(_IFA_ADDRESS, b"")  # the other end's, of a tunnel
+    # in a tunnel, the second is the other end's
+    packed = told.get(_IFA_LOCAL) or told.get(_IFA_ADDRESS, b"")
     flags = _number(told.get(_IFA_FLAGS, b"")) or flags
     if family not in (socket.AF_INET, socket.AF_INET6) or flags & (_TENTATIVE | _FAILED):
         return None
@@ -192,7 +196,9 @@ def _kind(link: _Link, on_it: set[str]) -> Kind:
 
 
 def _speed_mbps(link: _Link) -> int | None:
-    """What the driver says; None: nothing, or /sys shows another network namespace's interfaces."""
+    """The speed that the driver reports; None if it reports none, or /sys shows another network
+    namespace.
+    """
     place = f"/sys/class/net/{link.name}"
     mac = ":".join(f"{byte:02x}" for byte in link.mac)
     try:
@@ -209,7 +215,7 @@ def _line(path: str) -> str:
         return file.read().strip()
 
 
-# The wire.
+# The wire format.
 
 
 def _open() -> socket.socket:

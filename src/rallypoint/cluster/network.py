@@ -1,8 +1,8 @@
 """The addresses of hosts, and whether an endpoint is this machine.
 
-It asks the kernel, never a name service about this host: its name, and whether others can resolve
-it, do not matter. Names of other hosts are looked up here, which may take long; running agents use
-names.py instead. interface.py determines the address that a node gives to others.
+For this host it asks the kernel, never a name service: this host's name, and whether others can
+resolve it, do not matter. Names of other hosts are looked up here, which may take long; running
+agents use names.py instead. interface.py determines the address that a node gives to others.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ IFNAME_VARIABLES = ("RALLYPOINT_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCK
 
 
 class UnknownHostError(HostError):
-    """Nobody knows a name; maybe not yet."""
+    """A name cannot be resolved, perhaps only not yet."""
 
 
 def addresses_of(host: str) -> list[str]:
     """The numeric addresses of a host, IPv4 first; `host` may be numeric itself.
 
     Raises:
-        UnknownHostError: nobody knows the name.
+        UnknownHostError: the name cannot be resolved.
     """
     if numeric_family(host) is not None:
         return [host]
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # a name that is too long is no Unicode to Python
+    # Python reports a name that is too long as a UnicodeError
+    except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UnknownHostError(
             f"cannot find the host {host!r} ({why}); give its address instead of its name, or add "
@@ -44,13 +45,14 @@ def addresses_of(host: str) -> list[str]:
 
 
 def is_here(host: str, local_addr: str | None = None) -> bool:
-    """Whether `host` is this machine: by its names, or because only an own address can be bound.
+    """Whether `host` is this machine: by its names, or because only a machine's own addresses can
+    be bound.
 
     Args:
-        local_addr: what this machine is called as well, as in --local-addr.
+        local_addr: another name of this machine, as in --local-addr.
 
     Raises:
-        UnknownHostError: nobody knows the name.
+        UnknownHostError: the name cannot be resolved.
     """
     if is_loopback(host) or is_own_name(host, local_addr):
         return True
@@ -58,9 +60,9 @@ def is_here(host: str, local_addr: str | None = None) -> bool:
 
 
 def is_own_name(host: str, local_addr: str | None = None) -> bool:
-    """Whether this machine is called so, as far as it knows without a name service.
+    """Whether this is a name of this machine, as far as it knows without a name service.
 
-    Its names are the host name, alone and with each domain that names are looked up in.
+    Its names are the host name, alone and with each search domain.
     """
     name = os.uname().nodename.lower()
     if host.lower() in (name, (local_addr or name).lower()):
@@ -77,7 +79,7 @@ def can_bind(address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        # Where any address can be bound, as on load balancers, the route to it tells.
+        # Where any address can be bound, as on load balancers, the route decides.
         return not _binds_any(family) or source_towards(address) == address
     except OSError:
         return False
@@ -89,7 +91,7 @@ def _binds_any(family: socket.AddressFamily) -> bool:
 
 
 def _text(path: str) -> str:
-    """Of a file; empty if it cannot be read."""
+    """The text of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -1,7 +1,7 @@
-"""What the user asked of this machine's network, and what was chosen, with the reason.
+"""The user's settings for this machine's network, and what was chosen, with the reason.
 
-Frozen data and their texts: interface_choice.py makes a choice, the launcher and `rallypoint where`
-show it. Pure.
+Frozen data, and their text: interface_choice.py makes the choice, the launcher and `rallypoint
+where` show it. Pure.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class AddressWish(Record, kw_only=True):
     Attributes:
         by: the flag or variable.
         text: its value.
-        addresses: what the value stands for, numeric; at least one.
-        own: those of them that are this machine's.
+        addresses: the numeric addresses that the value resolves to; at least one.
+        own: those of them that belong to this machine.
     """
 
     by: str
@@ -42,26 +42,26 @@ class NameWish(Record, kw_only=True):
 
 
 class PassedOver(Record, kw_only=True):
-    """An interface that was not chosen, and why."""
+    """An interface that was not chosen, and the reason."""
 
     interface: str
     why: str
 
 
 class NetworkChoice(Record, kw_only=True):
-    """What was chosen.
+    """The choice of an interface and address.
 
     Attributes:
-        address: what others are given.
-        interface: which has it, or by which packets leave; None: it is not known.
-        reason: why, as the end of a sentence.
-        passed_over: the other interfaces that lead anywhere.
-        is_wished: the user named it.
-        is_own: the address is this machine's: it can listen there.
-        instead: with a wish, what the route to the others would have chosen, if that is another
-            interface, as text; empty: nothing better is known.
-        is_doubtful: others will hardly reach it.
-        had_rivals: there was something to choose from.
+        address: the address that others are given.
+        interface: the interface that has it, or by which packets leave; None if unknown.
+        reason: the reason, as the end of a sentence.
+        passed_over: the other interfaces that lead to other machines.
+        is_wished: whether the user named it.
+        is_own: whether the address belongs to this machine, which can then listen there.
+        instead: if the user named one, the interface that the route to the others would have
+            chosen, if that is another, as text; empty if nothing better is known.
+        is_doubtful: whether others are unlikely to reach it.
+        had_rivals: whether there were alternatives.
     """
 
     address: str
@@ -76,12 +76,12 @@ class NetworkChoice(Record, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The interface's; empty if it is not known."""
+        """The interface's name; empty if unknown."""
         return "" if self.interface is None else self.interface.name
 
     @property
     def is_loopback(self) -> bool:
-        """Only this machine itself is reached."""
+        """Whether only this machine can reach the address."""
         return is_loopback(self.address)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class NetworkChoice(Record, kw_only=True):
 
     @property
     def told(self) -> str:
-        """The same, and what was passed over."""
+        """The same text, with the interfaces that were passed over."""
         over = [f"{each.interface} ({each.why})" for each in self.passed_over]
         if len(over) > _MOST_TOLD:
             over[_MOST_TOLD:] = [f"{len(over) - _MOST_TOLD} more"]
@@ -100,7 +100,7 @@ class NetworkChoice(Record, kw_only=True):
 
     @property
     def event(self) -> dict[str, object]:
-        """For programs: docs/events.md."""
+        """The choice as an event for programs: docs/events.md."""
         of = self.interface
         return {
             "interface": self.name or None,
@@ -116,5 +116,5 @@ class NetworkChoice(Record, kw_only=True):
 
     @property
     def why(self) -> str:
-        """The reason, and what speaks against it."""
+        """The reason, and any doubts."""
         return f"{self.reason}, though {self.instead}" if self.instead else self.reason

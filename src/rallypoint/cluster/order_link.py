@@ -23,10 +23,10 @@ class OrderLink:
     """The connection to one host.
 
     Attributes:
-        found: what its greeting said.
+        found: the contents of its greeting.
 
     Raises:
-        HostError: there is no such command here.
+        HostError: the command does not exist here.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
@@ -45,11 +45,11 @@ class OrderLink:
                 raise
 
     def fileno(self) -> int:
-        """Readable when there is an answer."""
+        """A descriptor that is readable when an answer has arrived."""
         return self._socket.fileno()
 
     def greet(self, word: str) -> None:
-        """Wait until it has begun, and greets with that word.
+        """Wait until the program has started and sent a greeting that begins with `word`.
 
         Raises:
             HostError: it did not.
@@ -60,26 +60,26 @@ class OrderLink:
         self.found = found
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Give it an order."""
-        with contextlib.suppress(OSError):  # it is told when the answer is wanted
+        """Send an order."""
+        with contextlib.suppress(OSError):  # reported when the answer is read
             self._socket.sendall((json.dumps(order) + "\n").encode())
 
     def read(self, wait_s: float = CONNECT_S) -> dict[str, Any]:
-        """Its next answer.
+        """Read the next answer.
 
         Raises:
-            HostError: there is none.
+            HostError: no answer came.
         """
         answer: dict[str, Any] = json.loads(self._line(wait_s))
         return answer
 
     def close(self) -> None:
-        """Nothing more is said, so it ends."""
+        """Close its input, so that it ends."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def end(self, until: float) -> None:
-        """See to it."""
+        """Make sure that it ends by that time."""
         end(self._process, max(until, time.monotonic() + 0.1))
         self._lines.close()
         self._socket.close()
@@ -94,12 +94,12 @@ class OrderLink:
             line = b""
         if not line.endswith(b"\n"):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # its last words
+                self._process.wait(1.0)  # its last output
             raise HostError(self._account("the connection ended"))
         return line
 
     def _account(self, what: str) -> str:
-        """What happened, and what was said there."""
+        """The event, and what the host said."""
         said = last_lines(self._log.read_text(errors="replace"))
         told = "".join(f"\n  | {line}" for line in said)
         return f"{self.name}: {what}: {' '.join(self._command)}{told}"

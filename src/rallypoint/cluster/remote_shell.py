@@ -2,9 +2,9 @@
 
     ssh HOST PYTHON -m MODULE       orders go to its standard input, answers come from its output
 
-So there is no port to open and nobody else to authenticate; and when that input ends, for whatever
-reason, the program knows that it is no longer needed. The same Python is expected at the same path
-on every host. This machine needs no ssh to itself.
+So no port is opened and nobody else can connect; and when its input ends, for whatever reason, the
+program knows that it is no longer needed. The same Python is expected at the same path on every
+host. This machine needs no ssh to itself.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from typing import IO, Any
 from rallypoint.base.errors import HostError
 from rallypoint.cluster.network import is_here
 
-# It asks for no password, and notices within 20 s that a host does not answer (any more).
+# Never asks for a password, and notices within 20 s that a host does not answer.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=5")
-CONNECT_S = 30.0  # until the program on the host gives a sign
-_LINES = 12  # of what a host said at last, in an error
+CONNECT_S = 30.0  # limit for the first answer of the program on the host
+_LINES = 12  # of a host's last output, in an error
 
 
 def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
     """The command that runs a module on a host.
 
     Args:
-        host: its name, maybe with `user@` before it.
-        rsh: starts a command on a host, whose name is added to it, or replaces ``{host}``.
+        host: its name; may begin with `user@`.
+        rsh: a command that starts another on a host; the host's name is appended to it, or replaces
+            ``{host}``.
     """
-    # -P: a directory in which this starts is not one to import from.
+    # -P: do not import from the directory in which this starts.
     program = [sys.executable, "-P", "-m", module]
     if _is_this_machine(host):
         return program
@@ -47,10 +48,11 @@ def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
 def start(
     host: str, command: Sequence[str], *, stdin: int, stdout: int, stderr: int | IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start that command, away from the terminal: Ctrl-C is for this process, which tells others.
+    """Start that command, detached from the terminal: Ctrl-C reaches only this process, which tells
+    others.
 
     Raises:
-        HostError: there is no such command here.
+        HostError: the command does not exist here.
     """
     try:
         return subprocess.Popen(
@@ -61,7 +63,9 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes], until: float) -> None:
-    """Wait for what `start` started, and kill it if it still runs at `until` (monotonic)."""
+    """Wait for the process that `start` started, and kill it if it still runs at `until`
+    (monotonic).
+    """
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, until - time.monotonic()))
     if process.poll() is None:
@@ -70,7 +74,7 @@ def end(process: subprocess.Popen[bytes], until: float) -> None:
 
 
 def greeting(word: str, found: Mapping[str, object]) -> str:
-    """The line by which a program says that it has begun, and what it found there."""
+    """The line by which a program reports that it has started, and what it found there."""
     import importlib.metadata
 
     version = importlib.metadata.version("rallypoint")
@@ -78,7 +82,7 @@ def greeting(word: str, found: Mapping[str, object]) -> str:
 
 
 def read_greeting(word: str, line: bytes) -> dict[str, Any] | None:
-    """What that line says; None: it is another one, as a login shell writes."""
+    """The contents of that line; None if it is another line, as a login shell may print."""
     start = word.encode()
     if not line.startswith(start):
         return None
@@ -87,7 +91,7 @@ def read_greeting(word: str, line: bytes) -> dict[str, Any] | None:
 
 
 def version_trouble(found: Mapping[str, Any]) -> str:
-    """What is wrong with the version that a greeting names; empty: it is this one."""
+    """What is wrong with the version that a greeting names; empty if it is this one."""
     import importlib.metadata
 
     ours = importlib.metadata.version("rallypoint")
@@ -100,16 +104,16 @@ def version_trouble(found: Mapping[str, Any]) -> str:
 
 
 def last_lines(said: str) -> list[str]:
-    """The end of what was written there."""
+    """The last lines of that output."""
     return [line for line in said.splitlines() if line.strip()][-_LINES:]
 
 
 def forwarded(environ: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    """The variables that begin so: what users set here, and mean for all hosts."""
+    """The variables with these prefixes: users set them here and mean them for all hosts."""
     return {name: text for name, text in environ.items() if name.startswith(prefixes)}
 
 
 def _is_this_machine(name: str) -> bool:
-    with contextlib.suppress(HostError):  # ssh may know it nevertheless
+    with contextlib.suppress(HostError):  # ssh may know the host nevertheless
         return is_here(name)
     return False

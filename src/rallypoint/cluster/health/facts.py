@@ -9,7 +9,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """What a name means on a node; `error`: why it means nothing."""
+    """What a name resolves to on a node; `error`: why it does not."""
 
     host: str
     addresses: tuple[str, ...] = ()
@@ -18,7 +18,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface that is up. `speed_mbps` 0: it does not say."""
+    """A network interface that is up. `speed_mbps` is 0 if unknown."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port that this node is to listen at; `held_by`: who listens there already."""
+    """A port at which this node should listen; `held_by`: the program that already does."""
 
     endpoint: str
     held_by: str = ""
@@ -52,7 +52,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Where a job writes. `device` is the same for two places of one file system."""
+    """A place where a job writes. `device` is equal for places on the same file system."""
 
     what: str
     path: str
@@ -63,7 +63,7 @@ class Disk:
 
 
 class PathState(Enum):
-    """What became of an attempt to use a path."""
+    """The result of an attempt to use a path."""
 
     GOOD = "can be read and written"
     READ_ONLY = "cannot be written"
@@ -74,7 +74,7 @@ class PathState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathLook:
-    """A file or directory that the job needs. `digest`: of the contents, if it is the script."""
+    """A file or directory that the job needs. `digest`: of the contents, for the script."""
 
     path: str
     state: PathState
@@ -85,36 +85,36 @@ class PathLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """GPUs, as the kernel's files tell. `visible`: those that CUDA_VISIBLE_DEVICES leaves."""
+    """The GPUs that the kernel's files list. `visible`: those that CUDA_VISIBLE_DEVICES leaves."""
 
     gpus: int = 0
     visible: int = 0
     has_infiniband: bool = False
-    cpus: float = 1.0  # that may be used: by affinity and by the control group's quota
+    cpus: float = 1.0  # usable CPUs, by affinity and the control group's quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """How much of something is used, of how much at most; 0 at most: that is not known."""
+    """How much of something is used, and the maximum; a maximum of 0 is unknown."""
 
     used: int = 0
     most: int = 0
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The used share, from 0 to 1."""
         return self.used / self.most if self.most else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of this process and its machine; -1: there is none.
+    """The limits of this process and its machine; -1: unlimited.
 
     Attributes:
-        open_files: how many a process may open, if it asks for all it may have.
+        open_files: how many files a process may open after raising its limit to the maximum.
         memlock_bytes: how much memory a process may lock, as RDMA does.
-        memory: of the control group.
-        conntrack, ports, tcp_pages: of the kernel's network.
+        memory: the control group's.
+        conntrack, ports, tcp_pages: those of the kernel's network.
     """
 
     open_files: int = -1
@@ -128,11 +128,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a node was recognised as being in.
+    """The environment that was recognised around a node.
 
     Attributes:
-        place: such as "Slurm step 12.0"; empty: nothing is recognised.
-        wrong: why no job of several nodes can begin there.
+        place: such as "Slurm step 12.0"; empty if nothing is recognised.
+        wrong: why a job of several nodes cannot start there.
         note: what a user should know.
     """
 
@@ -149,19 +149,19 @@ class NodeFacts:
     """One node.
 
     Attributes:
-        number: its node rank, or its place in --hosts.
-        name: what lines about it begin with.
-        own_name: what its host name means to itself.
-        names: what the names of the other nodes, and of the endpoints, mean there.
-        addresses: all of its own.
-        probe_port: where it listens for probes; 0: nowhere, and `probe_error` says why.
-        is_meeting_here: it is the endpoint's node.
-        ports: those endpoints that are this node.
-        versions: by what it is the version of.
+        number: its node rank, or its position in --hosts.
+        name: the name at the beginning of lines about it.
+        own_name: what its host name resolves to on itself.
+        names: what the names of the other nodes, and of the endpoints, resolve to there.
+        addresses: all its own addresses.
+        probe_port: where it listens for probes; 0 if nowhere, and `probe_error` says why.
+        is_meeting_here: whether it is the endpoint's node.
+        ports: the endpoints on this node.
+        versions: by software.
         settings: the environment variables that the checks know; secrets are not among them.
         bypasses_proxy: the hosts to which `no_proxy` allows direct connections.
         workers: as in --nproc-per-node.
-        jobs: running jobs of this user's on that node.
+        jobs: this user's running jobs on that node.
     """
 
     number: int
@@ -203,16 +203,16 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One node's attempts to speak with another one, in this direction.
+    """One node's attempts to communicate with another one, in this direction.
 
     Attributes:
-        source, target: numbers of nodes.
-        reach: of the address that the target gives out.
-        detail: the system's word for it.
-        other_address: another address of the target that was reached where that one was not.
-        latency_us: of a small message and its answer, the best of some; 0: not measured.
-        stalls: small messages arrive, and no byte of a large one.
-        mbit_s: how fast data went; 0: not measured.
+        source, target: the numbers of the nodes.
+        reach: the outcome for the address that the target gives to others.
+        detail: the system's error text.
+        other_address: another address of the target, which was reached although that one was not.
+        latency_us: of a small message and its answer, the best of several; 0 if not measured.
+        stalls: small messages arrive, but no byte of a large one.
+        mbit_s: the data rate; 0 if not measured.
     """
 
     source: int
@@ -227,7 +227,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointProbe:
-    """One node's attempt to reach an endpoint. `role`: what is there."""
+    """One node's attempt to reach an endpoint. `role`: the kind of endpoint."""
 
     source: int
     host: str
@@ -239,10 +239,10 @@ class EndpointProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """A node of which nothing could be learnt, and why.
+    """A node about which nothing could be found out, and the reason.
 
     Attributes:
-        name: what it is called.
+        name: the node's name.
         why: as a sentence; `advice`: what to do.
         check: the number of the check that it belongs to.
     """
@@ -255,15 +255,15 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """All that is known.
+    """All facts about the nodes of a job.
 
     Attributes:
-        count: how many nodes the job is to have.
-        nodes: those that were looked at.
-        clocks_s: by number, how far the node's clock is ahead of the examiner's.
-        hosts: by the name that others know a node by, its number.
-        endpoints: where the nodes are to meet, as (host, port).
-        draws_token: whoever starts the job draws a token for it.
+        count: the number of nodes that the job needs.
+        nodes: those that were examined.
+        clocks_s: by node number, how far its clock is ahead of the examiner's.
+        hosts: node numbers, by the name that others use for the node.
+        endpoints: where the nodes meet, as (host, port).
+        draws_token: the program that starts the job generates a token for it.
         port_range: as in --port-range.
     """
 
@@ -280,11 +280,11 @@ class ClusterFacts:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is about several nodes."""
+        """Whether the job has several nodes."""
         return self.count > 1
 
     def node(self, number: int) -> NodeFacts:
-        """The node of that number."""
+        """The node with that number."""
         return next(node for node in self.nodes if node.number == number)
 
     def name(self, number: int) -> str:

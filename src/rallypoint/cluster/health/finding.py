@@ -23,14 +23,14 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause, told once.
+    """One cause, reported once.
 
     Attributes:
         check: the number of the check, from 1 to 16.
-        where: names of the nodes that it is about; empty: the job as a whole.
+        where: the names of the nodes concerned; empty for the job as a whole.
         what: what is wrong; `advice`: what to do.
-        explains: pairs of nodes that cannot speak with each other for this reason; what other
-            checks find there are consequences.
+        explains: pairs of nodes that cannot communicate for this reason; what other checks find
+            there is a consequence.
     """
 
     level: Level
@@ -41,20 +41,20 @@ class Finding:
     explains: frozenset[Pair] = frozenset()
 
     def text(self, nodes: int) -> str:
-        """As a line; `nodes`: of so many."""
+        """The finding as a line; `nodes`: the number of nodes in the job."""
         who = "all nodes" if 1 < nodes == len(self.where) else listed(self.where)
         begin = f"{who}: " if who and nodes > 1 else ""
         return f"{begin}{self.what}; {self.advice}"
 
 
 def listed(names: tuple[str, ...], most: int = 8) -> str:
-    """Names, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def collapse(findings: list[Finding]) -> list[Finding]:
-    """The same on several nodes as one; the worst first."""
+    """Merge equal findings on several nodes into one; the most severe first."""
     found: dict[tuple[int, int, str, str], Finding] = {}
     for each in findings:
         key = (-each.level, each.check, each.what, each.advice)

@@ -29,15 +29,16 @@ _BACKLOG = 128
 
 
 class TokenRefusedError(OSError):
-    """A caller has another token."""
+    """A caller has a different token."""
 
 
 class ProbeListener:
-    """Listens at a port of the port range, and at endpoints that are free. A context manager.
+    """Listens at a port of the port range, and at endpoints on this node that are free. A context
+    manager.
 
     Raises:
         HostError: all ports of the port range are taken.
-        OSError: this machine does not allow it to listen.
+        OSError: listening is not possible on this machine.
     """
 
     def __init__(self) -> None:
@@ -55,11 +56,11 @@ class ProbeListener:
         self.close()
 
     def allow(self, secret: bytes) -> None:
-        """Let those in who know it; before that, nobody."""
+        """Admit callers that know the secret; before this, nobody is admitted."""
         self._secret = secret
 
     def listen_too(self, port: int) -> None:
-        """Be there, at an endpoint, for those who only connect.
+        """Listen at an endpoint as well, for callers that only connect.
 
         Raises:
             OSError: the port is taken.
@@ -67,7 +68,7 @@ class ProbeListener:
         self._begin(listen(port), lambda sock: None)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for sock in self._sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -105,7 +106,7 @@ class ProbeListener:
 
 
 def listen(port: int) -> socket.socket:
-    """A listener at all addresses of this machine.
+    """A socket that listens at all addresses of this machine.
 
     Raises:
         OSError: the port is taken.
@@ -116,11 +117,11 @@ def listen(port: int) -> socket.socket:
 
 
 def admit(caller: socket.socket, token: bytes) -> None:
-    """Be the listener in the challenge.
+    """Take the listener's part in the challenge.
 
     Raises:
-        TokenRefusedError: the caller has another token.
-        OSError: the connection broke, or the caller is somebody else.
+        TokenRefusedError: the caller has a different token.
+        OSError: the connection broke, or the caller is another program.
     """
     greeting = receive(caller, len(GREETING) + NONCE)
     theirs, ours = greeting[len(GREETING) :], os.urandom(NONCE)
@@ -128,13 +129,13 @@ def admit(caller: socket.socket, token: bytes) -> None:
         raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
     caller.sendall(ours)
     if not hmac.compare_digest(receive(caller, PROOF), client_proof(token, theirs, ours)):
-        caller.sendall(bytes(PROOF))  # no proof, which would help a stranger to guess
+        caller.sendall(bytes(PROOF))  # not a proof, which would help a stranger to guess the token
         raise TokenRefusedError
     caller.sendall(server_proof(token, theirs, ours))
 
 
 def _count(caller: socket.socket, count: int, stream_s: float) -> tuple[int, int]:
-    """How many bytes came, and in how many microseconds after the first ones."""
+    """The number of bytes received, and the microseconds from the first ones on."""
     caller.settimeout(STALL_S)
     total, began, until = 0, 0.0, 0.0
     while not count or total < count:
@@ -148,7 +149,7 @@ def _count(caller: socket.socket, count: int, stream_s: float) -> tuple[int, int
         if not began:
             began, until = now, now + stream_s
             if stream_s:
-                continue  # what came before the clock ran does not count
+                continue  # data from before the clock started does not count
         total += len(data)
         if stream_s and now >= until:
             break
@@ -156,7 +157,9 @@ def _count(caller: socket.socket, count: int, stream_s: float) -> tuple[int, int
 
 
 def _read_rest(caller: socket.socket) -> None:
-    """Take what is still on its way: to close before would reset the caller, who reads our word."""
+    """Read what is still in transit: closing earlier would reset the connection before the caller
+    reads our reply.
+    """
     until = time.monotonic() + STALL_S
     while time.monotonic() < until and caller.recv(_MOST_BYTES):
         pass

@@ -39,18 +39,19 @@ from rallypoint.cluster.network import (
 
 T = TypeVar("T")
 
-NAME_S = 2.0  # for a name service
+NAME_S = 2.0  # limit for a name service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookOrder:
-    """What to look at.
+    """What to examine.
 
     Attributes:
-        number, name: of the node; an empty name is its host name.
+        number, name: the node's; if the name is empty, its host name is used.
         hosts: names of the other nodes and of endpoints.
         ports: endpoints, as HOST:PORT, at which this node is to listen.
-        paths: what --path names; `script`: the program, with its digest; empty: none is known.
+        paths: those that --path names; `script`: the program, whose digest is taken; empty if
+            unknown.
         log_dir: as in --log-dir.
         local_addr: as in --local-addr.
         workers: as in --nproc-per-node.
@@ -68,7 +69,9 @@ class LookOrder:
 
 
 def look(order: LookOrder, environ: Mapping[str, str]) -> NodeFacts:
-    """All facts of this node but for what the caller adds: its ports, its place, its jobs."""
+    """All facts about this node except those that the caller adds: its ports, its surroundings, its
+    jobs.
+    """
     host = os.uname().nodename
     names = tuple(dict.fromkeys([*order.hosts]))
     paths = [(path, False) for path in order.paths]
@@ -113,7 +116,7 @@ def look(order: LookOrder, environ: Mapping[str, str]) -> NodeFacts:
 def look_at_network(
     number: int, hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = ""
 ) -> NodeFacts:
-    """Only what names and interfaces tell, for an error that is about to be told."""
+    """Only the facts about names and interfaces, for an error that is about to be raised."""
     name = os.uname().nodename
     begun: list[Callable[[], None]] = []
     own_name = _begin(begun, lambda: look_up(name))
@@ -136,7 +139,7 @@ _SILENT = f"the name service does not answer within {NAME_S:g} s"
 
 
 def look_up(host: str) -> Lookup:
-    """What a name means here."""
+    """Resolve a name on this node."""
     found: list[Lookup] = []
 
     def ask() -> None:
@@ -152,13 +155,15 @@ def look_up(host: str) -> Lookup:
 
 
 def _why(error: RallypointError) -> str:
-    """The system's word for it, which stands in brackets."""
+    """The system's error text, which is in brackets."""
     text = str(error)
     return text[text.find("(") + 1 : text.find(")")] if "(" in text else text
 
 
 def _begin(begun: list[Callable[[], None]], work: Callable[[], T]) -> list[T]:
-    """Do it in a thread; the list has its result, once what is added to `begun` has returned."""
+    """Run `work` in a thread; the returned list has its result once the function added to `begun`
+    has returned.
+    """
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
     thread.start()
@@ -167,7 +172,7 @@ def _begin(begun: list[Callable[[], None]], work: Callable[[], T]) -> list[T]:
 
 
 def choose(hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = "") -> Choice:
-    """The address that a job here would give to nodes that meet at `hosts`, and why that one."""
+    """The address that a job on this node would give to nodes that meet at `hosts`, and why."""
     by = next((f"{name}={environ[name]}" for name in IFNAME_VARIABLES if environ.get(name)), "")
     by = f"--local-addr {local_addr}" if local_addr else by
     others = [host for host in hosts if not is_loopback(host) and not is_own_name(host)]
@@ -176,7 +181,7 @@ def choose(hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = "
         try:
             chosen = choose_network(towards, environ, local_addr=local_addr or None)
         except UnknownHostError:
-            continue  # told as such
+            continue  # reported separately
         except RallypointError as refusal:
             error = error or str(refusal)
             continue
@@ -187,7 +192,7 @@ def choose(hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = "
 def take_ports(
     facts: NodeFacts, endpoints: Sequence[tuple[str, int]], listen: Callable[[int], None]
 ) -> NodeFacts:
-    """Listen at those endpoints that are this node; who is there already is noted."""
+    """Listen at the endpoints that are on this node; note the programs that already do."""
     from rallypoint.store.port_holder import holder_of
 
     ports = list(facts.ports)
@@ -202,5 +207,7 @@ def take_ports(
 
 
 def is_this_node(host: str) -> bool:
-    """Whether an endpoint's host is this machine, as far as that is known within the time limit."""
+    """Whether an endpoint's host is this machine, as far as can be found out within the time
+    limit.
+    """
     return is_own_name(host) or any(can_bind(address) for address in look_up(host).addresses)

@@ -14,7 +14,7 @@ SHM = "/dev/shm"
 
 
 def look_at_devices(environ: Mapping[str, str], root: str = "") -> Devices:
-    """GPUs, InfiniBand and the CPUs that may be used."""
+    """This node's GPUs and InfiniBand devices, and its usable CPUs."""
     cpus = float(len(os.sched_getaffinity(0)))
     quota = cpu_quota(root)
     return Devices(
@@ -26,7 +26,7 @@ def look_at_devices(environ: Mapping[str, str], root: str = "") -> Devices:
 
 
 def cpu_quota(root: str = "") -> float:
-    """How many CPUs the control group may use; 0: as many as there are."""
+    """The number of CPUs that the control group may use; 0 if unlimited."""
     quota, _, period = read_text(f"{root}/sys/fs/cgroup/cpu.max").strip().partition(" ")
     if not quota:
         quota = read_text(f"{root}/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
@@ -36,7 +36,7 @@ def cpu_quota(root: str = "") -> float:
 
 
 def look_at_limits(root: str = "") -> Limits:
-    """Of this process, and of this machine's network."""
+    """The limits of this process, and of this machine's network."""
     return Limits(
         open_files=_hard(resource.RLIMIT_NOFILE),
         memlock_bytes=_hard(resource.RLIMIT_MEMLOCK),
@@ -52,7 +52,7 @@ def look_at_limits(root: str = "") -> Limits:
 
 
 def look_at_disks(environ: Mapping[str, str], log_dir: str = "") -> tuple[Disk, ...]:
-    """The shared memory, where temporary files go, and where logs do."""
+    """Shared memory, and the file systems of temporary files and logs."""
     places = [(SHM, SHM), ("the directory for temporary files", environ.get("TMPDIR", ""))]
     places += [("--log-dir", log_dir)]
     found = []
@@ -65,7 +65,7 @@ def look_at_disks(environ: Mapping[str, str], log_dir: str = "") -> tuple[Disk, 
 
 
 def _existing(path: str) -> str:
-    """The directory itself, or the nearest one above it that is there."""
+    """The directory itself, or its nearest ancestor that exists."""
     path = os.path.abspath(path)
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
@@ -88,13 +88,13 @@ def _disk(what: str, path: str) -> Disk | None:
 
 
 def _hard(kind: int) -> int:
-    """What a process may raise its limit to."""
+    """The hard limit, up to which a process may raise its limit."""
     most = resource.getrlimit(kind)[1]
     return -1 if most == resource.RLIM_INFINITY else most
 
 
 def _memory(root: str) -> Usage:
-    """What the processes of the control group hold, and may hold."""
+    """The memory that the processes of the control group use, and may use."""
     group = f"{root}/sys/fs/cgroup"
     used, most = _number(f"{group}/memory.current"), _number(f"{group}/memory.max")
     reclaimable = 0
@@ -105,7 +105,7 @@ def _memory(root: str) -> Usage:
 
 
 def _ports(root: str) -> Usage:
-    """Those that the kernel gives to outgoing connections."""
+    """The ports that the kernel assigns to outgoing connections."""
     words = read_text(f"{root}/proc/sys/net/ipv4/ip_local_port_range").split()
     most = int(words[1]) - int(words[0]) + 1 if len(words) == 2 else 0
     return Usage(used=_sockstat(root, "tw") + _sockstat(root, "inuse"), most=most)
@@ -117,7 +117,7 @@ def _tcp_pages(root: str) -> Usage:
 
 
 def _sockstat(root: str, name: str) -> int:
-    """A number from "TCP: inuse 5 orphan 0 tw 0 alloc 7 mem 1"."""
+    """A number from a line such as "TCP: inuse 5 orphan 0 tw 0 alloc 7 mem 1"."""
     for line in read_text(f"{root}/proc/net/sockstat").splitlines():
         kind, *words = line.split()
         if kind == "TCP:" and name in words:

@@ -8,7 +8,7 @@ from rallypoint.cluster.netlink import read_interfaces
 
 
 def look_at_interfaces() -> tuple[Interface, ...]:
-    """Those that have an address which is good beyond the link, without the loopback."""
+    """The interfaces, except loopback, with an address that is valid beyond the link."""
     return tuple(
         Interface(
             name=each.name,
@@ -22,5 +22,5 @@ def look_at_interfaces() -> tuple[Interface, ...]:
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has this address; empty: none has."""
+    """The name of the interface that has this address; empty if none has."""
     return next((each.name for each in look_at_interfaces() if address in each.addresses), "")

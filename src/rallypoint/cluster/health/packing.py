@@ -1,4 +1,4 @@
-"""Facts as JSON and back: each dataclass by its own annotations."""
+"""Converts facts to JSON and back: each dataclass by its own annotations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def pack(value: object) -> object:
-    """What json.dumps takes."""
+    """Convert a value to what json.dumps accepts."""
     if dataclasses.is_dataclass(value):
         return {each.name: pack(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -24,10 +24,10 @@ def pack(value: object) -> object:
 
 
 def unpack(kind: type[T], value: object) -> T:
-    """What was packed: a dataclass of tuples, mappings, enums, dataclasses and plain values.
+    """Convert back: a dataclass of tuples, mappings, enums, dataclasses and plain values.
 
     Raises:
-        ValueError, TypeError, KeyError: it is nothing of that kind.
+        ValueError, TypeError, KeyError: the value does not match that type.
     """
     found = _unpack(kind, value)
     if not isinstance(found, kind):
@@ -51,7 +51,7 @@ def _unpack(kind: object, value: object) -> object:
         return int(value) if kind is int else float(value)
     is_it = any(
         isinstance(value, each) for each in (inner or (kind,)) if isinstance(each, type)
-    )  # one of several, as in int | None, or a plain one
+    )  # a union, as in int | None, or a plain type
     if not is_it:
         raise TypeError(f"{value!r} is not a {kind}")
     return value

@@ -18,7 +18,7 @@ _MOST_BYTES = 64 << 20
 
 
 def look(path: str, *, is_script: bool) -> dict[str, str]:
-    """The state's name, the system's word for it, and the digest of a script."""
+    """The name of the state, the system's error text, and the digest of a script."""
     found = {"state": "GOOD", "detail": "", "digest": ""}
     step = "MISSING"
     try:

@@ -11,12 +11,12 @@ from pathlib import Path
 from rallypoint.cluster.health.facts import PathLook, PathState
 
 PATIENCE_S = 2.0
-_LAST_S = 0.2  # for a killed child; one in an uninterruptible wait is left to the system
+_LAST_S = 0.2  # for the end of a killed child; one in uninterruptible sleep is left to the system
 _CHILD = str(Path(__file__).with_name("path_child.py"))
 
 
 def look_at_path(path: str, *, is_script: bool = False, wait_s: float = PATIENCE_S) -> PathLook:
-    """Read and write there, if that is possible within a time limit."""
+    """Try to read and write there, within a time limit."""
     words = [sys.executable, "-I", "-S", _CHILD, path, *(["script"] if is_script else [])]
     child = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

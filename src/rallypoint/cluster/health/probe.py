@@ -27,20 +27,20 @@ from rallypoint.cluster.network import UnknownHostError, addresses_of
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
 
 GREETING = b"RLYEXAM1"
-# Small messages; bytes, or 0 for a stream; of how many milliseconds.
+# The number of small messages; the number of bytes, or 0 for a stream; the stream's milliseconds.
 HEAD = struct.Struct("<IQI")
 RECEIVED = struct.Struct("<QQ")  # bytes, microseconds
 _PINGS = 8
 LARGE = 64 << 10
 CONNECT_S = 1.5
 STALL_S = 1.5
-TALK_S = 5.0  # for a small message to a node that may be busy
+TALK_S = 5.0  # limit for a small message to a node that may be busy
 STREAM_S = 0.2
-_ROUND_TRIPS = 20  # at least so many in a stream, which begins slowly
+_ROUND_TRIPS = 20  # the least length of a stream, in round trips: it starts slowly
 _LONGEST_STREAM_S = 2.0
-SLOW_MBIT_S = 250.0  # below it a stream is measured again: this machine may have been busy
+SLOW_MBIT_S = 250.0  # slower streams are measured again: this machine may have been busy
 _TRIES = 3
-_MOST_STREAMS = 8  # of each node, so that many nodes take no longer
+_MOST_STREAMS = 8  # for each node, so that many nodes take no longer
 _CHUNK = bytes(1 << 18)
 _MOST_AT_ONCE = 64
 _MOST_ADDRESSES = 2
@@ -48,7 +48,7 @@ _MOST_ADDRESSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A node to reach: the address that it gives out, and its others."""
+    """A node to reach: the address that it gives to others, and its other addresses."""
 
     number: int
     address: str
@@ -57,9 +57,11 @@ class Target:
 
 
 def probe_all(me: int, targets: Sequence[Target], secret: bytes) -> list[Probe]:
-    """Reach all of them: at once for small and large messages, one by one for streams.
+    """Probe all targets: concurrently with small and large messages, one after the other with
+    streams.
 
-    Node i begins with node i + 1, so that each node sends to one and receives from one.
+    Node i begins with node i + 1, so that each node sends to one node and receives from one at a
+    time.
     """
     found: dict[int, Probe] = {}
     limit = threading.Semaphore(_MOST_AT_ONCE)
@@ -106,7 +108,7 @@ def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> 
 def probe_endpoints(
     me: int, endpoints: Sequence[tuple[str, int]], wait_s: float = CONNECT_S
 ) -> list[EndpointProbe]:
-    """The same for several, at once."""
+    """Whether something listens at each of several endpoints, all tried at once."""
     found: list[EndpointProbe] = []
     _side_by_side(
         [
@@ -118,12 +120,14 @@ def probe_endpoints(
 
 
 def secret_of(secret: bytes, number: int) -> bytes:
-    """What one node of an examination is recognised by: an address may be another one's, too."""
+    """The secret that identifies one node of an examination: its address may also belong to another
+    one.
+    """
     return b"%s/%d" % (secret, number)
 
 
 def prove(sock: socket.socket, token: bytes) -> bool:
-    """Be the caller in the challenge; whether the other side knows the token.
+    """Take the caller's part in the challenge; returns whether the other side knows the token.
 
     Raises:
         OSError: the connection broke, or the other side refused us.
@@ -136,10 +140,10 @@ def prove(sock: socket.socket, token: bytes) -> bool:
 
 
 def receive(sock: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes.
+    """Receive exactly that many bytes.
 
     Raises:
-        OSError: they did not come.
+        OSError: they did not arrive.
     """
     data = b""
     while len(data) < count:
@@ -159,7 +163,7 @@ def _side_by_side(work: Sequence[Callable[[], None]]) -> None:
 
 
 def _reach(me: int, target: Target, secret: bytes) -> Probe:
-    """Connect with it, at another address if need be, and send small and large messages."""
+    """Connect to a node, if necessary at another address, and send small and large messages."""
     address = target.address
     sock, reach, detail = _meet(address, target.port, secret)
     probe = Probe(source=me, target=target.number, reach=reach, detail=detail)
@@ -182,7 +186,9 @@ def _reach(me: int, target: Target, secret: bytes) -> Probe:
 
 
 def _exchange(sock: socket.socket) -> tuple[float, int]:
-    """Small messages and a large one: the latency, and how many bytes of the large one came."""
+    """Exchange small messages and a large one; returns the latency, and how many bytes of the large
+    one arrived.
+    """
     with sock:
         sock.sendall(HEAD.pack(_PINGS, LARGE, 0))
         latency_us = min(_ping(sock) for _ in range(_PINGS))
@@ -191,7 +197,7 @@ def _exchange(sock: socket.socket) -> tuple[float, int]:
 
 
 def _meet(address: str, port: int, secret: bytes) -> tuple[socket.socket | None, Reach, str]:
-    """A connection with the node itself, or why there is none."""
+    """A connection to the node itself, or the reason why there is none."""
     (reach, detail), sock = _connect(address, port, CONNECT_S)
     if sock is None:
         return None, reach, detail
@@ -211,7 +217,7 @@ def _meet(address: str, port: int, secret: bytes) -> tuple[socket.socket | None,
 def _connect(
     address: str, port: int, wait_s: float
 ) -> tuple[tuple[Reach, str], socket.socket | None]:
-    """A connection, or how it failed."""
+    """A connection, or the way in which connecting failed."""
     try:
         sock = socket.create_connection((address, port), wait_s)
     except ConnectionRefusedError as error:
@@ -226,7 +232,7 @@ def _connect(
 
 
 def _ping(sock: socket.socket) -> float:
-    """Microseconds until the answer."""
+    """The time until the answer, in microseconds."""
     began = time.perf_counter()
     sock.sendall(b"p")
     receive(sock, 1)
@@ -234,10 +240,12 @@ def _ping(sock: socket.socket) -> float:
 
 
 def _send(sock: socket.socket, stream_s: float) -> tuple[int, int]:
-    """Send a large message, or for so long; how many bytes arrived, in how many microseconds."""
+    """Send a large message, or a stream for that long; returns how many bytes arrived, in how many
+    microseconds.
+    """
     until = time.monotonic() + stream_s
     sock.settimeout(STALL_S)
-    # A time-out: the other side tells what has come. An error: it has seen enough, and said so.
+    # On a time-out, the other side reports what has arrived; after an error, it already has.
     with contextlib.suppress(TimeoutError, ConnectionError):
         if not stream_s:
             sock.sendall(_CHUNK[:LARGE])
@@ -249,7 +257,7 @@ def _send(sock: socket.socket, stream_s: float) -> tuple[int, int]:
 
 
 def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
-    """Megabits a second; 0: it could not be measured."""
+    """The rate in Mbit/s; 0 if it could not be measured."""
     best = 0.0
     for _ in range(_TRIES):
         _, sock = _connect(address, port, CONNECT_S)
@@ -261,7 +269,7 @@ def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
                     break
                 sock.sendall(HEAD.pack(0, 0, round(stream_s * 1000)))
                 count, microseconds = _send(sock, stream_s)
-                # What is still on its way is not to disturb what is measured next.
+                # Data still in transit must not disturb the next measurement.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError:
                 continue

@@ -1,5 +1,6 @@
-"""What keeps a node from the others, as far as it shows within two seconds: for an error that is
-about to be told. Names, the endpoint's port, and the interface that a variable chooses.
+"""What separates a node from the others, as far as can be found out within two seconds, for an
+error that is about to be raised: names, the endpoint's port, and the interface that a variable
+selects.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def finding_about(
     role: str = MEETING,
     is_caller: bool = True,
 ) -> str:
-    """The first cause that shows, with the advice; empty: none does.
+    """The first cause that is found, with the advice; empty if none is found.
 
     Args:
-        endpoints: where this node wanted to connect, as (host, port).
-        count: how many nodes the job has.
-        role: what is at the endpoints.
-        is_caller: this node was to connect there; else the others were to connect here.
+        endpoints: where this node tried to connect, as (host, port).
+        count: the number of nodes that the job has.
+        role: the kind of the endpoints.
+        is_caller: whether this node tried to connect there; otherwise the others tried to connect
+            here.
     """
     found: list[str] = []
 
@@ -59,7 +61,7 @@ def finding_about(
 
 
 def told_with(error: str, finding: str) -> str:
-    """An error's message with what was found."""
+    """An error's message together with the finding."""
     if not finding:
         return error
     return f"{error.rstrip('.')}; found on {os.uname().nodename}: {finding}"
@@ -81,10 +83,10 @@ def _first(
     prober.start()
     try:
         node = look_at_network(0, hosts, environ)
-    except (RallypointError, OSError):  # there is an error to be told already
+    except (RallypointError, OSError):  # an error is about to be raised already
         return ""
     prober.join()
-    # What a node's own name means to itself matters only if the others meet there.
+    # What a node's name resolves to on the node itself matters only if the others meet there.
     node = replace(node, own_name=Lookup(host=node.own_name.host, addresses=("0.0.0.0",)))
     cluster = ClusterFacts(
         count=count,
@@ -110,12 +112,12 @@ def _one_way(probe: EndpointProbe) -> str:
 
 
 def _by_route(node: NodeFacts, hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The interface that this node would use if no variable chose another one."""
+    """The interface that this node would use if no variable selected another one."""
     if not node.choice.by:
         return node.choice.interface
     for lookup in node.names:
         own = next((each for each in lookup.addresses if each in node.addresses), "")
-        if own:  # the others come to this node
+        if own:  # the others connect to this node
             return interface_of(own)
     left = {name: text for name, text in environ.items() if name not in IFNAME_VARIABLES}
     return choose(hosts, left).interface

@@ -20,7 +20,7 @@ KNOWN = (
 
 
 def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those that are set."""
+    """Those of the variables that are set."""
     found = {name: environ[name] for name in KNOWN if environ.get(name)}
     for name in PROXIES:
         text = environ.get(name) or environ.get(name.upper())
@@ -30,7 +30,7 @@ def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def proxy_bypasses(environ: Mapping[str, str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Those of the hosts that no_proxy names, alone or by their domain."""
+    """The hosts that no_proxy names, themselves or by their domain."""
     text = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     names = [word.strip().lower().lstrip(".") for word in text.split(",") if word.strip()]
 

@@ -1,4 +1,4 @@
-"""The versions of what must agree on all nodes; nothing of it is imported."""
+"""The versions of the software that must agree on all nodes, without importing any of it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import platform
 from rallypoint.cluster.devices import read_text
 
 _PACKAGES = {"Rallypoint": "rallypoint", "NumPy": "numpy", "PyTorch": "torch"}
-# By the name's beginning: what follows is the version of CUDA.
+# Prefixes of distribution names: what follows is CUDA's version.
 _NVIDIA = {"NCCL": "nvidia-nccl", "CUDA": "nvidia-cuda-runtime"}
 DRIVER = "NVIDIA driver"
 
 
 def look_at_versions(root: str = "") -> dict[str, str]:
-    """By what it is the version of; what is not installed is left out."""
+    """Versions by software; what is not installed is left out."""
     found = {"Python": platform.python_version()}
     for title, name in _PACKAGES.items():
         try:
             found[title] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if "PyTorch" in found:  # only then is there a use for these, and it takes a walk to find them
+    if "PyTorch" in found:  # only then are these needed, and finding them takes a directory walk
         found |= _of_nvidia()
     if driver := read_text(f"{root}/sys/module/nvidia/version").strip():
         found[DRIVER] = driver

@@ -1,4 +1,4 @@
-"""Where processes meet that mpirun, srun or similar started: at a store of rank 0.
+"""Lets processes that mpirun, srun or similar started meet at a store of rank 0.
 
     rank 0     opens it at a free port, and has the launcher tell all: its addresses, the port and a
                token (mpi4py, pmi.py, pmix.py)
@@ -34,7 +34,7 @@ from rallypoint.store.store import Store
 _TOKEN = "RALLYPOINT_TOKEN"
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 _LOOPBACK, _EVERYWHERE = "127.0.0.1", "::"
-_MOST_TEXT = 900  # PMI's values may have 1024 characters
+_MOST_TEXT = 900  # PMI limits values to 1024 characters
 _PAUSE_S = 0.05
 _FIRST_TRY_S, _LONGEST_TRY_S = 0.5, 8.0
 
@@ -46,9 +46,9 @@ class Meeting:
     """The store at which this process has met the others.
 
     Attributes:
-        address: of rank 0, as this process reaches it; of those on its machine, as others do.
-        store: a connection, which shows the others that this process is there.
-        server: rank 0's, for as long as it holds this.
+        address: rank 0's, as this process reaches it; on rank 0's machine, as other machines do.
+        store: a connection, which shows the others that this process exists.
+        server: rank 0's server, which lives as long as this object.
     """
 
     process: Process
@@ -59,10 +59,10 @@ class Meeting:
     server: StoreServer | None
 
     def open(self, timeout: timedelta) -> OpenStore:
-        """A connection to it.
+        """Open another connection to the store.
 
         Raises:
-            StoreConnectionError: rank 0 is not there any more.
+            StoreConnectionError: rank 0 is gone.
         """
         store = TCPStore(
             self.address, self.port, timeout=timeout, wait_for_workers=False, token=self.token
@@ -78,16 +78,17 @@ _announced: tuple[str, ...] = ()
 def open_launched(
     environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1, timeout: timedelta
 ) -> OpenStore | None:
-    """The store of the job whose launcher started this process; None: ``env://`` says all.
+    """The store of the job whose launcher started this process; None if ``env://`` suffices.
 
-    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set then. Args: as in `find_process`.
+    It also sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. The arguments are those of
+    `find_process`.
 
     Raises:
-        InvalidArgumentError: the surroundings make no sense, or contradict what is given.
+        InvalidArgumentError: the surroundings are inconsistent, or contradict the arguments.
         HostError, StoreConnectionError, StoreTimeoutError: the processes cannot meet.
     """
     if _meeting is not None and _announced == _said(environ):
-        return _meeting.open(timeout)  # that is what this process has said to PyTorch itself
+        return _meeting.open(timeout)  # this process announced that address to PyTorch itself
     process = process_to_meet(environ, rank=rank, world_size=world_size)
     return None if process is None else meet(process, timeout, environ).open(timeout)
 
@@ -95,12 +96,12 @@ def open_launched(
 def process_to_meet(
     environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1
 ) -> Process | None:
-    """Who this is, if it needs to meet the others; its numbers are in `environ` then.
+    """This process's identity, if it needs to meet the others; also sets its numbers in `environ`.
 
-    None: there is nothing to find out, or MASTER_ADDR and MASTER_PORT say where they meet.
+    None: nothing has to be found out, or MASTER_ADDR and MASTER_PORT already say where to meet.
 
     Raises:
-        InvalidArgumentError: as `open_launched`.
+        InvalidArgumentError: the surroundings are inconsistent, or contradict the arguments.
     """
     process = find_process(environ, rank=rank, world_size=world_size)
     if process is None:
@@ -114,10 +115,10 @@ def process_to_meet(
 
 
 def meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str]) -> Meeting:
-    """Meet the other processes, or say where they have met; all of them call it.
+    """Meet the other processes, or return the earlier meeting; all of them call it.
 
     Raises:
-        HostError, StoreConnectionError, StoreTimeoutError: they cannot.
+        HostError, StoreConnectionError, StoreTimeoutError: meeting failed.
     """
     global _meeting  # noqa: PLW0603 - a process's launcher has it meet once
     if _meeting is None:
@@ -126,14 +127,14 @@ def meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str]
 
 
 def announce(environ: MutableMapping[str, str], address: str, port: int) -> None:
-    """Say in MASTER_ADDR and MASTER_PORT where another store of this job is."""
+    """Set MASTER_ADDR and MASTER_PORT to another store of this job."""
     global _announced  # noqa: PLW0603 - as above
     environ.update(zip(_MEETING, (address, str(port)), strict=True))
     _announced = _said(environ)
 
 
 def withdraw(environ: MutableMapping[str, str]) -> None:
-    """Undo `announce`, if nobody has said otherwise since."""
+    """Undo `announce`, unless the variables have changed since."""
     if _meeting is not None and _announced == _said(environ):
         for name in _MEETING:
             environ.pop(name, None)
@@ -155,7 +156,7 @@ def _meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str
             told, token = _read(_pass_on(process, text, waiting, environ))
             places = places if server else told
             if not environ.get(_TOKEN):
-                environ[_TOKEN] = os.fsdecode(token)  # connections between ranks demand it as well
+                environ[_TOKEN] = os.fsdecode(token)  # connections between ranks require it as well
         store = _find(process, places, token, waiting)
         try:
             address = _gather(process, store, waiting)
@@ -170,7 +171,9 @@ def _meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str
 
 
 def _token(process: Process, environ: Mapping[str, str]) -> bytes:
-    """What shows that a store is this job's; no secret if it is only the job's name."""
+    """The token by which a store is recognised as this job's; it is not secret if only the job's
+    name is known.
+    """
     own = environ.get(_TOKEN, "")
     if process.endpoints:
         return os.fsencode(f"{own}/{process.run_id}")
@@ -178,14 +181,14 @@ def _token(process: Process, environ: Mapping[str, str]) -> bytes:
 
 
 def _serve(process: Process, token: bytes) -> StoreServer:
-    """Rank 0's store, at a free port, or at one of those where the others look for it."""
+    """Open rank 0's store, at a free port, or at one of those that the others try."""
     host = _LOOPBACK if process.is_local else _EVERYWHERE
     if not process.endpoints or process.size == 1:
         return StoreServer(host, token=token)
     refusal: StoreConnectionError | None = None
     for _, port in map(_place, process.endpoints):
         try:
-            # Other jobs may try this port, too, and are turned away: nobody needs to read that.
+            # Other jobs may try this port, and are turned away: that need not be logged.
             return StoreServer(host, port, token=token, log_fd=-1)
         except StoreConnectionError as error:
             refusal = error
@@ -200,7 +203,7 @@ def _serve(process: Process, token: bytes) -> StoreServer:
 def _invitation(
     server: StoreServer, token: bytes, process: Process, environ: Mapping[str, str]
 ) -> str:
-    """PORT,TOKEN,ADDRESS,...: where rank 0 can be reached, as far as it knows."""
+    """The text PORT,TOKEN,ADDRESS,...: where rank 0 can be reached, as far as it knows."""
     if process.is_local:
         addresses: Sequence[str] = (_LOOPBACK,)
     elif chosen := chosen_address(environ):
@@ -215,10 +218,10 @@ def _invitation(
 
 
 def _read(text: str) -> tuple[list[Place], bytes]:
-    """What an invitation says.
+    """Parse an invitation.
 
     Raises:
-        HostError: it is none.
+        HostError: the text is not an invitation.
     """
     try:
         port, token, *addresses = text.split(",")
@@ -233,7 +236,7 @@ def _read(text: str) -> tuple[list[Place], bytes]:
 def _pass_on(
     process: Process, text: str, waiting: Waiting, environ: MutableMapping[str, str]
 ) -> str:
-    """Have the launcher tell all processes the text of rank 0."""
+    """Have the launcher pass rank 0's text to all processes."""
     world = _initialized_mpi(process)
     if world is not None:
         return str(world.bcast(text, root=0))
@@ -254,7 +257,7 @@ def _pass_on(
 
 
 def _initialized_mpi(process: Process) -> Any:  # noqa: ANN401 - of mpi4py
-    """COMM_WORLD, if this process uses mpi4py already and that is the same job."""
+    """COMM_WORLD, if this process already uses mpi4py in the same job."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
@@ -264,7 +267,7 @@ def _initialized_mpi(process: Process) -> Any:  # noqa: ANN401 - of mpi4py
 
 
 def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Waiting) -> TCPStore:
-    """The store at the first of these places whose server knows the token."""
+    """Connect to the first of these places whose server knows the token."""
     listed = ", ".join(endpoint_of(host, port) for host, port in places)
     left = timedelta(seconds=max(waiting.left_s, 0.001))
     looking = Waiting(left, f"rank 0's store at {listed}", speaks=process.rank == 1)
@@ -275,7 +278,7 @@ def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Wait
             if not _listens(host, port, patience_s):
                 continue
             try:
-                # Something else may listen there, and not answer.
+                # Another program may listen there, and never answer.
                 limit = timedelta(seconds=4 * patience_s)
                 return TCPStore(host, port, timeout=limit, wait_for_workers=False, token=token)
             except StoreConnectionError as error:
@@ -293,10 +296,11 @@ def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Wait
 
 
 def _gather(process: Process, store: TCPStore, waiting: Waiting) -> str:
-    """Wait until all are there; rank 0's address, as this process is to use and tell it.
+    """Wait until all processes have arrived; returns rank 0's address, for this process to use and
+    announce.
 
-    A process elsewhere takes the one at which it got through. Those on rank 0's machine take what
-    the first of the others took: loopback would tell others nothing.
+    A process on another machine takes the address at which it succeeded. Those on rank 0's machine
+    take that of the first process elsewhere, because a loopback address would be useless to others.
     """
     key = "meeting/address"
     is_elsewhere = not can_bind(store.host)
@@ -310,7 +314,7 @@ def _gather(process: Process, store: TCPStore, waiting: Waiting) -> str:
 
 
 def _listens(host: str, port: int, timeout_s: float) -> bool:
-    """Whether to try there at all: a store's client would wait for it to begin to listen."""
+    """Whether something listens there; otherwise a store's client would wait for it."""
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError:
@@ -319,10 +323,10 @@ def _listens(host: str, port: int, timeout_s: float) -> bool:
 
 
 def _resolved(endpoints: Sequence[str]) -> list[Place]:
-    """Where to look, by addresses.
+    """The places to try, as addresses.
 
     Raises:
-        UnknownHostError: nobody knows a name.
+        UnknownHostError: a name cannot be resolved.
     """
     places = [_place(endpoint) for endpoint in endpoints]
     addresses = {host: addresses_of(host) for host in dict.fromkeys(host for host, _ in places)}

@@ -1,7 +1,8 @@
-"""Passes a text from rank 0 to all ranks by PMI-1, which Hydra (MPICH, Intel MPI) and Flux serve.
+"""Passes a text from rank 0 to all ranks through PMI-1, which Hydra (MPICH, Intel MPI) and Flux
+serve.
 
 PMI-1 is a protocol of lines over an inherited descriptor (PMI_FD): a request, an answer. A value
-can be read once all processes have been in a barrier. The session is not ended (`finalize`) before
+can be read once all processes have passed a barrier. The session is not ended (`finalize`) before
 the process ends, so that MPI_Init may begin it again; the descriptor is read only to the end of
 each answer, and stays open.
 
@@ -26,18 +27,19 @@ from rallypoint.cluster.meeting.waiting import Waiting
 
 _KEY = "rallypoint-meeting"
 _FAREWELL_S = 2.0
-_MOST_LINE = 16384  # far above what any server says
+_MOST_LINE = 16384  # far above any server's lines
 _NEXT_STEP = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or start it with `rallypoint run`"
 
 _cut_short: set[int] = set()  # descriptors whose next line may be an earlier request's answer
 
 
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
-    """The text of rank 0, whose `text` is not empty; all processes of the job call it.
+    """Return rank 0's text on all ranks; only its `text` is not empty. All processes of the job
+    call it.
 
     Raises:
-        HostError: the launcher does not answer as it should.
-        StoreTimeoutError: not all processes came in time.
+        HostError: the launcher does not answer correctly.
+        StoreTimeoutError: not all processes arrived in time.
     """
     fd = _descriptor(environ)
     if fd in _cut_short:
@@ -61,11 +63,11 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
 
 
 def _end(fd: int, identity: object, pid: int) -> None:
-    """End the session as this process ends, unless MPI has or will.
+    """End the session when this process ends, unless MPI has ended it or will.
 
-    Hydra takes a rank that leaves without a word for one that died, and kills the others.
+    Hydra regards a rank that leaves without ending the session as dead, and kills the others.
     """
-    with contextlib.suppress(OSError):  # it is closed: MPI has ended the session
+    with contextlib.suppress(OSError):  # the descriptor is closed: MPI has ended the session
         if os.getpid() == pid and _identity(fd) == identity and not mpi_runs():
             os.write(fd, b"cmd=finalize\n")
             if select.select((fd,), (), (), _FAREWELL_S)[0]:
@@ -73,13 +75,15 @@ def _end(fd: int, identity: object, pid: int) -> None:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    """Tells whether a number is still the same descriptor."""
+    """Identifies what a descriptor refers to, to detect that its number was reused."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
 
 def mpi_runs() -> bool:
-    """Whether MPI has begun in this process, and has not ended: whichever libmpi is loaded says."""
+    """Whether MPI is initialised in this process and not finalised, as any loaded libmpi
+    reports.
+    """
     paths = {
         line.split(maxsplit=5)[5]
         for line in Path("/proc/self/maps").read_text().splitlines()
@@ -97,7 +101,7 @@ def mpi_runs() -> bool:
 
 
 class _Wire:
-    """Asks, and reads answers."""
+    """Sends requests and reads answers."""
 
     def __init__(self, fd: int, waiting: Waiting) -> None:
         self._fd = fd
@@ -106,7 +110,9 @@ class _Wire:
         self._poll.register(fd, select.POLLIN)
 
     def ask(self, request: str, expected: str) -> dict[str, str]:
-        """What is in the answer, which is of the kind `expected` and says that all is well."""
+        """Send a request; returns the fields of the answer, which must be of the kind `expected`
+        and report success.
+        """
         self._send(f"cmd={request}\n".encode("ascii"))
         line = self._receive()
         answer = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -128,7 +134,7 @@ class _Wire:
                 raise _trouble(error.strerror or str(error)) from None
 
     def _receive(self) -> str:
-        """One line, and not a byte more: what follows would be another reader's."""
+        """Read one line, and not a byte more: the rest belongs to another reader."""
         line = b""
         while not line.endswith(b"\n"):
             if not self._poll.poll(self._waiting.slice_s * 1000):

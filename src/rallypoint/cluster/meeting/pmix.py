@@ -1,7 +1,7 @@
-"""Passes a text from rank 0 to all ranks by PMIx, which Open MPI's mpirun serves.
+"""Passes a text from rank 0 to all ranks through PMIx, which Open MPI's mpirun serves.
 
-A process can initialise the PMIx library only once: if we did, MPI_Init could not any more. So a
-child process does it (pmix_child.py), which ends after this process.
+A process can initialise the PMIx library only once; if we did, MPI_Init would fail later. Therefore
+a child process does it (pmix_child.py), which ends after this process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _MOST_BYTES = 65536
 
 
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
-    """The text of rank 0, whose `text` is not empty; all processes of the job call it.
+    """Return rank 0's text on all ranks; only its `text` is not empty. All processes of the job
+    call it.
 
     Raises:
         HostError: there is no PMIx library here, or it failed.
-        StoreTimeoutError: not all processes came in time.
+        StoreTimeoutError: not all processes arrived in time.
     """
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_CHILD), *libraries(environ)],
@@ -39,7 +40,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environ,
-        start_new_session=True,  # signals for this process are none for it
+        start_new_session=True,  # signals to this process must not reach it
     )
     try:
         _tell(child, text)
@@ -62,13 +63,13 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
 
 def _tell(child: subprocess.Popen[bytes], text: str) -> None:
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it says why it ended
+    with contextlib.suppress(BrokenPipeError):  # its own output says why it ended
         child.stdin.write(f"{text}\n".encode())
         child.stdin.flush()
 
 
 def _line_of(child: subprocess.Popen[bytes], waiting: Waiting) -> bytes:
-    """What it says, once it does; empty: it has failed."""
+    """The child's first line; empty if it has failed."""
     assert child.stdout is not None
     said = b""
     while not said.endswith(b"\n"):
@@ -82,7 +83,9 @@ def _line_of(child: subprocess.Popen[bytes], waiting: Waiting) -> bytes:
 
 
 def _end(child: subprocess.Popen[bytes], pid: int) -> None:
-    """Let it leave, as this process ends: not its forked children, which hold the pipe, too."""
+    """Let the child end when this process ends, but not when forked children do, which hold the
+    pipe too.
+    """
     if os.getpid() != pid:
         return
     _tell(child, "")
@@ -94,7 +97,9 @@ def _end(child: subprocess.Popen[bytes], pid: int) -> None:
 
 
 def libraries(environ: Mapping[str, str]) -> list[str]:
-    """Where the library may be: beside the mpirun that started this, or where the system has it."""
+    """Paths where the library may be: beside the mpirun that started this process, or in the
+    system.
+    """
     mpirun = shutil.which("mpirun", path=environ.get("PATH"))
     roots = [environ.get("PMIX_PREFIX", ""), environ.get("OPAL_PREFIX", "")]
     roots += [str(Path(mpirun).resolve().parents[1])] if mpirun else []

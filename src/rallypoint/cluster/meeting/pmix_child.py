@@ -6,9 +6,9 @@
     stdout    one line: rank 0's message
     stderr    its last line says what failed
 
-It has the environment of the process that started it, hence its rank, and lives as long: if a rank
-left PMIx and came again, as MPI does, MPI_Init could wait for ever. It imports the standard library
-only. Names and numbers are those of pmix_common.h, unchanged since version 2.
+It has the environment, and hence the rank, of the process that started it, and lives as long: if a
+rank left PMIx and joined again, as MPI does, MPI_Init could wait for ever. It imports only the
+standard library. Names and numbers are those of pmix_common.h, unchanged since version 2.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from collections.abc import Sequence
 _KEY = b"rallypoint.meeting."
 _STRING = 3  # PMIX_STRING
 _NOT_FOUND = -46  # PMIX_ERR_NOT_FOUND
-_PAUSES_S = (0.02, 0.5)  # between questions, the first and the longest
+_PAUSES_S = (0.02, 0.5)  # pauses between requests: the first and the longest
 
 
 class _Proc(ctypes.Structure):
-    """pmix_proc_t: which process."""
+    """pmix_proc_t: identifies a process."""
 
     _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
 
 
 class _Value(ctypes.Structure):
-    """pmix_value_t: its type, and a union, of which this uses the pointer."""
+    """pmix_value_t: a type and a union, of which only the pointer is used here."""
 
     _fields_ = (
         ("type", ctypes.c_uint16),
         ("data", ctypes.c_void_p),
-        ("rest", ctypes.c_uint64 * 8),  # more than any version's union has
+        ("rest", ctypes.c_uint64 * 8),  # more than any version's union needs
     )
 
 
 class _Info(ctypes.Structure):
-    """pmix_info_t: what is published. The only one of its array, as its size may be another."""
+    """pmix_info_t: a published value. Arrays have only one, because its size may differ."""
 
     _fields_ = (("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", _Value))
 
 
 class _Found(ctypes.Structure):
-    """pmix_pdata_t: what is looked up, and who published it. The only one of its array, too."""
+    """pmix_pdata_t: the value to look up, and its publisher. Arrays have only one, too."""
 
     _fields_ = (("proc", _Proc), ("key", ctypes.c_char * 512), ("value", _Value))
 
 
 class _PmixError(Exception):
-    """What failed, for people."""
+    """A failure, described for people."""
 
 
 def main(libraries: Sequence[str]) -> int:
-    """Pass on the line at stdin, and stay; the exit status."""
+    """Pass on the line at stdin, and stay; returns the exit status."""
     try:
         text = sys.stdin.readline().strip().encode()
         pmix = _load(libraries)
@@ -67,7 +67,8 @@ def main(libraries: Sequence[str]) -> int:
             print(pass_on(pmix, _KEY + me.nspace, text).decode(), flush=True)
             sys.stdin.readline()
         finally:
-            pmix.PMIx_Finalize(None, ctypes.c_size_t(0))  # else mpirun takes us for one that died
+            # otherwise mpirun regards this rank as dead
+            pmix.PMIx_Finalize(None, ctypes.c_size_t(0))
     except (_PmixError, AttributeError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -75,9 +76,10 @@ def main(libraries: Sequence[str]) -> int:
 
 
 def pass_on(pmix: ctypes.CDLL, key: bytes, text: bytes) -> bytes:
-    """Say it, or wait until rank 0 has said it.
+    """Publish the text, or wait until rank 0 has published it.
 
-    By PMIx's public notes: what PMIx_Put and PMIx_Fence leave on the servers is MPI_Init's, too.
+    It uses PMIx's publish and lookup: what PMIx_Put and PMIx_Fence leave on the servers would be
+    visible to MPI_Init.
     """
     if not text:
         return _look_up(pmix, key)
@@ -88,7 +90,9 @@ def pass_on(pmix: ctypes.CDLL, key: bytes, text: bytes) -> bytes:
 
 
 def _look_up(pmix: ctypes.CDLL, key: bytes) -> bytes:
-    """Whoever started this program ends it when there was time enough."""
+    """Look the key up repeatedly; the process that started this program ends it after its time
+    limit.
+    """
     pause_s, longest_s = _PAUSES_S
     found, one, none = _Found(key=key), ctypes.c_size_t(1), ctypes.c_size_t(0)
     while (status := pmix.PMIx_Lookup(ctypes.byref(found), one, None, none)) == _NOT_FOUND:

@@ -1,4 +1,4 @@
-"""How long a process waits for the others of its job, and what it reports meanwhile."""
+"""Limits how long a process waits for the others of its job, and reports the wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rallypoint.store.init_method import REPORT_EVERY, to_stderr
 
 
 class Waiting:
-    """A time limit, and a line every 10 s from one process of the job.
+    """A time limit, and a message every 10 s from one process of the job.
 
     Args:
-        whom: what is waited for, as in "the other processes of Open MPI".
-        speaks: whether this process is the one that says so.
+        whom: those that are waited for, such as "the other processes of Open MPI".
+        speaks: whether this process prints the message.
     """
 
     def __init__(self, timeout: timedelta, whom: str, *, speaks: bool) -> None:
@@ -25,7 +25,7 @@ class Waiting:
 
     @property
     def left_s(self) -> float:
-        """Until the limit; may be negative."""
+        """The time until the limit; may be negative."""
         return self._start + self._timeout_s - time.monotonic()
 
     @property
@@ -34,10 +34,10 @@ class Waiting:
         return max(min(self.left_s, REPORT_EVERY.total_seconds()), 0.001)
 
     def check(self) -> None:
-        """Nobody has come yet.
+        """Note that nobody has arrived yet.
 
         Raises:
-            StoreTimeoutError: the time is over.
+            StoreTimeoutError: the time limit has passed.
         """
         now = time.monotonic()
         line = f"waited {now - self._start:.0f} s for {self._whom}"

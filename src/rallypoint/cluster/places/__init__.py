@@ -1,11 +1,11 @@
-"""Recognises by variables where this program was started: a Slurm step, a pod, mpirun, ...
+"""Recognises from variables where this program was started: a Slurm step, a pod, mpirun, ...
 
     environment --> recognize --> Reading: which node this is, of how many, and where they meet
 
 Pure: other inputs (this host's name, /etc/hosts) are arguments. One file per kind of place reads
-its variables; this one decides if several places have left theirs. cli/surroundings.py decides what
-a launch does with a reading, and which flags take precedence. process.py reads the variables of a
-process that our launcher did not start.
+its variables; this one decides if the variables of several places are set. cli/surroundings.py
+decides what a launch does with a reading, and which flags take precedence. process.py reads the
+variables of a process that our launcher did not start.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 HERE = ("here", "none")
-VARIABLE = "RALLYPOINT_CLUSTER"  # one of KINDS or of HERE
-# Innermost first: what starts programs in an allocation is nearer to them than what gave it, and
-# that is nearer than the pod and the cloud that it runs in. By kind: the variables that all must be
-# there. The file that reads them has its name, or else the one in `_FILES`.
+VARIABLE = "RALLYPOINT_CLUSTER"  # one of KINDS or HERE
+# Innermost first: the program that starts processes within an allocation is closer to them than the
+# allocation's manager, which is closer than the surrounding pod and cloud. For each kind, the
+# variables that must all be set. A kind is read by the file of its name, or else by the one in
+# `_FILES`.
 _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     {
         "open_mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -32,8 +33,8 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "pals": ("PALS_RANKID", "PMI_SIZE"),
         "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     },
-    {"hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")},  # MVAPICH2's mpiexec is one, too
-    {"flux": ("FLUX_JOB_ID", "FLUX_TASK_RANK")},  # often started in an allocation of Slurm's
+    {"hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")},  # also MVAPICH2's mpiexec
+    {"flux": ("FLUX_JOB_ID", "FLUX_TASK_RANK")},  # often started within a Slurm allocation
     {"slurm": ("SLURM_JOB_ID",)},
     {
         "leader_worker_set": ("LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"),
@@ -47,26 +48,27 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "dstack": ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
     },
 )
-# Of these, that which a process of a job has from whoever started it (process.py).
+# The kinds of program that start the processes of a job (process.py).
 STARTERS = _LEVELS[:4]
 _FILES = {
     **dict.fromkeys(("open_mpi", "hydra", "mvapich2", "pals", "jsrun"), "mpi"),
     **dict.fromkeys(("skypilot", "dstack"), "addresses"),
 }
 KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
-# Of a worker, which has inherited what its launcher was told: that is not about it.
+# Set in a worker, which inherits its launcher's variables: they do not describe the worker.
 _WORKER = "TORCHELASTIC_RUN_ID"
 
 
 def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading | None:
-    """What the variables say; None: nothing that is known here.
+    """What the variables say; None if they describe no known place.
 
     Args:
-        on: only this one of `KINDS`, or none for one of `HERE`; empty: whichever there is.
+        on: one of `KINDS` to consider only that, or one of `HERE` for none; empty: all are
+            considered.
 
     Raises:
-        InvalidArgumentError: a variable says something impossible, two places are equally near, or
-            what `on` names is not here.
+        InvalidArgumentError: a variable has an impossible value, two places are equally close, or
+            the one that `on` names is not present.
     """
     kind = find_kind(environ, on, _LEVELS)
     return _read(kind, environ, host) if kind else None
@@ -75,7 +77,7 @@ def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading |
 def find_kind(
     environ: Mapping[str, str], on: str, levels: Sequence[Mapping[str, tuple[str, ...]]]
 ) -> str:
-    """The innermost kind whose variables are there; empty: none is. See `recognize`."""
+    """The innermost kind whose variables are set; empty if there is none. See `recognize`."""
     if on in HERE or (not on and environ.get(_WORKER)):
         return ""
     if on and on not in KINDS:
@@ -105,7 +107,7 @@ def find_kind(
 
 
 def reader_of(kind: str) -> tuple[ModuleType, tuple[str, ...]]:
-    """The file that reads a kind, and what tells it which of several kinds to read."""
+    """The module that reads a kind, and the arguments that tell it which of its kinds to read."""
     file = importlib.import_module(f"{__name__}.{_FILES.get(kind, kind)}")
     return file, (kind,) if kind in _FILES else ()
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from rallypoint.cluster.places.reading import Host, Reading, numbered
 
-# By kind: the name, what the variables begin with, and how those of the addresses and the run end.
+# By kind: the name, the prefix of the variables, and the suffixes of those with the addresses and
+# the run.
 _PLACES = {
     "skypilot": ("SkyPilot", "SKYPILOT_", "NODE_IPS", "TASK_ID"),
     "dstack": ("dstack", "DSTACK_", "NODES_IPS", "RUN_ID"),

@@ -1,4 +1,4 @@
-"""A task of a Flux job, which does not name the other tasks, but passes on one task's message."""
+"""A task of a Flux job. Flux does not name the other tasks, but passes on one task's message."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def expand(text: str, name: str = "the list of hosts") -> list[str]:
     """All hosts of the list, in its order.
 
     Raises:
-        InvalidArgumentError: it is none; `name` is what the message calls it.
+        InvalidArgumentError: the text is not a list of hosts; `name` is what the message calls it.
     """
     hosts: list[str] = []
     items = _ITEM.findall(text)
@@ -42,7 +42,7 @@ def expand(text: str, name: str = "the list of hosts") -> list[str]:
 
 
 def _part(inside: str, plain: str) -> list[str]:
-    """What may stand in that place; empty: that is not clear."""
+    """The strings that the part in brackets stands for; empty if it is not clear."""
     if plain:
         return [plain]
     found: list[str] = []

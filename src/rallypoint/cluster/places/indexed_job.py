@@ -1,6 +1,6 @@
 """A pod of an Indexed Job of Kubernetes, also in a JobSet. It does not know the number of pods.
 
-With a headless Service its own entry in /etc/hosts is its full name, JOB-INDEX.SERVICE....; the
+With a headless Service, its own entry in /etc/hosts has its full name, JOB-INDEX.SERVICE....; the
 others' names differ in the index only.
 """
 
@@ -38,7 +38,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
 
 
 def _domain(host: Host) -> str:
-    """What follows this host's name in its full name; empty: nothing does."""
+    """The part of this host's full name after the host name; empty if there is none."""
     for line in host.table.splitlines():
         for name in line.partition("#")[0].split()[1:]:
             if name.startswith(f"{host.name}."):

@@ -1,6 +1,6 @@
 """Processes that an MPI launcher started: Open MPI, those with Hydra (MPICH, Intel MPI), MVAPICH2,
-Cray's PALS, and jsrun. They say which process this is, and not where the others are; most pass on
-what one process has to say to the others.
+Cray's PALS, and jsrun. Their variables say which process this is, but not where the others are;
+most launchers pass on messages between processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rallypoint.cluster.places.reading import Host, Reading, optional, whole
 
 
 class _Launcher(Record):
-    """Its name, how it starts one process for each node, and its variables."""
+    """A launcher's name, how it starts one process on each node, and its variables."""
 
     name: str
     once_per_node: str

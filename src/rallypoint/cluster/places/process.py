@@ -16,7 +16,8 @@ from rallypoint.base.record import Record
 from rallypoint.cluster.places import STARTERS, VARIABLE, find_kind, reader_of
 
 _OFF = f"{VARIABLE}=none"
-ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # whoever sets them all has said it
+# if all of them are set, they are followed
+ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Process(Record, kw_only=True):
@@ -25,14 +26,14 @@ class Process(Record, kw_only=True):
     Attributes:
         place: the launcher's name, as in "Slurm step 12.0".
         by: the variable by which it was recognised.
-        rank, size: which process this is, of how many.
-        local_rank, local_size: the same on its machine; None: that is not said.
-        passes_on: the variable that shows how the launcher passes on what its processes say (PMI_FD
-            or PMIX_NAMESPACE); empty: it does not.
-        endpoints: where rank 0 may listen, as HOST:PORT, if nothing is passed on.
-        run_id: what the job is called there.
-        sources: by "rank", "local rank", "meeting": the variables.
-        wrong: why this is no process of a job, and what to do; empty: it is one.
+        rank, size: this process's rank, and the number of processes.
+        local_rank, local_size: the same on its machine; None if unknown.
+        passes_on: the variable that shows how the launcher passes on messages of its processes
+            (PMI_FD or PMIX_NAMESPACE); empty if it does not.
+        endpoints: where rank 0 may listen, as HOST:PORT, if the launcher passes on no messages.
+        run_id: the job's name there.
+        sources: the variables for "rank", "local rank" and "meeting".
+        wrong: why this is not a process of a job, and what to do; empty if it is one.
     """
 
     place: str
@@ -53,7 +54,7 @@ class Process(Record, kw_only=True):
         return self.size in (1, self.local_size)
 
     def to_environ(self) -> dict[str, str]:
-        """What torchrun would have set; without that which is not known."""
+        """The variables that torchrun would have set, except for unknown ones."""
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
@@ -66,14 +67,14 @@ class Process(Record, kw_only=True):
 def find_process(
     environ: Mapping[str, str], *, rank: int = -1, world_size: int = -1
 ) -> Process | None:
-    """Who this is, if the variables of ``env://`` leave that open; None: they do not, or nobody
-    known started it.
+    """This process's identity, if the variables of ``env://`` do not give it; None if they do, or
+    no known launcher started it.
 
     Args:
-        rank, world_size: the caller's; -1: not given.
+        rank, world_size: the caller's arguments; -1 if not given.
 
     Raises:
-        InvalidArgumentError: what was given, or RANK and WORLD_SIZE, says otherwise; or as
+        InvalidArgumentError: the arguments, or RANK and WORLD_SIZE, contradict it; or as for
             `recognize_process`.
     """
     given = {"RANK": str(rank) if rank >= 0 else environ.get("RANK", "")}
@@ -93,14 +94,14 @@ def find_process(
 
 
 def recognize_process(environ: Mapping[str, str], on: str = "") -> Process | None:
-    """What the variables of whoever started this process say; None: nobody known did.
+    """What the variables of this process's launcher say; None if no known one started it.
 
     Args:
-        on: as in `recognize`; empty: what RALLYPOINT_CLUSTER says.
+        on: as for `recognize`; if empty, the value of RALLYPOINT_CLUSTER.
 
     Raises:
-        InvalidArgumentError: a variable says something impossible, two launchers are equally near,
-            or the one that is asked for is not here.
+        InvalidArgumentError: a variable has an impossible value, two launchers are equally close,
+            or the requested one is not present.
     """
     wished = on or environ.get(VARIABLE, "")
     try:
@@ -111,6 +112,6 @@ def recognize_process(environ: Mapping[str, str], on: str = "") -> Process | Non
         found: Process = file.read_process(environ, *which)
     except InvalidArgumentError as error:
         source = f"{'--on' if on else VARIABLE} {wished}: " if wished else ""
-        # A process has no flags.
+        # A process has no flags, so the message must not name one.
         raise InvalidArgumentError(f"{source}{error}".replace("--on here", _OFF)) from None
     return found

@@ -9,13 +9,13 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
 PORT = 29400  # where nodes meet, if the place names none
-_FIRST_PORT, _PORTS = 20000, 12768  # below those that the kernel gives to connections
+_FIRST_PORT, _PORTS = 20000, 12768  # below the ports that the kernel assigns to connections
 _FAR = 1597
-MOST_ENDPOINTS = 3  # enough that the job begins, and goes on, without one of them
+MOST_ENDPOINTS = 3  # so that the job can start, and continue, without one of them
 
 
 class Host(Record):
-    """This machine, as far as it is no variable's: its name, and the text of its /etc/hosts."""
+    """What is known of this machine without variables: its name, and the text of its /etc/hosts."""
 
     name: str
     table: str = ""
@@ -27,12 +27,12 @@ class Reading(Record, kw_only=True):
     Attributes:
         place: its name, as in "Slurm step 12.0".
         by: the variable by which it was recognised.
-        node_rank, nodes: which node this is, of how many; None: that is not said.
-        endpoints: where the nodes meet, as HOST:PORT; the first ones are tried first.
-        run_id: what the job is called there.
-        sources: by "node rank", "nodes", "meeting at", "job's name": the variable.
-        wrong: why no job of several nodes can begin, and what to do; empty: it can.
-        note: what a user should know who runs on this node alone.
+        node_rank, nodes: this node's rank, and the number of nodes; None if unknown.
+        endpoints: where the nodes meet, as HOST:PORT, in the order to be tried.
+        run_id: the job's name there.
+        sources: the variables for "node rank", "nodes", "meeting at" and "job's name".
+        wrong: why a job of several nodes cannot start, and what to do; empty if it can.
+        note: what a user should know when running on this node alone.
     """
 
     place: str
@@ -47,10 +47,10 @@ class Reading(Record, kw_only=True):
 
 
 def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
-    """A variable's number.
+    """The value of a variable as a whole number.
 
     Raises:
-        InvalidArgumentError: it is none, or too small.
+        InvalidArgumentError: it is not a number, or too small.
     """
     text = environ.get(name, "")
     if not text:
@@ -66,7 +66,7 @@ def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
 
 
 def optional(environ: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
-    """As `whole`; None: it is not set."""
+    """As `whole`; None if the variable is not set."""
     return whole(environ, name, least=least) if environ.get(name) else None
 
 
@@ -81,10 +81,10 @@ def numbered(
     run_id_by: str = "",
     port: int = PORT,
 ) -> Reading:
-    """A node of a list of hosts, by its number there, which the variable `rank` says.
+    """The node in a list of hosts whose number is in the variable `rank`.
 
     Raises:
-        InvalidArgumentError: there are not so many.
+        InvalidArgumentError: the list is too short.
     """
     node_rank = whole(environ, rank)
     if node_rank >= len(hosts):
@@ -104,13 +104,13 @@ def numbered(
 
 
 def derived_port(job: str, step: int, attempt: int = 0, *, choice: int = 0) -> int:
-    """A port for a step of a job on machines that others use, too.
+    """A port for a step of a job, on machines that others use, too.
 
-    No two steps of an attempt have the same, and a job that is started anew does not meet what may
-    be left of the attempt before.
+    The steps of an attempt have different ports, and a restarted job does not meet what may be left
+    of its previous attempt.
 
     Args:
-        choice: for another one, if that is taken; far from those of the next steps.
+        choice: selects another port if the first is taken; far from those of the next steps.
     """
     from zlib import crc32
 

@@ -14,8 +14,8 @@ from rallypoint.cluster.places.process import ENV, Process
 from rallypoint.cluster.places.reading import Host, Reading, derived_port, numbered, whole
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
-_ATTEMPT = "SLURM_RESTART_COUNT"  # not set before the job is requeued
-_PORTS = 8  # for a step of processes
+_ATTEMPT = "SLURM_RESTART_COUNT"  # not set until the job is requeued
+_PORTS = 8  # for a step without our launcher
 
 
 def read(environ: Mapping[str, str], host: Host) -> Reading:
@@ -57,7 +57,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
 
 
 def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
-    """By node, of ``2(x3),1``: 2, 2, 2 and 1."""
+    """Parse ``2(x3),1``: by node, 2, 2, 2 and 1."""
     found: list[int] = []
     for item in environ.get(_TASKS, "").split(","):
         count, _, rest = item.partition("(x")
@@ -86,8 +86,8 @@ def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
 def read_process(environ: Mapping[str, str]) -> Process:
     """See `recognize_process`.
 
-    Not every site's srun passes on what its tasks say (PMI), so that is not asked for: rank 0 is on
-    the step's first node, and the ports where it may listen follow from the step.
+    Not every site's srun passes on messages of its tasks (PMI), so that is not used: rank 0 is on
+    the step's first node, and the ports where it may listen are derived from the step.
     """
     job = environ["SLURM_JOB_ID"]
     if not environ.get(_LIST):

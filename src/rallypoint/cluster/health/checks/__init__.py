@@ -22,7 +22,7 @@ from rallypoint.cluster.health.finding import Finding, Pair, collapse
 
 Check = Callable[[ClusterFacts, Set[Pair]], Iterator[Finding]]
 
-# By number: what each is about.
+# The title of each check, by its number.
 TITLES = {
     1: "names",
     2: "the endpoint and its port",
@@ -41,7 +41,7 @@ TITLES = {
     15: "other jobs",
     16: "settings known to be wrong",
 }
-# Causes first; what cannot be one of another's is at the end.
+# Causes come first; checks whose findings cannot follow from others are at the end.
 _ORDER: tuple[Check, ...] = (
     meeting.absent_nodes,
     names.names,
@@ -67,7 +67,7 @@ _ORDER: tuple[Check, ...] = (
 
 
 def diagnose(cluster: ClusterFacts) -> list[Finding]:
-    """All findings, the worst first."""
+    """All findings, the most severe first."""
     found: list[Finding] = []
     explained: set[Pair] = set()
     for check in _ORDER:

@@ -15,7 +15,7 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def versions(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """7: one finding for the nodes that differ from most in the same way."""
+    """Check 7: one finding for all nodes that differ from the majority in the same way."""
     titles = sorted({title for node in cluster.nodes for title in node.versions})
     usual = {title: _most_usual(cluster.nodes, title) for title in titles}
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -48,7 +48,7 @@ def versions(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def _most_usual(nodes: tuple[NodeFacts, ...], title: str) -> str:
-    """Of two that are equally usual, the first node's."""
+    """The most common version; of two that are equally common, the first node's."""
     return Counter(node.versions.get(title, _NONE) for node in nodes).most_common(1)[0][0]
 
 
@@ -72,7 +72,7 @@ def _script(cluster: ClusterFacts) -> Iterator[Finding]:
 
 
 def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """8: GPUs and CPUs, against what is to run there."""
+    """Check 8: whether each node has the GPUs and CPUs for its workers."""
     counts = {node.name: node.devices.visible for node in cluster.nodes}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count} on {name}" for name, count in counts.items())
@@ -128,7 +128,7 @@ def _visible_devices(node: NodeFacts) -> Iterator[Finding]:
 
 
 def clocks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """11: against the middle one of all."""
+    """Check 11: each clock against the median of all."""
     offsets = sorted(cluster.clocks_s.items(), key=lambda each: each[1])
     if len(offsets) < 2:
         return
@@ -165,7 +165,7 @@ _STATES: Mapping[PathState, tuple[str, str]] = {
 
 
 def paths(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """13: whether they can be used; the same trouble on several nodes is one."""
+    """Check 13: whether paths can be used; the same problem on several nodes is one finding."""
     for node in cluster.nodes:
         for look in node.paths:
             if look.state is PathState.GOOD:

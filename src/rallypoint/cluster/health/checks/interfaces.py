@@ -10,7 +10,7 @@ from rallypoint.cluster.health.finding import Finding, Level, Pair
 
 
 def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """Addresses that are none, or that others do not reach while they reach another one."""
+    """Missing addresses, and addresses that others cannot reach although they reach another one."""
     for node in cluster.nodes:
         if node.choice.error:
             yield Finding(
@@ -36,11 +36,11 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
 
 
 def another_interface(node: NodeFacts, routed: str, hosts: Sequence[str]) -> Finding | None:
-    """A variable that chooses another interface than the one that leads to the others.
+    """A variable that selects a different interface from the one that leads to the others.
 
     Args:
-        routed: the interface that the routes choose.
-        hosts: where the others are, or are met.
+        routed: the interface that the routes select.
+        hosts: where the others are, or where all meet.
     """
     choice = node.choice
     if not choice.by or not choice.interface or routed in ("", choice.interface):
@@ -56,7 +56,7 @@ def another_interface(node: NodeFacts, routed: str, hosts: Sequence[str]) -> Fin
 
 
 def differences(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """Interfaces that are not alike."""
+    """Interfaces that differ from node to node."""
     used = [(node, _used(node)) for node in cluster.nodes]
     known = [(node, interface) for node, interface in used if interface is not None]
     for unit, values in (

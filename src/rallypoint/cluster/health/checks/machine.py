@@ -9,8 +9,8 @@ from rallypoint.cluster.health.finding import Finding, Level, Pair, listed
 from rallypoint.cluster.health.machine import SHM
 
 _FEW_FILES = 1024
-_FILES_PER_NODE = 32  # connections of a rank, and some files
-_LITTLE_SHM = 64 << 20  # what containers get unless they ask for more
+_FILES_PER_NODE = 32  # connections of a rank, and some other files
+_LITTLE_SHM = 64 << 20  # what containers get by default
 _FULL_BYTES, _NEARLY_FULL_BYTES = 64 << 20, 1 << 30
 _FULL_SHM_SHARE = 0.01
 _FULL, _NEARLY_FULL = 0.98, 0.9
@@ -18,7 +18,7 @@ _SMALL_BACKLOG = 128
 
 
 def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """12: of processes and of the control group."""
+    """Check 12: the limits of processes and of the control group."""
     for node in cluster.nodes:
         found = node.limits
         wanted = max(_FEW_FILES, _FILES_PER_NODE * cluster.count)
@@ -51,7 +51,7 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def disks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """12: each file system once."""
+    """Check 12: disk space, once for each file system."""
     for node in cluster.nodes:
         told: set[str] = set()
         for disk in node.disks:
@@ -106,7 +106,7 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
 
 
 def network(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """14: tables of the kernel that are full, and queues that are short."""
+    """Check 14: kernel tables that are full, and queues that are too short."""
     for node in cluster.nodes:
         found = node.limits
         for usage, what, advice in (
@@ -143,7 +143,7 @@ def network(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def other_jobs(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """15: jobs of this user that run there."""
+    """Check 15: other running jobs of this user."""
     for node in cluster.nodes:
         if node.jobs:
             yield _finding(

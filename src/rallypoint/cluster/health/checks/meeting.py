@@ -18,7 +18,7 @@ _WHAT = {
 
 
 def absent_nodes(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """Nodes of which nothing is known."""
+    """Nodes about which nothing is known."""
     for absence in cluster.absences:
         yield Finding(
             level=Level.RED,
@@ -30,7 +30,7 @@ def absent_nodes(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """Ports that others hold."""
+    """Ports that other programs hold."""
     for node in cluster.nodes:
         for port in node.ports:
             if port.held_by:
@@ -57,7 +57,7 @@ def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """Endpoints that some nodes cannot reach, though they reach the node."""
+    """Endpoints that some nodes cannot reach although they reach the node."""
     if cluster.is_shared:
         for host, _ in cluster.endpoints:
             if is_loopback(host):
@@ -96,7 +96,9 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
 
 
 def _is_misled(cluster: ClusterFacts, probe: EndpointProbe) -> bool:
-    """Whether the endpoint's name leads to the node itself, which is told as such."""
+    """Whether the endpoint's name leads to the probing node itself, which is a finding of its
+    own.
+    """
     lookups = [
         lookup
         for node in cluster.nodes
@@ -113,7 +115,7 @@ def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
         return "choose another port with --rdzv-endpoint (or --master-port), or end that program"
     if probe.reach is Reach.UNREACHABLE:
         return f"check the route to {host} (ip route get), or give a reachable address"
-    if probe.role != MEETING:  # a port like any other: the next job has another one
+    if probe.role != MEETING:  # any port would do: the next job uses another one
         ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
     firewall = f"allow TCP to {ports} in the firewall of {host}, and in any between"
     if probe.reach is Reach.REFUSED and host not in cluster.hosts:

@@ -10,7 +10,7 @@ from rallypoint.cluster.health.finding import Finding, Level, Pair
 
 
 def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """Unknown names, and names that lead elsewhere."""
+    """Names that cannot be resolved, and names that lead to the wrong host."""
     if not cluster.is_shared:
         return
     for node in cluster.nodes:
@@ -66,7 +66,9 @@ def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> 
 def _loopback(
     cluster: ClusterFacts, node: NodeFacts, lookup: Lookup, explains: frozenset[Pair] = frozenset()
 ) -> Finding:
-    """The same words on all nodes, which often have the same /etc/hosts."""
+    """A name that leads to loopback; worded alike for all nodes, as they often share one
+    /etc/hosts.
+    """
     return Finding(
         level=Level.RED,
         check=1,
@@ -86,7 +88,7 @@ def _is_loopback(lookup: Lookup) -> bool:
 
 
 def _address_of(cluster: ClusterFacts, host: str) -> str:
-    """A line of /etc/hosts, as far as it is known."""
+    """The line for /etc/hosts, as far as it is known."""
     for node in cluster.nodes:
         is_it = cluster.hosts.get(host) == node.number or node.own_name.host == host
         address = node.choice.address or next(iter(node.addresses), "")

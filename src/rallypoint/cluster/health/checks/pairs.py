@@ -9,14 +9,14 @@ from enum import Enum
 from rallypoint.cluster.health.facts import ClusterFacts, Probe, Reach
 from rallypoint.cluster.health.finding import Finding, Level, Pair, listed
 
-_SLOW_SHARE = 0.1  # of what most links do
-SLOW_MBIT_S = 250.0  # links that are faster are not called slow, however fast others are
-LONE_MBIT_S = 100.0  # between two nodes, which can be compared with no others
+_SLOW_SHARE = 0.1  # of the speed of most links
+SLOW_MBIT_S = 250.0  # faster links are never called slow, however fast others are
+LONE_MBIT_S = 100.0  # for two nodes, whose link cannot be compared with others
 _LATE_TIMES, _LATE_US = 10.0, 20e3
 
 
 class Shape(Enum):
-    """How pairs of nodes belong together."""
+    """What the pairs of a group have in common."""
 
     AROUND = "all pairs of one node"
     INTO = "all that call one node"
@@ -26,7 +26,7 @@ class Shape(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Pairs with one cause; `node` is the one that they have in common."""
+    """Pairs with one cause; `node` is the one that they share."""
 
     shape: Shape
     node: int
@@ -34,18 +34,18 @@ class Group:
 
     @property
     def sources(self) -> list[int]:
-        """Who calls."""
+        """The nodes that try to connect."""
         return sorted({source for source, _ in self.pairs})
 
 
 def grouped(
     pairs: Iterable[Pair], numbers: Iterable[int], *, is_loose: bool = False
 ) -> list[Group]:
-    """The fewest groups that cover the pairs, whole nodes first.
+    """The smallest set of groups that covers the pairs, preferring whole nodes.
 
     Args:
-        is_loose: where all pairs of a node in one direction are there, those in the other direction
-            have the same cause, even if some are missing.
+        is_loose: if all pairs of a node in one direction fail, those in the other direction count
+            as the same cause, even if some are missing.
     """
     left, nodes = set(pairs), sorted(numbers)
     found = []
@@ -77,7 +77,7 @@ def _shapes(node: int, nodes: list[int]) -> list[tuple[Shape, set[Pair]]]:
 
 
 def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """3: pairs that cannot connect."""
+    """Check 3: pairs that cannot connect."""
     failed = {
         (probe.source, probe.target): probe
         for probe in cluster.probes
@@ -102,7 +102,7 @@ def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding
 
 
 def _why(reach: Reach, detail: str) -> str:
-    """The system's words, which say enough unless somebody else answered."""
+    """The system's error text, which is enough unless another program answered."""
     if reach is Reach.STRANGER and detail:
         return f"{reach.value}: {detail}"
     return detail or reach.value
@@ -144,7 +144,7 @@ def _advice(cluster: ClusterFacts, group: Group, reach: Reach) -> str:
 
 
 def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """5: small messages arrive, large ones do not."""
+    """Check 5: small messages arrive, large ones do not."""
     pairs = {
         (probe.source, probe.target)
         for probe in cluster.probes
@@ -168,7 +168,7 @@ def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Find
 
 
 def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """6: links that are much slower than the others."""
+    """Check 6: links that are much slower than the others."""
     measured = [probe for probe in cluster.probes if (probe.source, probe.target) not in explained]
     rates = sorted(probe.mbit_s for probe in measured if probe.mbit_s)
     if len(cluster.nodes) == 2:
@@ -234,7 +234,7 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
 
 
 def _way(cluster: ClusterFacts, group: Group) -> tuple[tuple[str, ...], str]:
-    """Whom it is about, and which way."""
+    """The nodes that a finding is about, and the direction."""
     name = cluster.name(group.node)
     if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
         return tuple(node.name for node in cluster.nodes), "between them"

@@ -11,7 +11,7 @@ from rallypoint.cluster.health.settings import PROXIES
 
 
 def surroundings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """9: what the scheduler says."""
+    """Check 9: what the scheduler says."""
     for node in cluster.nodes:
         found = node.surroundings
         text = found.wrong or found.note
@@ -27,7 +27,7 @@ def surroundings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def token(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """10: whether there is one. That it is the same is proved when nodes meet."""
+    """Check 10: whether there is a token. That all nodes have the same is proved when they meet."""
     if not cluster.is_shared or cluster.draws_token:
         return
     without = tuple(node.name for node in cluster.nodes if not node.has_token)
@@ -42,7 +42,7 @@ def token(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def bad_settings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """16: variables that are known to do harm."""
+    """Check 16: variables that are known to do harm."""
     for node in cluster.nodes:
         if cluster.is_shared:
             yield from _proxy(cluster, node)
@@ -54,7 +54,7 @@ def bad_settings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def _proxy(cluster: ClusterFacts, node: NodeFacts) -> Iterator[Finding]:
-    """The same words on all nodes, so all other nodes are named."""
+    """Worded alike on all nodes, so all other nodes are named."""
     caught = [
         host
         for host in [*cluster.hosts, *(host for host, _ in cluster.endpoints)]
@@ -76,7 +76,7 @@ def _proxy(cluster: ClusterFacts, node: NodeFacts) -> Iterator[Finding]:
 
 
 def _bad(node: NodeFacts) -> list[tuple[bool, str, str]]:
-    """Whether it applies; what; the advice."""
+    """For each check of a variable: whether it applies, the finding, and the advice."""
     settings, devices = node.settings, node.devices
     gloo = settings.get("GLOO_SOCKET_IFNAME", "")
     blocking = [name for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
