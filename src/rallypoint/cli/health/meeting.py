@@ -25,7 +25,7 @@ from rallypoint.cli.health.links import NodeLink, OwnLink, SocketLink, send_line
 from rallypoint.cli.health.node import ExaminedNode
 from rallypoint.cli.health.report import report_of
 from rallypoint.cli.health.request import Request
-from rallypoint.cluster.health.facts import Absence, ClusterFacts, EndpointProbe, Reach
+from rallypoint.cluster.health.facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.cluster.health.finding import listed
 from rallypoint.cluster.health.listener import TokenRefusedError, admit, listen
 from rallypoint.cluster.health.look import is_this_node
@@ -226,11 +226,11 @@ def _find_host(request: Request) -> tuple[socket.socket | None, EndpointProbe | 
     host, port = request.endpoints[0]
     until = time.monotonic() + request.wait_s
     while True:
-        reach, detail = Reach.UNKNOWN, ""
+        outcome, detail = ConnectOutcome.UNKNOWN, ""
         connection: socket.socket | None = None
         try:
             for address in addresses_of(host)[:2]:
-                connection, reach, detail = _call(address, port)
+                connection, outcome, detail = _call(address, port)
                 if connection is not None:
                     break
         except UnknownHostError as error:
@@ -242,24 +242,26 @@ def _find_host(request: Request) -> tuple[socket.socket | None, EndpointProbe | 
             connection.close()
             if isinstance(trouble, Absence):
                 return None, trouble
-            reach, detail = trouble, ""
+            outcome, detail = trouble, ""
         if time.monotonic() > until:
-            return None, EndpointProbe(source=0, host=host, port=port, reach=reach, detail=detail)
+            return None, EndpointProbe(
+                source=0, host=host, port=port, outcome=outcome, detail=detail
+            )
         time.sleep(_RETRY_S)
 
 
-def _call(address: str, port: int) -> tuple[socket.socket | None, Reach, str]:
+def _call(address: str, port: int) -> tuple[socket.socket | None, ConnectOutcome, str]:
     try:
-        return socket.create_connection((address, port), CONNECT_S), Reach.REACHED, ""
+        return socket.create_connection((address, port), CONNECT_S), ConnectOutcome.REACHED, ""
     except ConnectionRefusedError as error:
-        return None, Reach.REFUSED, error.strerror or ""
+        return None, ConnectOutcome.REFUSED, error.strerror or ""
     except TimeoutError:
-        return None, Reach.DROPPED, f"no answer within {CONNECT_S:g} s"
+        return None, ConnectOutcome.DROPPED, f"no answer within {CONNECT_S:g} s"
     except OSError as error:
-        return None, Reach.UNREACHABLE, error.strerror or str(error)
+        return None, ConnectOutcome.UNREACHABLE, error.strerror or str(error)
 
 
-def _introduce(connection: socket.socket, request: Request) -> Absence | Reach | None:
+def _introduce(connection: socket.socket, request: Request) -> Absence | ConnectOutcome | None:
     """Prove knowledge of the token, and introduce this node; None if that went well."""
     connection.settimeout(_STRANGER_S)
     told = {"version": version("rallypoint"), "name": os.uname().nodename}
@@ -270,7 +272,7 @@ def _introduce(connection: socket.socket, request: Request) -> Absence | Reach |
             return Absence(name="", why=why, advice=_OTHER_TOKEN, check=10)
         send_line(connection, {**told, "node_rank": request.node_rank})
     except OSError:
-        return Reach.STRANGER
+        return ConnectOutcome.STRANGER
     return None
 
 

@@ -190,7 +190,7 @@ class NodeFacts:
 MEETING = "where the nodes are to meet"
 
 
-class Reach(Enum):
+class ConnectOutcome(Enum):
     """How an attempt to connect ended."""
 
     REACHED = "reached"
@@ -207,7 +207,7 @@ class Probe:
 
     Attributes:
         source, target: the numbers of the nodes.
-        reach: the outcome for the address that the target gives to others.
+        outcome: the outcome for the address that the target gives to others.
         detail: the system's error text.
         other_address: another address of the target, which was reached although that one was not.
         latency_us: of a small message and its answer, the best of several; 0 if not measured.
@@ -217,7 +217,7 @@ class Probe:
 
     source: int
     target: int
-    reach: Reach
+    outcome: ConnectOutcome
     detail: str = ""
     other_address: str = ""
     latency_us: float = 0.0
@@ -232,7 +232,7 @@ class EndpointProbe:
     source: int
     host: str
     port: int
-    reach: Reach
+    outcome: ConnectOutcome
     detail: str = ""
     role: str = MEETING
 

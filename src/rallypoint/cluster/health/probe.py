@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rallypoint.cluster.health.facts import EndpointProbe, Probe, Reach
+from rallypoint.cluster.health.facts import ConnectOutcome, EndpointProbe, Probe
 from rallypoint.cluster.network import UnknownHostError, addresses_of
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
 
@@ -89,9 +89,9 @@ def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> 
         addresses = addresses_of(host)
     except UnknownHostError as error:
         return EndpointProbe(
-            source=me, host=host, port=port, reach=Reach.UNKNOWN, detail=str(error)
+            source=me, host=host, port=port, outcome=ConnectOutcome.UNKNOWN, detail=str(error)
         )
-    results: dict[str, Reach] = {}
+    results: dict[str, ConnectOutcome] = {}
     details: dict[str, str] = {}
 
     def reach(address: str) -> None:
@@ -101,8 +101,10 @@ def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> 
 
     tried = addresses[:_MOST_ADDRESSES]
     _side_by_side([lambda address=address: reach(address) for address in tried])  # type: ignore[misc]
-    best = next((each for each in tried if results[each] is Reach.REACHED), tried[0])
-    return EndpointProbe(source=me, host=host, port=port, reach=results[best], detail=details[best])
+    best = next((each for each in tried if results[each] is ConnectOutcome.REACHED), tried[0])
+    return EndpointProbe(
+        source=me, host=host, port=port, outcome=results[best], detail=details[best]
+    )
 
 
 def probe_endpoints(
@@ -165,8 +167,8 @@ def _side_by_side(work: Sequence[Callable[[], None]]) -> None:
 def _reach(me: int, target: Target, secret: bytes) -> Probe:
     """Connect to a node, if necessary at another address, and send small and large messages."""
     address = target.address
-    sock, reach, detail = _meet(address, target.port, secret)
-    probe = Probe(source=me, target=target.number, reach=reach, detail=detail)
+    sock, outcome, detail = _meet(address, target.port, secret)
+    probe = Probe(source=me, target=target.number, outcome=outcome, detail=detail)
     for other in target.others if sock is None else ():
         sock, _, _ = _meet(other, target.port, secret)
         if sock is not None:
@@ -181,7 +183,7 @@ def _reach(me: int, target: Target, secret: bytes) -> Probe:
             latency_us, count = _exchange(sock) if sock is not None else (latency_us, 0)
     except OSError as error:
         why = "it fell silent" if isinstance(error, TimeoutError) else error.strerror
-        return replace(probe, reach=Reach.DROPPED, detail=why or str(error))
+        return replace(probe, outcome=ConnectOutcome.DROPPED, detail=why or str(error))
     return replace(probe, latency_us=latency_us, stalls=count == 0)
 
 
@@ -196,39 +198,41 @@ def _exchange(sock: socket.socket) -> tuple[float, int]:
     return latency_us, count
 
 
-def _meet(address: str, port: int, secret: bytes) -> tuple[socket.socket | None, Reach, str]:
+def _meet(
+    address: str, port: int, secret: bytes
+) -> tuple[socket.socket | None, ConnectOutcome, str]:
     """A connection to the node itself, or the reason why there is none."""
-    (reach, detail), sock = _connect(address, port, CONNECT_S)
+    (outcome, detail), sock = _connect(address, port, CONNECT_S)
     if sock is None:
-        return None, reach, detail
+        return None, outcome, detail
     try:
         if prove(sock, secret):
-            return sock, reach, detail
+            return sock, outcome, detail
     except TimeoutError:
-        reach, detail = Reach.DROPPED, "it was silent after connecting"
+        outcome, detail = ConnectOutcome.DROPPED, "it was silent after connecting"
     except OSError as error:
-        reach, detail = Reach.STRANGER, error.strerror or str(error)
+        outcome, detail = ConnectOutcome.STRANGER, error.strerror or str(error)
     else:
-        reach = Reach.STRANGER
+        outcome = ConnectOutcome.STRANGER
     sock.close()
-    return None, reach, detail
+    return None, outcome, detail
 
 
 def _connect(
     address: str, port: int, wait_s: float
-) -> tuple[tuple[Reach, str], socket.socket | None]:
+) -> tuple[tuple[ConnectOutcome, str], socket.socket | None]:
     """A connection, or the way in which connecting failed."""
     try:
         sock = socket.create_connection((address, port), wait_s)
     except ConnectionRefusedError as error:
-        return (Reach.REFUSED, error.strerror or ""), None
+        return (ConnectOutcome.REFUSED, error.strerror or ""), None
     except TimeoutError:
-        return (Reach.DROPPED, f"no answer within {wait_s:g} s"), None
+        return (ConnectOutcome.DROPPED, f"no answer within {wait_s:g} s"), None
     except OSError as error:
-        return (Reach.UNREACHABLE, error.strerror or str(error)), None
+        return (ConnectOutcome.UNREACHABLE, error.strerror or str(error)), None
     sock.settimeout(TALK_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return (Reach.REACHED, ""), sock
+    return (ConnectOutcome.REACHED, ""), sock
 
 
 def _ping(sock: socket.socket) -> float:

@@ -17,10 +17,10 @@ from rallypoint.cluster.health.checks.interfaces import another_interface
 from rallypoint.cluster.health.facts import (
     MEETING,
     ClusterFacts,
+    ConnectOutcome,
     EndpointProbe,
     Lookup,
     NodeFacts,
-    Reach,
 )
 from rallypoint.cluster.health.finding import Level
 from rallypoint.cluster.health.look import choose, look_at_network
@@ -100,7 +100,7 @@ def _first(
     findings += [found] if found is not None else []
     if findings:
         return findings[0].text(1)
-    reached = [each for each in probes if each.reach is Reach.REACHED]
+    reached = [each for each in probes if each.outcome is ConnectOutcome.REACHED]
     return "" if is_caller or not reached else _one_way(reached[0])
 
 

@@ -15,6 +15,7 @@ from rallypoint.cluster.health.facts import (
     Absence,
     Choice,
     ClusterFacts,
+    ConnectOutcome,
     Devices,
     Disk,
     EndpointProbe,
@@ -26,7 +27,6 @@ from rallypoint.cluster.health.facts import (
     PathState,
     Port,
     Probe,
-    Reach,
     Surroundings,
     Usage,
 )
@@ -61,7 +61,11 @@ def cluster(
     found = []
     for source, target in pairs:
         good = Probe(
-            source=source, target=target, reach=Reach.REACHED, latency_us=100.0, mbit_s=9000.0
+            source=source,
+            target=target,
+            outcome=ConnectOutcome.REACHED,
+            latency_us=100.0,
+            mbit_s=9000.0,
         )
         found.append(replace(good, **(probes or {}).get((source, target), {})))
     healthy = ClusterFacts(
@@ -106,7 +110,7 @@ def test_each_check_has_a_title() -> None:
     assert list(TITLES) == list(range(1, 17))
 
 
-DROPPED = {"reach": Reach.DROPPED, "detail": "no answer within 1.5 s"}
+DROPPED = {"outcome": ConnectOutcome.DROPPED, "detail": "no answer within 1.5 s"}
 
 
 @pytest.mark.parametrize(
@@ -184,12 +188,13 @@ def test_an_own_name_that_means_nothing() -> None:
 def test_endpoints() -> None:
     endpoint = ("n0", 29400)
 
-    def probes(reach: Reach) -> tuple[EndpointProbe, ...]:
+    def probes(outcome: ConnectOutcome) -> tuple[EndpointProbe, ...]:
         return tuple(
-            EndpointProbe(source=number, host="n0", port=29400, reach=reach) for number in range(3)
+            EndpointProbe(source=number, host="n0", port=29400, outcome=outcome)
+            for number in range(3)
         )
 
-    dropped = three(endpoints=(endpoint,), endpoint_probes=probes(Reach.DROPPED))
+    dropped = three(endpoints=(endpoint,), endpoint_probes=probes(ConnectOutcome.DROPPED))
     assert text(dropped).startswith("n1, n2: n0:29400, where the nodes are to meet, does not answ")
     assert "allow TCP to port 29400 in the firewall of n0" in text(dropped)
     # A host that nobody reaches is told once.
@@ -222,7 +227,7 @@ def test_interfaces() -> None:
     docker = Interface(name="docker0", addresses=("172.17.0.1",))
     chosen = Choice(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker0")
     other = node(1, choice=chosen, interfaces=(*node(1).interfaces, docker))
-    unreached = {"reach": Reach.UNREACHABLE, "other_address": "10.0.0.2"}
+    unreached = {"outcome": ConnectOutcome.UNREACHABLE, "other_address": "10.0.0.2"}
     found = cluster(node(0), other, node(2), probes={(0, 1): unreached, (2, 1): unreached})
     line = text(found)
     assert line.startswith("n1: it gives out the address 172.17.0.1 (docker0), as GLOO_SOCKET_IF")

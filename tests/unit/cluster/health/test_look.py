@@ -10,11 +10,11 @@ import pytest
 
 from rallypoint.cluster.health.facts import (
     ClusterFacts,
+    ConnectOutcome,
     EndpointProbe,
     NodeFacts,
     PathState,
     Probe,
-    Reach,
     Usage,
 )
 from rallypoint.cluster.health.look import LookOrder, choose, look, look_up, take_ports
@@ -135,8 +135,10 @@ def test_facts_travel_as_json() -> None:
     cluster = ClusterFacts(
         count=2,
         nodes=(facts,),
-        probes=(Probe(source=0, target=1, reach=Reach.DROPPED),),
-        endpoint_probes=(EndpointProbe(source=0, host="h", port=1, reach=Reach.REFUSED),),
+        probes=(Probe(source=0, target=1, outcome=ConnectOutcome.DROPPED),),
+        endpoint_probes=(
+            EndpointProbe(source=0, host="h", port=1, outcome=ConnectOutcome.REFUSED),
+        ),
         clocks_s={3: 0.5},
         hosts={"n3": 3},
         endpoints=(("h", 1),),

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE
-from rallypoint.cluster.health.facts import Reach
+from rallypoint.cluster.health.facts import ConnectOutcome
 from rallypoint.cluster.health.listener import ProbeListener, TokenRefusedError, admit, listen
 from rallypoint.cluster.health.probe import (
     GREETING,
@@ -34,7 +34,7 @@ def listener() -> Iterator[ProbeListener]:
 def test_a_node_that_is_reached(listener: ProbeListener) -> None:
     target = Target(number=1, address="127.0.0.1", port=listener.port)
     (probe,) = probe_all(0, [target], SECRET)
-    assert (probe.source, probe.target, probe.reach) == (0, 1, Reach.REACHED)
+    assert (probe.source, probe.target, probe.outcome) == (0, 1, ConnectOutcome.REACHED)
     assert (probe.stalls, probe.other_address) == (False, "")
     assert probe.latency_us > 0 < probe.mbit_s
 
@@ -42,31 +42,31 @@ def test_a_node_that_is_reached(listener: ProbeListener) -> None:
 def test_only_the_node_itself_counts(listener: ProbeListener) -> None:
     target = Target(number=1, address="127.0.0.2", port=listener.port, others=("127.0.0.1",))
     (probe,) = probe_all(0, [target], SECRET)
-    assert probe.reach is Reach.REACHED  # all of 127.0.0.0/8 is this machine
+    assert probe.outcome is ConnectOutcome.REACHED  # all of 127.0.0.0/8 is this machine
     held = socket.create_server(("127.0.0.1", 0))
     port = held.getsockname()[1]
     held.close()
     mistaken = Target(number=3, address="127.0.0.1", port=listener.port)
     refused = Target(number=2, address="127.0.0.1", port=port)
     probes = probe_all(0, [target, refused, mistaken], SECRET)
-    assert [(each.target, each.reach) for each in probes] == [
-        (1, Reach.REACHED),
-        (2, Reach.REFUSED),
-        (3, Reach.STRANGER),
+    assert [(each.target, each.outcome) for each in probes] == [
+        (1, ConnectOutcome.REACHED),
+        (2, ConnectOutcome.REFUSED),
+        (3, ConnectOutcome.STRANGER),
     ]
 
 
 def test_who_does_not_know_the_secret_is_not_measured(listener: ProbeListener) -> None:
     target = Target(number=1, address="127.0.0.1", port=listener.port)
     (probe,) = probe_all(0, [target], b"another")
-    assert (probe.reach, probe.mbit_s) == (Reach.STRANGER, 0.0)
+    assert (probe.outcome, probe.mbit_s) == (ConnectOutcome.STRANGER, 0.0)
 
 
 def test_a_listener_that_lets_nobody_in_yet() -> None:
     with ProbeListener() as listener:
         target = Target(number=1, address="127.0.0.1", port=listener.port)
         (probe,) = probe_all(0, [target], SECRET)
-    assert probe.reach is Reach.STRANGER
+    assert probe.outcome is ConnectOutcome.STRANGER
 
 
 def test_the_port_range_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +80,12 @@ def test_the_port_range_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_endpoints(listener: ProbeListener) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         free = held.getsockname()[1]
-    assert probe_endpoint(0, "127.0.0.1", free).reach is Reach.REFUSED
+    assert probe_endpoint(0, "127.0.0.1", free).outcome is ConnectOutcome.REFUSED
     listener.listen_too(free)
-    assert probe_endpoint(0, "127.0.0.1", free).reach is Reach.REACHED
+    assert probe_endpoint(0, "127.0.0.1", free).outcome is ConnectOutcome.REACHED
     with pytest.raises(OSError, match="in use"):
         listener.listen_too(free)
-    assert probe_endpoint(0, "no-such-host.invalid", free).reach is Reach.UNKNOWN
+    assert probe_endpoint(0, "no-such-host.invalid", free).outcome is ConnectOutcome.UNKNOWN
 
 
 @pytest.mark.parametrize("theirs", [b"secret", b"other", b""])

@@ -10,11 +10,11 @@ import pytest
 from rallypoint.cluster.health import quick
 from rallypoint.cluster.health.facts import (
     Choice,
+    ConnectOutcome,
     EndpointProbe,
     Interface,
     Lookup,
     NodeFacts,
-    Reach,
 )
 
 ENDPOINT = ("n0", 29400)
@@ -22,7 +22,7 @@ ENDPOINT = ("n0", 29400)
 
 def found(
     monkeypatch: pytest.MonkeyPatch,
-    reach: Reach = Reach.REACHED,
+    outcome: ConnectOutcome = ConnectOutcome.REACHED,
     *,
     lookup: Lookup | None = None,
     choice: Choice | None = None,
@@ -39,7 +39,7 @@ def found(
         interfaces=(Interface(name="eth0", addresses=("10.0.0.2",)), docker),
         choice=choice or Choice(address="10.0.0.2", interface="eth0"),
     )
-    probe = EndpointProbe(source=0, host="n0", port=29400, reach=reach)
+    probe = EndpointProbe(source=0, host="n0", port=29400, outcome=outcome)
     usual = Choice(address="10.0.0.2", interface="eth0")
     monkeypatch.setattr(quick, "look_at_network", lambda *_: node)
     monkeypatch.setattr(quick, "probe_endpoints", lambda *_: [probe])
@@ -53,21 +53,21 @@ def test_nothing_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = found(monkeypatch, Reach.DROPPED)
+    text = found(monkeypatch, ConnectOutcome.DROPPED)
     assert text.startswith(
         "n0:29400, where the nodes are to meet, does not answer; allow TCP to po"
     )
-    assert "check that the job has been started on n0" in found(monkeypatch, Reach.REFUSED)
+    assert "check that the job has been started on n0" in found(monkeypatch, ConnectOutcome.REFUSED)
     whole = quick.told_with("it failed.", text)
     assert whole == f"it failed; found on {os.uname().nodename}: {text}"
 
 
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     loopback = Lookup(host="n0", addresses=("127.0.1.1",))
-    text = found(monkeypatch, Reach.REFUSED, lookup=loopback)
+    text = found(monkeypatch, ConnectOutcome.REFUSED, lookup=loopback)
     assert text.startswith("the name n0 resolves to 127.0.1.1, a loopback address")
     unknown = Lookup(host="n0", error="Name or service not known")
-    text = found(monkeypatch, Reach.UNKNOWN, lookup=unknown)
+    text = found(monkeypatch, ConnectOutcome.UNKNOWN, lookup=unknown)
     assert text.startswith(
         "the name n0 cannot be resolved (Name or service not known); add its address"
     )

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from rallypoint.base.address import endpoint_of, is_loopback
-from rallypoint.cluster.health.facts import MEETING, ClusterFacts, EndpointProbe, Reach
+from rallypoint.cluster.health.facts import MEETING, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.cluster.health.finding import Finding, Level, Pair
 
 _WHAT = {
-    Reach.REFUSED: "refuses connections",
-    Reach.DROPPED: "does not answer",
-    Reach.UNREACHABLE: "cannot be reached",
-    Reach.STRANGER: "is used by another program",
+    ConnectOutcome.REFUSED: "refuses connections",
+    ConnectOutcome.DROPPED: "does not answer",
+    ConnectOutcome.UNREACHABLE: "cannot be reached",
+    ConnectOutcome.STRANGER: "is used by another program",
 }
 
 
@@ -75,7 +75,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     grouped: dict[EndpointProbe, list[EndpointProbe]] = {}
     for probe in cluster.endpoint_probes:
         is_told = (
-            probe.reach in (Reach.REACHED, Reach.UNKNOWN)
+            probe.outcome in (ConnectOutcome.REACHED, ConnectOutcome.UNKNOWN)
             or cluster.hosts.get(probe.host) == probe.source
             or (probe.source, cluster.hosts.get(probe.host, -1)) in explained
             or _is_misled(cluster, probe)
@@ -89,7 +89,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
             level=Level.RED,
             check=2,
             where=tuple(cluster.name(probe.source) for probe in probes),
-            what=f"{endpoint_of(each.host, each.port)}, {each.role}, {_WHAT[each.reach]}"
+            what=f"{endpoint_of(each.host, each.port)}, {each.role}, {_WHAT[each.outcome]}"
             + (f" ({each.detail})" if each.detail else ""),
             advice=_advice(cluster, each),
         )
@@ -111,14 +111,14 @@ def _is_misled(cluster: ClusterFacts, probe: EndpointProbe) -> bool:
 
 def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
     host, ports = probe.host, f"port {probe.port}"
-    if probe.reach is Reach.STRANGER:
+    if probe.outcome is ConnectOutcome.STRANGER:
         return "choose another port with --rdzv-endpoint (or --master-port), or end that program"
-    if probe.reach is Reach.UNREACHABLE:
+    if probe.outcome is ConnectOutcome.UNREACHABLE:
         return f"check the route to {host} (ip route get), or give a reachable address"
     if probe.role != MEETING:  # any port would do: the next job uses another one
         ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
     firewall = f"allow TCP to {ports} in the firewall of {host}, and in any between"
-    if probe.reach is Reach.REFUSED and host not in cluster.hosts:
+    if probe.outcome is ConnectOutcome.REFUSED and host not in cluster.hosts:
         what = (
             "the job has been started" if probe.role == MEETING else "that process is still running"
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from enum import Enum
 
-from rallypoint.cluster.health.facts import ClusterFacts, Probe, Reach
+from rallypoint.cluster.health.facts import ClusterFacts, ConnectOutcome, Probe
 from rallypoint.cluster.health.finding import Finding, Level, Pair, listed
 
 _SLOW_SHARE = 0.1  # of the speed of most links
@@ -81,31 +81,31 @@ def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding
     failed = {
         (probe.source, probe.target): probe
         for probe in cluster.probes
-        if probe.reach is not Reach.REACHED
+        if probe.outcome is not ConnectOutcome.REACHED
         and not probe.other_address
         and (probe.source, probe.target) not in explained
     }
-    kinds: dict[tuple[Reach, str], set[Pair]] = {}
+    kinds: dict[tuple[ConnectOutcome, str], set[Pair]] = {}
     for pair, probe in failed.items():
-        kinds.setdefault((probe.reach, probe.detail), set()).add(pair)
-    for (reach, detail), pairs in kinds.items():
+        kinds.setdefault((probe.outcome, probe.detail), set()).add(pair)
+    for (outcome, detail), pairs in kinds.items():
         for group in grouped(pairs, [node.number for node in cluster.nodes]):
             where, what = _unconnected(cluster, group, set(failed))
             yield Finding(
                 level=Level.RED,
                 check=3,
                 where=where,
-                what=f"{what} ({_why(reach, detail)})",
-                advice=_advice(cluster, group, reach),
+                what=f"{what} ({_why(outcome, detail)})",
+                advice=_advice(cluster, group, outcome),
                 explains=group.pairs,
             )
 
 
-def _why(reach: Reach, detail: str) -> str:
+def _why(outcome: ConnectOutcome, detail: str) -> str:
     """The system's error text, which is enough unless another program answered."""
-    if reach is Reach.STRANGER and detail:
-        return f"{reach.value}: {detail}"
-    return detail or reach.value
+    if outcome is ConnectOutcome.STRANGER and detail:
+        return f"{outcome.value}: {detail}"
+    return detail or outcome.value
 
 
 def _unconnected(
@@ -125,13 +125,13 @@ def _unconnected(
     return _names(cluster, group.sources), f"cannot connect to {name}{one_way}"
 
 
-def _advice(cluster: ClusterFacts, group: Group, reach: Reach) -> str:
+def _advice(cluster: ClusterFacts, group: Group, outcome: ConnectOutcome) -> str:
     ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
     bound = "" if cluster.port_range else " (or fewer, with --port-range)"
     name = cluster.name(group.node)
-    if reach is Reach.STRANGER:
+    if outcome is ConnectOutcome.STRANGER:
         return "check whether another machine has the same address"
-    if reach is Reach.UNREACHABLE:
+    if outcome is ConnectOutcome.UNREACHABLE:
         return (
             "check the routes between them (ip route), or choose a network that all share with"
             " RALLYPOINT_SOCKET_IFNAME"
