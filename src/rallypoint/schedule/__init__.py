@@ -6,5 +6,5 @@
     encode   execution   widen   a program as words | as steps in some order | with more lanes
     program                      what a program is
 
-Rooms know only what is below them.
+Each package knows only what is below it.
 """

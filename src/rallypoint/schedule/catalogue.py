@@ -23,7 +23,7 @@ from rallypoint.schedule.program import Collective, Program
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """For whom a program is: how many ranks, which is the root, how many on each node."""
+    """The ranks that a program is for: their number, the root, and how many are on each node."""
 
     ranks: int
     root: int = 0
@@ -97,7 +97,7 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
     Collective.SEND: {"direct": lambda _: direct.send()},
 }
 
-# What serves many ranks, unless something tells more: (few bytes, many); see choose.py.
+# The algorithms for many ranks by default, as (few bytes, many bytes); see choose.py.
 MANY_RANKS = {
     Collective.ALL_REDUCE: ("binomial_tree", "ring"),
     Collective.REDUCE: ("binomial_tree", "binary_tree"),
@@ -118,6 +118,6 @@ def build(
     """Build the program of a named algorithm, for nodes of `per_node` ranks.
 
     Raises:
-        ProgramError: the algorithm does not take so many ranks on so many nodes.
+        ProgramError: the algorithm does not support so many ranks, or ranks per node.
     """
     return ALGORITHMS[collective][algorithm](Team(ranks, root, per_node))

@@ -24,17 +24,17 @@ from rallypoint.schedule.widen import widen
 if TYPE_CHECKING:
     from rallypoint.schedule.cost.simulation import Simulation
 
-ONE_SHOT_BYTES = 16 * 1024  # above it, reducing everything on every rank costs more than waiting;
+ONE_SHOT_BYTES = 16 * 1024  # above this, reducing everything on every rank costs more than waiting;
 FEW_ONE_SHOT_BYTES = 64 * 1024  # the same for three and four ranks,
 PAIR_ONE_SHOT_BYTES = 512 * 1024  # and for two
-FEW_RANKS = 16  # beyond, talking to all peers costs more than passing on
-WIDE_BYTES = 512 * 1024  # from here on, a network between all ranks is kept busy by two halves
-FEW_STEPS_BYTES = 128 * 1024  # between hosts up to here, few messages cost less than few bytes
-LEVELS_BYTES = 16 * 1024  # from here on, less between hosts is worth a step more inside them;
+FEW_RANKS = 16  # above this, sending to all peers costs more than passing on
+WIDE_BYTES = 512 * 1024  # from here on, two halves keep a network between all ranks busy
+FEW_STEPS_BYTES = 128 * 1024  # up to here, between hosts, few messages matter more than few bytes
+LEVELS_BYTES = 16 * 1024  # from here on, less data between hosts is worth another step inside them;
 BLOCK_LEVELS_BYTES = 64 * 1024  # the same where a buffer holds a block for each rank
-FEW_NODES = 4  # beyond, one rank should not send to all of them
+FEW_NODES = 4  # above this, one rank should not send to all of them
 LANES = 4  # as many as the engine has
-MOST_OPERATIONS = 100_000  # of a program that is worth simulating for a choice
+MOST_OPERATIONS = 100_000  # the largest program that is worth simulating for a choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Choice:
     """An algorithm by name, and the reason for it.
 
     Attributes:
-        ways: how many times side by side it is to run (see widen.py).
-        rule: what people do at this scale, to compare with.
+        ways: how many copies run side by side (see widen.py).
+        rule: what is commonly used at this scale, for comparison.
     """
 
     algorithm: str
@@ -64,9 +64,9 @@ def choose(
     """Choose the algorithm for a call.
 
     Args:
-        nbytes: of the smaller buffer of a rank that has two, or else of the one that it has.
+        nbytes: the size of the smaller buffer of a rank that has two, or of its only one.
         per_node: how many ranks share a node; 0 if all do.
-        model: link constants; predicted times decide.
+        model: link constants; if given, predicted times decide.
         override: an algorithm's name, used for each collective that has it; empty for none.
     """
     rule = rule_of_thumb(ranks)
@@ -80,7 +80,7 @@ def choose(
 
 
 def rule_of_thumb(ranks: int) -> str:
-    """What is commonly done for so many ranks."""
+    """The algorithm commonly used for so many ranks."""
     if ranks <= 32:
         return "up to 32 ranks: everybody talks to everybody, or a ring for large messages"
     if ranks <= 512:
@@ -89,7 +89,7 @@ def rule_of_thumb(ranks: int) -> str:
 
 
 def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
-    """By rules."""
+    """Choose by measured rules."""
     if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
         return algorithm, "each byte crosses between two nodes no more often than it must"
     if per_node == 1 < ranks and collective is Collective.ALL_REDUCE:
@@ -102,7 +102,7 @@ def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) ->
 
 
 def _on_two_levels(collective: Collective, nbytes: int, ranks: int, per_node: int) -> str:
-    """Empty where that does not pay."""
+    """The algorithm on two levels; empty if that does not pay."""
     is_full = ranks % per_node == 0
     match collective:
         case Collective.ALL_REDUCE if nbytes > LEVELS_BYTES:
@@ -145,7 +145,8 @@ def _predicted(
                     times.append((simulation.run(nbytes).time_us, name, ways))
     if not times:
         raise InvalidArgumentError(f"no algorithm for {ranks} ranks is small enough to simulate")
-    # Rounded, so that no rank's last digit decides; then the simpler one, which comes first.
+    # Times are rounded, so that no rank's last digit decides; of equal ones the simpler comes
+    # first.
     times.sort(key=lambda each: round(math.log(max(each[0], 1e-9)) * 200))
     (time_us, name, ways), *others = times
     second = next(((t, n) for t, n, _ in others if n != name), None)
@@ -159,11 +160,11 @@ def _predicted(
 def _simulation(
     collective: Collective, name: str, ranks: int, per_node: int, ways: int, links: Links
 ) -> Simulation | None:
-    """The simulation of a candidate, kept for other sizes; None if it is no candidate."""
-    from rallypoint.schedule.cost.simulation import Simulation  # of use to few, and dear to all
+    """The simulation of a candidate, kept for other sizes; None if it is not a candidate."""
+    from rallypoint.schedule.cost.simulation import Simulation  # slow to import, and rarely needed
 
     try:
-        layout = per_node if per_node < ranks else 1  # levels are for several nodes
+        layout = per_node if per_node < ranks else 1  # levels exist only with several nodes
         program = build(collective, name, ranks=ranks, per_node=layout)
         if sum(len(lane) for lane in program.lanes(0)) * ranks > MOST_OPERATIONS:
             return None
@@ -171,7 +172,7 @@ def _simulation(
             return None
         return Simulation(widen(program, ways), links)
     except (ProgramError, InvalidArgumentError):
-        return None  # the algorithm does not take so many ranks, or cannot be widened
+        return None  # the algorithm does not support so many ranks, or cannot be widened
 
 
 def check_override(name: str) -> None:

@@ -5,9 +5,9 @@
         return Program(...)
 
 If a program has so many ranks that its proof would take minutes, the proof covers the ranks that
-represent all others, if the program declares a `period`, and 1 to 16 ranks otherwise;
-`Custom.proof` says which. The name of the algorithm gets a few digits of the file's hash, so that
-ranks with different versions of the file get an error at the first message.
+represent all others if the program declares a `period`, and otherwise 1 to 16 ranks; `Custom.proof`
+says which. The name of the algorithm gets a few digits of the file's hash, so that ranks with
+different versions of the file get an error at the first message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.catalogue import Team
 from rallypoint.schedule.program import SLOTS, Program, ProgramError
 
-MOST_OPERATIONS = 200_000  # to be proved; a few seconds
+MOST_OPERATIONS = 200_000  # to be proved, in a few seconds
 SMALL_RANKS = 16
 
 
@@ -31,7 +31,7 @@ class Custom:
     Attributes:
         name: the function's name, and the first digits of the file's hash.
         function: what the file defines.
-        proof: for what it was proved last, in words.
+        proof: what was proved last, in words.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Custom:
         """The program for a team, proved once.
 
         Raises:
-            ProgramError: it is wrong; with the rank, lane, step and chunk at fault.
+            ProgramError: the program is wrong; with the rank, lane, step and chunk at fault.
         """
         if team not in self._known:
             program = self._call(team)
@@ -52,8 +52,8 @@ class Custom:
         return self._known[team]
 
     def _prove(self, program: Program, team: Team) -> bool:
-        """Whether what it sends must be copied."""
-        # Whoever has no algorithm of their own does not pay for proofs.
+        """Prove the program; returns whether senders must copy what they send."""
+        # Imported here so that users without algorithms of their own do not pay for proofs.
         from rallypoint.schedule.proof.symmetry import find_turn
         from rallypoint.schedule.proof.verify import operations_of, verify
 
@@ -87,7 +87,7 @@ class Custom:
 
 
 def is_file(spec: str) -> bool:
-    """Whether an algorithm's name is that of a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
+    """Whether the name of an algorithm means a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
     return spec.partition(":")[0].endswith(".py")
 
 

@@ -121,7 +121,7 @@ def _peers(lanes: tuple[Lane, ...]) -> set[int]:
 
 
 def _takings(lanes: tuple[Lane, ...]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """(sender, its lane) -> the (lane, operation) at which each of its messages is taken."""
+    """(sender, its lane) -> the (lane, operation) at which each of its messages is received."""
     takings: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, lane in enumerate(lanes):
         for place, operation in enumerate(lane):

@@ -28,8 +28,8 @@ class Event(NamedTuple):
 
     Attributes:
         lane: an index into Trace.lanes.
-        clock: which event of its lane it is.
-        takes: the events of the sends whose messages it takes, in the order of the operands.
+        clock: the index of the event in its lane.
+        takes: the events of the sends whose messages it receives, in the order of the operands.
     """
 
     lane: int
@@ -45,11 +45,11 @@ class Trace:
     """One possible order of all events.
 
     Attributes:
-        lanes: (rank, number of the lane), by lane.
-        events: what happened.
-        takers: for each event that is a send, the events that took its message. Where some ranks
-            stand for all, those of other ranks as in symmetry.TurnedClocks.
-        ranks: how many were run.
+        lanes: by lane, (rank, number of the lane).
+        events: all events, in this order.
+        takers: for each event that is a send, the events that received its message. If some ranks
+            represent all, events of other ranks are numbered as in symmetry.TurnedClocks.
+        ranks: the number of ranks that were run.
     """
 
     lanes: list[tuple[int, int]] = field(default_factory=list)
@@ -62,11 +62,11 @@ def execute(program: Program, *, slots: int, pieces: int, ranks: int = 0) -> Tra
     """Run `pieces` pieces.
 
     Args:
-        ranks: only so many ranks are run, which stand for all others (see symmetry.py); 0 for all.
+        ranks: run only this many ranks, which represent all others (see symmetry.py); 0 for all.
 
     Raises:
-        ProgramError: lanes wait for each other; a message is never sent, never taken, or taken by
-            several lanes.
+        ProgramError: lanes wait for each other; or a message is never sent, never received, or
+            received by several lanes.
     """
     machine = _Machine(program, slots, pieces, ranks or program.ranks)
     machine.run()
@@ -90,7 +90,7 @@ class _Machine:
         self._ids = {place: lane for lane, place in enumerate(self.trace.lanes)}
         self._routes: dict[tuple[int, int], int] = {}  # (sending lane, receiving rank) -> number
         self._mail: list[deque[tuple[int, int]]] = []  # by route: (message, event of its send)
-        self._taker: list[int] = []  # by route: the lane that takes, or -1
+        self._taker: list[int] = []  # by route: the receiving lane, or -1
         self._sender: list[int] = []  # by route
         self._ways = [self._compile(lane) for lane in range(len(self._lanes))]
         count = len(self._lanes)
@@ -109,7 +109,8 @@ class _Machine:
             for operand in operation.operands:
                 if not isinstance(operand, Incoming):
                     continue
-                # A peer's like is run in its place; to it, this rank is as far off the other way.
+                # The peer's representative is run in its place; from there, this rank is as far in
+                # the other direction.
                 like = operand.peer % self.trace.ranks
                 receiver = (rank + like - operand.peer) % self._all_ranks
                 sender = self._ids.get((like, operand.lane))
@@ -138,7 +139,7 @@ class _Machine:
         return route
 
     def run(self) -> None:
-        """Run what can run until nothing can."""
+        """Run all lanes until none can advance."""
         ready = deque(range(len(self._lanes)))
         is_ready = [True] * len(self._lanes)
         while ready:
@@ -150,7 +151,7 @@ class _Machine:
                     ready.append(woken)
 
     def _advance(self, lane: int) -> set[int]:
-        """Run a lane as far as it goes; return the lanes that this may let go on."""
+        """Run a lane as far as possible; returns the lanes that may now advance."""
         operations, ways = self._lanes[lane], self._ways[lane]
         events, mail = self.trace.events, self._mail
         step, piece, clock = self._step[lane], self._piece[lane], self._clock[lane]
@@ -187,7 +188,7 @@ class _Machine:
         return woken
 
     def _missing(self, routes: tuple[int, ...]) -> int | None:
-        """A route of which an operation needs more messages than there are."""
+        """A route on which an operation needs more messages than have been sent."""
         for route in routes:
             if not self._mail[route]:
                 return route
@@ -197,12 +198,12 @@ class _Machine:
         return None
 
     def _slot_holder(self, lane: int) -> int | None:
-        """The message of a lane that must be taken before it can send another."""
+        """The message of a lane that must be received before it can send another."""
         message = len(self._untaken[lane]) - self._slots
         return message if message >= 0 and self._untaken[lane][message] else None
 
     def check_finished(self) -> None:
-        """Raise ProgramError unless every operation was run and every message taken."""
+        """Raise ProgramError unless every operation was run and every message received."""
         for lane, operations in enumerate(self._lanes):
             if operations and self._piece[lane] < self._pieces:
                 raise self._deadlock(lane)
@@ -211,7 +212,7 @@ class _Machine:
                 raise self._never_taken(sender, receiver, self._mail[route][0][1])
 
     def number_takers(self) -> None:
-        """Let takers of other ranks be told from those of their likes."""
+        """Number the receivers so that other ranks are distinguished from their representatives."""
         ranks, count = self.trace.ranks, len(self.trace.events)
         lanes = {route: key for key, route in self._routes.items()}
         takers: dict[int, list[int]] = {}
@@ -228,7 +229,9 @@ class _Machine:
         self.trace.takers = takers
 
     def _deadlock(self, lane: int) -> ProgramError:
-        """Follow who waits for whom until it goes round, or ends at one who will not come."""
+        """Describe a deadlock: follow who waits for whom until the chain closes, or ends at a rank
+        that never comes.
+        """
         way: list[int] = []
         while lane not in way:
             way.append(lane)
@@ -277,7 +280,7 @@ class _Machine:
 
 
 def chunk_of(operation: Operation) -> int | None:
-    """The first chunk that an operation is about."""
+    """The first chunk that an operation uses."""
     if isinstance(operation, Send):
         return operation.source.index
     return operation.targets[0].index if operation.targets else None

@@ -5,8 +5,8 @@ generated on request, so that a program of 100,000 ranks is small.
 
 A buffer is a row of blocks, a block is a row of `chunks` chunks, and chunk `i` of any buffer is as
 long as chunk `i % chunks` of every other. Lanes of one rank run side by side, each in its own
-order. Data larger than a slot is run through the same program piece by piece, lane by lane; lanes
-do not wait for each other between pieces, and scratch chunks are the same memory in each.
+order. Data larger than a slot passes through the same program piece by piece, in each lane; lanes
+do not wait for each other between pieces, and all pieces share the scratch chunks.
 
 The engine decides the length of a block. A program in which every message goes from input or output
 to output also works with blocks of different lengths, because every rank that holds a block knows
@@ -22,11 +22,11 @@ from enum import IntEnum
 from rallypoint.base.collective import Collective as Collective  # noqa: PLC0414 - re-exported
 from rallypoint.base.errors import CallerError
 
-SLOTS = 3  # messages of any length that a lane of the engine can always have under way
+SLOTS = 3  # number of messages of any length that a lane of the engine can always have in flight
 
 
 class Buffer(IntEnum):
-    """Where chunks live. Input and output may be the same memory."""
+    """The buffer that holds chunks. Input and output may be the same memory."""
 
     INPUT = 0
     OUTPUT = 1
@@ -47,7 +47,7 @@ class Incoming:
     """The next message that lane `lane` of rank `peer` sends to this rank.
 
     Messages arrive in the order they were sent, and all messages from one lane of a peer are
-    taken by one lane of the receiver.
+    received by one lane of the receiver.
     """
 
     peer: int
@@ -56,7 +56,9 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send chunks to one or several ranks; `source` stays untouched until each has taken them."""
+    """Send chunks to one or several ranks; `source` must not change until each has received
+    them.
+    """
 
     source: Chunks
     to: tuple[int, ...]
@@ -66,7 +68,7 @@ class Send:
 class Reduce:
     """Combine the operands from left to right, and store the result in every target.
 
-    One operand makes it a copy or a receive; no target, the acceptance of an empty message.
+    With one operand it is a copy or a receive; with no target, it accepts an empty message.
     """
 
     operands: tuple[Chunks | Incoming, ...]
@@ -92,21 +94,21 @@ class Program:
     """A collective algorithm for a given number of ranks.
 
     Attributes:
-        name: of the algorithm, e.g. ``"ring"``.
+        name: the algorithm's, e.g. ``"ring"``.
         chunks: the number of chunks in a block.
         scratch_chunks: the number of chunks of scratch memory that each rank needs.
         sends: the largest number of sends of any lane (the engine numbers messages by it).
         lanes: rank -> its lanes.
         span: the largest number of chunks of any operation (it limits the size of a piece).
         root: the root rank, in collectives that have one.
-        reduces_at_once: every reduction of several operands has the inputs of all ranks, so that
-            an average is rounded once.
+        reduces_at_once: every reduction of several operands combines the inputs of all ranks, so
+            that an average is rounded only once.
         period: ranks this far apart do the same, with peers at the same distances; 0 if there is no
-            such symmetry. Simulations then run `period` ranks only.
-        restartable: nothing of an input is overwritten, in place, before every input has been
-            read for the last time; so a call of one piece can be begun again by the survivors.
-        copies: in place, what was sent may be overwritten before its receivers have taken it, so
-            that senders must copy it; otherwise receivers may read it where it lies.
+            such symmetry. Simulations then run only `period` ranks.
+        restartable: even in place, no input is overwritten before all inputs have been read for the
+            last time; so survivors can restart a call of one piece.
+        copies: in place, a sent chunk may be overwritten before its receivers have it, so senders
+            must copy it; otherwise receivers may read it where it lies.
     """
 
     name: str
@@ -124,19 +126,19 @@ class Program:
     period: int = 0
 
     def input_blocks(self, rank: int) -> int:
-        """How many blocks the rank puts in."""
+        """The number of blocks in the rank's input."""
         return self.collective.input_blocks(self.ranks, is_root=rank == self.root)
 
     def output_blocks(self, rank: int) -> int:
-        """How many blocks the rank gets out."""
+        """The number of blocks in the rank's output."""
         return self.collective.output_blocks(self.ranks, is_root=rank == self.root)
 
 
 class ProgramError(CallerError, ValueError):
-    """A program cannot work.
+    """A program that cannot work.
 
     Attributes:
-        rank, lane, step, chunk: the place at fault, each None where it is not one place.
+        rank, lane, step, chunk: the place of the error; each None if it is not a single place.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
     block of 2 chunks         0   1                  lane 0, 1
     the same, 2 ways wide     0   1 | 2   3          lanes 0, 2 for chunks 0, 1; lanes 1, 3 for 2, 3
 
-Worth it where one lane alone cannot keep a link or a core busy.
+This pays where a single lane cannot saturate a link or a core.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
      1   5      9    13         where a right child is missing, the next one down its left
     0 2 4 6    8 10 12 14       edge takes its place
 
-log2 n steps up and as many down, but a rank talks to three others only, whatever n is. So of large
-messages, with many pieces under way, each rank moves three times the data, not log2 n times.
+It takes log2 n steps up and as many down, but each rank communicates with only three others,
+whatever n is. For large messages, with many pieces in flight, each rank therefore moves three times
+the data, not log2 n times.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ def shape(ranks: int) -> Tree:
 
     def parent(rank: int) -> int:
         step = lowest_bit(rank + 1)
-        above = ((rank + 1) ^ step | step << 1) - 1  # on its right, or if nobody is there, its left
+        # Its parent on the right or, if there is none, on the left.
+        above = ((rank + 1) ^ step | step << 1) - 1
         return above if above < ranks else rank - step
 
     return Tree((1 << ranks.bit_length() - 1) - 1, parent, children)
 
 
 def lowest_bit(number: int) -> int:
-    """12 -> 4."""
+    """The lowest set bit: 12 -> 4."""
     return number & -number
 
 

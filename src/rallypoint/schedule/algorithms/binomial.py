@@ -6,7 +6,8 @@
                 +-- 6 -- 7
 
 ceil(log2 n) steps. Good for small messages, and for gather and scatter, where each rank handles
-the blocks of its own part of the tree only. Another root turns the tree: all ranks count from it.
+only the blocks of its own subtree. For another root the tree is rotated: all ranks are counted from
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def shape(ranks: int) -> Tree:
 
 
 def size(rank: int, ranks: int) -> int:
-    """How many ranks are in the part of the tree below a rank, itself included."""
+    """The number of ranks in the subtree below a rank, including itself."""
     return min(rank & -rank, ranks - rank) if rank else ranks
 
 
@@ -64,7 +65,7 @@ def broadcast(ranks: int, root: int) -> Program:
 
 
 def scatter(ranks: int, root: int) -> Program:
-    """Each rank gets the blocks of its part of the tree, keeps its own and passes on the others."""
+    """Each rank gets the blocks of its subtree, keeps its own and passes on the others."""
     whole = shape(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
@@ -83,12 +84,12 @@ def scatter(ranks: int, root: int) -> Program:
         operations.append(copy(blocks.at(place, 1), result))
         return (tuple(operations),)
 
-    sends = (ranks - 1).bit_length() + 1  # one to each child, and one more where blocks wrap
+    sends = (ranks - 1).bit_length() + 1  # one to each child, and one more where blocks wrap round
     return _program(Collective.SCATTER, ranks, root, lanes, sends)
 
 
 def gather(ranks: int, root: int) -> Program:
-    """Each rank collects the blocks of its part of the tree, and hands them to its parent."""
+    """Each rank collects the blocks of its subtree, and sends them to its parent."""
     whole = shape(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
@@ -111,21 +112,21 @@ def gather(ranks: int, root: int) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Where a rank at a place of the tree keeps the blocks of the places below it."""
+    """Where a rank at a position in the tree keeps the blocks of the positions below it."""
 
-    outer: Buffer  # the root's
+    outer: Buffer  # the root's buffer
     place: int
     root: int
     ranks: int
 
     def at(self, first: int, count: int) -> Chunks:
-        """The blocks of consecutive places."""
+        """The blocks of consecutive positions."""
         if self.place == 0:
             return Chunks(self.outer, (first + self.root) % self.ranks, count)
         return Chunks(Buffer.SCRATCH, first - self.place, count)
 
     def below(self, place: int) -> Iterator[tuple[int, int]]:
-        """The places below one, itself included, cut where the root's blocks wrap round."""
+        """The positions below one, including itself, split where the root's blocks wrap round."""
         end, wrap = place + size(place, self.ranks), self.ranks - self.root
         if place < wrap < end:
             yield place, wrap - place

@@ -1,4 +1,5 @@
-"""Bruck's algorithms: in step k every rank talks to those 2^k away, so ceil(log2 n) steps do.
+"""Bruck's algorithms: in step k every rank communicates with those 2^k away, so ceil(log2 n) steps
+are enough.
 
 all_gather (rank 0 of 5)                    all_to_all (rank 0 of 5): block at distance d
     has 0                                   travels the 1s of d: 2^0, then 2^1, then 2^2
@@ -6,9 +7,9 @@ all_gather (rank 0 of 5)                    all_to_all (rank 0 of 5): block at d
     gets 2 3        from rank 2
     gets 4          from rank 4             barrier: the same steps with empty messages
 
-Each step of all_gather sends all that there is, so no byte is sent twice; all_to_all sends half of
-everything in every step, so it is for small blocks. Any number of ranks.
-Source: J. Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997) 1143-1156.
+Each step of all_gather sends everything collected so far, and no byte is sent to a rank twice;
+all_to_all sends half of everything in every step, so it is for small blocks. Works for any number
+of ranks. Source: J. Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997) 1143-1156.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ NAME = "bruck"
 
 
 def steps(ranks: int) -> list[int]:
-    """1, 2, 4, ... below `ranks`."""
+    """The steps 1, 2, 4, ... below `ranks`."""
     return [1 << bit for bit in range((ranks - 1).bit_length())]
 
 
 def all_gather(ranks: int) -> Program:
-    """Twice as many blocks after each step; those that wrap round go as two messages."""
+    """The number of blocks doubles in each step; those that wrap round are sent as two messages."""
 
     def blocks(first: int, count: int) -> Iterator[Chunks]:
         before_wrap = min(count, ranks - first)
@@ -70,7 +71,8 @@ def all_gather(ranks: int) -> Program:
 def all_to_all(ranks: int) -> Program:
     """Blocks at distances that have bit k go 2^k ranks further in step k.
 
-    Scratch memory holds the blocks by distance; then, for each step, what is sent and what came.
+    Scratch memory holds the blocks by distance, then for each step the blocks sent and those
+    received.
     """
 
     def lanes(rank: int) -> tuple[Lane, ...]:
@@ -105,12 +107,12 @@ def all_to_all(ranks: int) -> Program:
 
 
 def _runs(ranks: int, step: int) -> list[tuple[int, int]]:
-    """The distances that have the bit of a step: (first, count) of each run."""
+    """The distances in which the bit of a step is set, as (first, count) of each run."""
     return [(d, min(step, ranks - d)) for d in range(step, ranks, 2 * step)]
 
 
 def _pack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Iterator[Operation]:
-    """Put what is to be sent in a row. The first of a run starts here; the others came before."""
+    """Pack the blocks to be sent. Those of the first run start here; the others arrived earlier."""
     for first, count in runs:
         own = Chunks(Buffer.INPUT, (rank + first) % ranks)
         yield copy(own, Chunks(Buffer.SCRATCH, place))
@@ -123,7 +125,9 @@ def _pack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Ite
 
 
 def _unpack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Iterator[Operation]:
-    """The first run, without higher bits, is at its goal; the others wait for their next step."""
+    """Unpack what was received. The first run, without higher bits, is at its destination; the
+    others wait for their next step.
+    """
     first, count = runs[0]
     for offset in range(count):
         target = Chunks(Buffer.OUTPUT, (rank - first - offset) % ranks)
@@ -135,7 +139,7 @@ def _unpack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> I
 
 
 def barrier(ranks: int) -> Program:
-    """Who has heard from 2^k ranks tells the one 2^k further."""
+    """A rank that has heard from 2^k ranks tells the one 2^k further."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         operations: list[Operation] = []

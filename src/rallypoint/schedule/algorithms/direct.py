@@ -1,11 +1,11 @@
-"""Direct algorithms: every rank talks to every other, in one or two steps.
+"""Direct algorithms: every rank communicates with every other, in one or two steps.
 
 one shot      0 -> 1,2,3   1 -> 0,2,3   ...      each rank reduces everything itself
 two shots     chunk c of every rank -> rank c, which reduces it and sends the result to all
 to a root     1,2,3 -> 0   (gather, reduce)      and from it: 0 -> 1,2,3 (broadcast, scatter)
 
-One shot moves n - 1 times the data but waits once; two shots move twice (n - 1) / n of it and
-wait twice. Operands are reduced in rank order, so all ranks get the same bits.
+One shot moves n - 1 times the data but waits only once; two shots move 2 (n - 1) / n of it and wait
+twice. Operands are reduced in rank order, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from rallypoint.schedule.program import (
 
 
 def others(rank: int, ranks: int) -> tuple[int, ...]:
-    """The other ranks, beginning with the next one, so that not all start at the same peer."""
+    """The other ranks, beginning with the next one, so that not all ranks start with the same
+    peer.
+    """
     return tuple((rank + step) % ranks for step in range(1, ranks))
 
 
@@ -61,11 +63,11 @@ def all_reduce_one_shot(ranks: int) -> Program:
 
 
 def all_reduce_two_shot(ranks: int) -> Program:
-    """Rank c reduces chunk c for all, then hands the result to all.
+    """Rank c reduces chunk c for all ranks, then sends the result to all.
 
-    One lane sends the chunks, in the order of ranks, so that rank 0 can reduce first; the other
-    reduces and exchanges results. So it needs no more than one slot in each. Up to four ranks, a
-    single lane does both, which is a little faster and needs the three slots that there always are.
+    One lane sends the chunks in the order of ranks, so that rank 0 can reduce first; the other
+    reduces and exchanges results. Thus one slot in each lane is enough. For up to four ranks, a
+    single lane does both, which is a little faster and needs three slots, which always exist.
     """
     if ranks == 1:
         return all_reduce_one_shot(1)
@@ -94,10 +96,10 @@ def all_reduce_two_shot(ranks: int) -> Program:
 
 
 def all_reduce_two_phase(ranks: int) -> Program:
-    """The same with a lane for each step: chunks are handed out, reduced, and fetched.
+    """The same with a lane for each step: chunks are sent out, reduced, and results fetched.
 
-    Each step gets ahead of the next one. What is read where it lies has then left its writer's
-    cache, from which it comes more slowly than from the one that cores share.
+    Each step runs ahead of the next one. Data that is read in place has then left its writer's
+    cache, and reading from there would be slower than from the cache that cores share.
     """
     if ranks == 1:
         return all_reduce_one_shot(1)
@@ -117,14 +119,14 @@ def all_reduce_two_phase(ranks: int) -> Program:
 
 
 def _reduced_for_all(rank: int, ranks: int) -> Lane:
-    """Its chunk of all ranks, and the result to the others."""
+    """Reduce this rank's chunk from all ranks, and send the result to the others."""
     result = Chunks(Buffer.OUTPUT, rank)
     operands = _in_rank_order(rank, ranks, Chunks(Buffer.INPUT, rank))
     return (Reduce(operands, (result,)), Send(result, others(rank, ranks)))
 
 
 def _results(rank: int, ranks: int, lane: int) -> Lane:
-    """The other ranks' results."""
+    """Receive the other ranks' results."""
     return tuple(
         receive(peer, Chunks(Buffer.OUTPUT, peer), lane=lane) for peer in others(rank, ranks)
     )
@@ -211,7 +213,7 @@ def gather(ranks: int, root: int) -> Program:
 
 
 def scatter(ranks: int, root: int) -> Program:
-    """The root sends to each rank what is for it."""
+    """The root sends each rank its block."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         result = Chunks(Buffer.OUTPUT, 0)
@@ -232,14 +234,14 @@ def scatter(ranks: int, root: int) -> Program:
 
 
 def all_to_all(ranks: int) -> Program:
-    """Every rank sends to each other what is for it; one lane sends while the other receives."""
+    """Every rank sends each other rank its block; one lane sends while the other receives."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         keep = copy(Chunks(Buffer.INPUT, rank), Chunks(Buffer.OUTPUT, rank))
         if ranks == 1:
             return ((keep,),)
         sends = (Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in others(rank, ranks))
-        senders = reversed(others(rank, ranks))  # in the order in which they come to this rank
+        senders = reversed(others(rank, ranks))  # in the order in which their messages arrive
         takes = (receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in senders)
         return (tuple(sends), (keep, *takes))
 
@@ -255,7 +257,7 @@ def all_to_all(ranks: int) -> Program:
 
 
 def barrier(ranks: int) -> Program:
-    """Every rank tells all that it has come, and waits for all."""
+    """Every rank tells all that it has arrived, and waits for all."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         peers = others(rank, ranks)

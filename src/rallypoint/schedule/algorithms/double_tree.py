@@ -1,8 +1,8 @@
 """Two trees at once, each for half of the data, so that no rank works in both.
 
-A binary tree leaves half of the ranks idle: leaves receive but do not send. A second tree in which
-the first one's leaves are inside gives them the other half to do. Each rank then sends and receives
-each byte about twice, as round a ring, but in 2 log2 n steps instead of 2 (n - 1).
+A binary tree leaves half of the capacity unused: leaves receive but do not send. A second tree,
+whose inner ranks are the first one's leaves, uses the other half. Each rank then sends and receives
+each byte about twice, as in a ring, but in 2 log2 n steps instead of 2 (n - 1).
 
 nccl, 8 ranks: rank 0 above an in-order tree,      sanders, 8 ranks: rank 0 above two in-order
 and its mirror image                               trees of the others, one shifted by one
@@ -11,9 +11,9 @@ and its mirror image                               trees of the others, one shif
           2       6                 5       1                 2       6              3       7
         1   3   5   7             6   4   2   0             1   3   5   7          2   4   6   1
 
-In-order trees have their leaves at the even places (counted from 0). A mirror image of an even
-number of places and a shift by one both turn even into odd; so nobody is inside both trees, but the
-root of the second kind, and one rank for odd n of the first kind.
+In-order trees have their leaves at the even positions (counted from 0). Mirroring an even number of
+positions and shifting by one both turn even into odd. So nobody is an inner rank of both trees,
+except the root of the second kind, and one rank of the first kind if n is odd.
 
 nccl      as NCCL does it (src/graph/trees.cc): mirrored for even n, shifted by one for odd n
 sanders   P. Sanders, J. Speck, J. L. Traeff, Parallel Computing 35 (2009) 581-594; any root
@@ -29,7 +29,7 @@ NCCL, SANDERS = "double_tree", "two_tree"
 
 
 def nccl_trees(ranks: int) -> list[Tree]:
-    """Rank 0 above an in-order tree of the others; and the same from the other end."""
+    """Rank 0 above an in-order tree of the others, and its complement."""
     first = _below(0, binary_tree.shape(ranks - 1)) if ranks > 1 else binary_tree.shape(1)
     return [first, _complement(first, ranks)]
 
@@ -69,7 +69,7 @@ def _turned(ranks: int, root: int) -> list[Tree]:
 
 
 def _below(root: int, inner: Tree) -> Tree:
-    """`root` (0) above a tree whose ranks move up by one to make room."""
+    """`root` (0) above a tree whose ranks are shifted by one to make room."""
 
     def parent(rank: int) -> int:
         return root if rank - 1 == inner.root else inner.parent(rank - 1) + 1
@@ -83,7 +83,7 @@ def _below(root: int, inner: Tree) -> Tree:
 
 
 def _complement(shape: Tree, ranks: int) -> Tree:
-    """The mirror image for even numbers of ranks, the shift by one for odd ones."""
+    """The mirror image if the number of ranks is even, the shift by one if it is odd."""
     if ranks % 2 == 1:
         return tree.turned(shape, ranks, (shape.root + 1) % ranks)
     last = ranks - 1

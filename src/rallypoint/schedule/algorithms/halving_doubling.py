@@ -5,9 +5,9 @@
     0 | 1               inside each half, until rank r has chunk r of everybody.
                         doubling: the same backwards, with finished chunks.
 
-Where the left half has one rank more (3 above), that one has no partner of its own: it sends to the
-last of the right half, and when doubling, hears from it. Partners exchange half of the data, then a
-quarter, and so on: ceil(log2 n) steps and (n - 1) / n of the data each way, the least of both.
+If the left half has one rank more (3 above), that rank has no partner of its own: it sends to the
+last of the right half, and receives from it when doubling. Partners exchange half of the data, then
+a quarter, and so on: ceil(log2 n) steps and (n - 1) / n of the data each way, the least of both.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High Perf. Comput. Appl. 19 (2005) 49-66, who
 fold the ranks beyond a power of two; splitting unevenly needs no fold.
 """
@@ -40,10 +40,10 @@ class Split:
     """One split, as one rank sees it.
 
     Attributes:
-        kept: the ranks of its own half, from .. to (exclusive).
-        given: those of the other half.
+        kept: the ranks of its own half, as (first, end), end excluded.
+        given: the ranks of the other half.
         partner: the rank of the other half that it sends to when halving.
-        partners: those that send to it when halving; none, one or two.
+        partners: the ranks that send to it when halving; none, one or two.
     """
 
     kept: tuple[int, int]
@@ -53,7 +53,7 @@ class Split:
 
 
 def splits(rank: int, ranks: int) -> list[Split]:
-    """The splits of a rank, the widest first."""
+    """The splits of a rank, the largest first."""
     result = []
     first, end = 0, ranks
     while end - first > 1:
@@ -119,7 +119,7 @@ def reduce_scatter(ranks: int) -> Program:
 
 
 def all_gather(ranks: int) -> Program:
-    """Doubling."""
+    """Only doubling."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         own = copy(Chunks(Buffer.INPUT, 0), Chunks(Buffer.OUTPUT, rank))
@@ -138,7 +138,7 @@ def all_gather(ranks: int) -> Program:
 
 
 def _halve(rank: int, ways: list[Split], partial: Buffer) -> Iterator[Operation]:
-    """Chunk `rank` of all is at last in `partial`, at its own place."""
+    """In the end, chunk `rank` of all ranks is in `partial`, at its own position."""
     held = Buffer.INPUT
     for way in ways:
         yield Send(_span(held, way.given), (way.partner,))

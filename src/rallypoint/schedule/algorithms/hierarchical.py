@@ -40,10 +40,10 @@ from rallypoint.schedule.program import (
 
 
 def full_nodes(ranks: int, per_node: int) -> int:
-    """How many nodes there are.
+    """The number of nodes.
 
     Raises:
-        ProgramError: one is not full.
+        ProgramError: a node is not full.
     """
     if ranks % per_node:
         raise ProgramError(f"two_level: {ranks} ranks do not fill nodes of {per_node}")
@@ -57,10 +57,12 @@ def others_here(rank: int, per_node: int) -> tuple[int, ...]:
 
 
 def two_level(ranks: int, per_node: int = 1) -> Program:
-    """Parts inside the nodes, a ring for each part across, parts inside the nodes.
+    """Reduce parts inside the nodes, run a ring for each part across nodes, distribute parts inside
+    the nodes.
 
-    Three lanes: what a rank gives to its node; its part of the ring; what it takes from its node.
-    A rank adds its node's data to a chunk in the one operation that takes it from the ring.
+    There are three lanes: what a rank sends to its node, its part of the ring, and what it receives
+    from its node. A rank adds its node's data to a chunk in the same operation that receives it
+    from the ring.
 
     Raises:
         ProgramError: a node is not full.
@@ -74,7 +76,7 @@ def two_level(ranks: int, per_node: int = 1) -> Program:
         node, place = divmod(rank, per_node)
 
         def chunk(buffer: Buffer, owner: int, distance: int) -> Chunks:
-            """Of an owner's part, what begins its way so many nodes to the left."""
+            """The chunk of an owner's part that starts that many nodes to the left."""
             return Chunks(buffer, owner % per_node * nodes + (node - distance) % nodes)
 
         given: Lane = tuple(
@@ -84,7 +86,7 @@ def two_level(ranks: int, per_node: int = 1) -> Program:
         )
         taken: Lane = tuple(
             receive(peer, chunk(Buffer.OUTPUT, peer, distance), lane=1)
-            for distance in (nodes - 1, *range(nodes - 1))  # as they become complete
+            for distance in (nodes - 1, *range(nodes - 1))  # in the order of completion
             for peer in peers
         )
         across = tuple(_across(rank, ranks, per_node, partial(chunk, owner=place)))
@@ -103,7 +105,9 @@ def two_level(ranks: int, per_node: int = 1) -> Program:
 def _across(
     rank: int, ranks: int, per_node: int, chunk: Callable[..., Chunks]
 ) -> Iterator[Operation]:
-    """A ring (as in ring.py) over the ranks of one place; complete chunks also go to the node."""
+    """A ring (as in ring.py) over the ranks with the same local rank; complete chunks also go to
+    the node.
+    """
     nodes = ranks // per_node
     start = rank // per_node * per_node
     left, right = (rank - per_node) % ranks, (rank + per_node) % ranks
@@ -128,7 +132,7 @@ def _across(
 
 
 def node_ring(ranks: int, per_node: int = 1) -> Program:
-    """A chunk for each node; the way there and the way back are a lane each."""
+    """One chunk for each node; the way there and the way back have a lane each."""
     nodes = -(-ranks // per_node)
     if ranks <= 2 and nodes == ranks:
         return replace(ring.all_reduce(ranks), name="node_ring")

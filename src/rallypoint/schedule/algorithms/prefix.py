@@ -5,10 +5,10 @@ recursive_doubling    0 -> 1   1 -> 2   2 -> 3           first with the rank bel
                       0 ------> 2   1 ------> 3          then with two below, four below, ...
 chain                 0 -> 1 -> 2 -> 3                   pieces follow each other down the line
 
-The direct one is for few ranks. Recursive doubling takes log2 n steps of the whole data, for few
-bytes; in the chain each rank sends and takes the data once, for many. Operands are always
-neighbours, the lower ranks' on the left.
-Source: W. D. Hillis, G. L. Steele, Comm. ACM 29 (1986) 1170-1183.
+The direct algorithm is for few ranks. Recursive doubling takes log2 n steps with the whole data,
+for few bytes; in the chain each rank sends and receives the data once, for many bytes. Operands are
+always neighbours, the lower ranks' on the left. Source: W. D. Hillis, G. L. Steele, Comm. ACM 29
+(1986) 1170-1183.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def direct(ranks: int) -> Program:
 
 
 def recursive_doubling(ranks: int) -> Program:
-    """Step k joins what ends here with what ends 2^k ranks below, until that begins at rank 0."""
+    """Step k combines the range that ends here with the one that ends 2^k ranks below, until it
+    begins at rank 0.
+    """
     steps = (ranks - 1).bit_length()
 
     def lanes(rank: int) -> tuple[Lane, ...]:

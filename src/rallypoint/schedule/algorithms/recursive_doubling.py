@@ -1,13 +1,14 @@
-"""Recursive doubling: partners exchange all they have, so that twice as many are summed each time.
+"""Recursive doubling: partners exchange all they have, so each step doubles the number of ranks
+summed.
 
     0 1 | 2 3     first 0 with 1 and 2 with 3, then 0 with 2 and 1 with 3
 
 ceil(log2 n) steps, each of the whole data: for small messages between hosts, where each message
 costs its sender and its receiver more than its bytes do. The ranks are split as in
-halving_doubling.py; where a half has one rank more, that one hears from the last of the other half,
-and sends to nobody. Both halves combine the left half's sum with the right one's, in that order, so
-all ranks get the same bits.
-Source: R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High Perf. Comput. Appl. 19 (2005) 49-66.
+halving_doubling.py; if a half has one rank more, that rank receives from the last of the other
+half, and sends to nobody. Both halves combine the left half's sum with the right one's, in that
+order, so all ranks get the same bits. Source: R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High
+Perf. Comput. Appl. 19 (2005) 49-66.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rallypoint.schedule.program import (
 
 
 def all_reduce(ranks: int) -> Program:
-    """Sums of halves of halves, from the smallest on."""
+    """Combine halves of halves, the smallest first."""
     if ranks == 1:
         return direct.all_reduce_one_shot(1)
 

@@ -4,7 +4,7 @@
     ^                 |        to what came and passes it on; after n - 1 steps rank r holds the
     +-----------------+        finished chunk r + 1, which goes round once more.
 
-2 (n - 1) steps, 2 (n - 1) / n of the data through every link: the least that any algorithm can do.
+2 (n - 1) steps, and 2 (n - 1) / n of the data through every link: the minimum for any algorithm.
 Chunk c is reduced in the order c, c + 1, ..., c - 1 by one rank, so all ranks get the same bits.
 Source: P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69 (2009) 117-124.
 """
@@ -85,7 +85,7 @@ def all_gather(ranks: int) -> Program:
 
 
 def reduce_scatter(ranks: int) -> Program:
-    """Block b starts at rank b + 1 and is complete when it comes to rank b."""
+    """Block b starts at rank b + 1 and is complete when it reaches rank b."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         left, right = (rank - 1) % ranks, (rank + 1) % ranks

@@ -6,9 +6,9 @@
      / \\
     3   4          Lanes run side by side, so piece 2 goes up while piece 1 comes down.
 
-A rank reduces its children's values and its own in the order of ranks. Where a tree has smaller
-ranks on the left and larger ones on the right, that is the order 0, 1, 2, ... all over.
-What tree it is, is for binomial.py, binary_tree.py and double_tree.py to say.
+A rank reduces its children's values and its own in the order of ranks. If a tree has smaller ranks
+on the left and larger ones on the right, the total order is 0, 1, 2, ... The trees themselves are
+in binomial.py, binary_tree.py and double_tree.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tree:
 
 
 def turned(tree: Tree, ranks: int, root: int) -> Tree:
-    """The same tree, turned so that `root` is where the tree's root was."""
+    """The same tree, rotated so that `root` is its root."""
     shift = root - tree.root
     return Tree(
         root,
@@ -80,9 +80,9 @@ def with_chains(tree: Tree, ranks: int, per_node: int) -> Tree:
 
 
 def up(tree: Tree, rank: int, *, chunk: int, lane: int) -> Lane:
-    """The lane that brings a chunk to the root, whose output it becomes.
+    """The lane that carries a chunk up to the root, where it becomes output.
 
-    `lane` is the number of this lane, on every rank.
+    `lane` is this lane's number, the same on every rank.
     """
     own = Chunks(Buffer.INPUT, chunk)
     children = tree.children(rank)
@@ -99,7 +99,9 @@ def up(tree: Tree, rank: int, *, chunk: int, lane: int) -> Lane:
 
 
 def down(tree: Tree, rank: int, *, chunk: int, lane: int, root_lane: int) -> Lane:
-    """The lane that brings the root's result to all; `root_lane` is the one that sends it there."""
+    """The lane that carries the root's result down to all; `root_lane` is the lane that sends it
+    there.
+    """
     if rank == tree.root:
         return ()
     result = Chunks(Buffer.OUTPUT, chunk)
@@ -173,6 +175,6 @@ def _program(
         lanes=lanes,
         scratch_chunks=0 if collective is Collective.BROADCAST else len(trees),
         root=trees[0].root if collective.has_root else 0,
-        # All of an input has been read when the root of a single tree has its result.
+        # When the root of a single tree has its result, all inputs have been read.
         restartable=len(trees) == 1 or collective is Collective.BROADCAST,
     )

@@ -1,4 +1,4 @@
-"""Collectives on nodes of several ranks, in which each byte crosses between two nodes but once.
+"""Collectives on nodes of several ranks, in which each byte crosses between two nodes only once.
 
 broadcast        root -> its node, and one rank of each other node -> the others there
 reduce           the same the other way
@@ -13,8 +13,8 @@ barrier          inside the nodes to their first ranks, among those, and back
          +---------------+
                   +---------------+
 
-Nodes hold `per_node` consecutive ranks, the last one maybe fewer where there is a root; otherwise
-all must be full. all_reduce on levels is in hierarchical.py.
+Nodes hold `per_node` consecutive ranks. The last one may have fewer if the collective has a root;
+otherwise all must be full. all_reduce on levels is in hierarchical.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from rallypoint.schedule.program import (
 
 
 def broadcast(ranks: int, root: int, per_node: int = 1) -> Program:
-    """To the ranks nearby and one of each other node, and on."""
+    """To the ranks of the root's node and one of each other node, which pass it on."""
     return tree.broadcast("two_level", [_tree(ranks, root, per_node)], ranks)
 
 
 def reduce(ranks: int, root: int, per_node: int = 1) -> Program:
-    """Each node for itself, and the root all of them."""
+    """Each node reduces its own data, and the root all nodes'."""
     return tree.reduce("two_level", [_tree(ranks, root, per_node)], ranks)
 
 
@@ -70,13 +70,15 @@ def _tree(ranks: int, root: int, per_node: int) -> tree.Tree:
             return here
         nodes = -(-ranks // per_node)
         heads = tuple(head((node + step) % nodes) for step in range(1, nodes))
-        return heads + here  # what takes longer first
+        return heads + here  # the slower ones first
 
     return tree.Tree(root, parent, children)
 
 
 def all_gather(ranks: int, per_node: int = 1) -> Program:
-    """Own blocks to all places of the node and one of each other; what comes, to the node."""
+    """Each rank's block goes to its whole node and one rank of each other, which passes it on to
+    its node.
+    """
     nodes = full_nodes(ranks, per_node)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
@@ -104,7 +106,9 @@ def all_gather(ranks: int, per_node: int = 1) -> Program:
 
 
 def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
-    """The nodes' sums of what is for others to these, each along with what came from its node."""
+    """Each node's sums for the other nodes' ranks go there, with a lane for what comes from the own
+    node.
+    """
     nodes = full_nodes(ranks, per_node)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
@@ -116,7 +120,7 @@ def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
         given: Lane = tuple(
             Send(Chunks(Buffer.INPUT, target + peer % per_node), (peer,))
             for target in targets
-            for peer in sorted(here)  # so that one can have all that it waits for
+            for peer in sorted(here)  # in order, so that one rank can have all that it waits for
         )
 
         def collected(target: int) -> tuple[Chunks | Incoming, ...]:
@@ -146,7 +150,7 @@ def reduce_scatter(ranks: int, per_node: int = 1) -> Program:
 
 
 def barrier(ranks: int, per_node: int = 1) -> Program:
-    """The first rank of a node speaks for it."""
+    """The first rank of each node represents it."""
     nodes = -(-ranks // per_node)
     nothing = Chunks(Buffer.INPUT, 0)
 

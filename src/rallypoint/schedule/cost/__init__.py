@@ -1,1 +1,1 @@
-"""The cost of programs: link models, and simulations on them; correctness is proof's subject."""
+"""The cost of programs: link models, and simulations with them; proof/ covers correctness."""

@@ -1,4 +1,4 @@
-"""Fits a link model to measured times: the constants with which simulations come nearest to them.
+"""Fits a link model to measured times: finds the constants whose simulations come closest to them.
 
 For each number of ranks there are five constants: the costs of a call, of a message, of its
 latency, and of each byte sent and reduced. Simulated time is piecewise linear in them, so a few
@@ -22,7 +22,7 @@ from rallypoint.schedule.cost.simulation.wave import Graph
 from rallypoint.schedule.program import Collective
 
 Floats = NDArray[np.float64]
-CACHED_BYTES = 256 << 10  # up to here, one price for each byte
+CACHED_BYTES = 256 << 10  # up to here, each byte has the same cost
 ROUNDS = 12
 _NUDGE = 0.05
 _FIRST_GUESS = (0.5, 0.2, 0.5, 1e-4, 1e-4)
@@ -33,8 +33,8 @@ class Measurement:
     """One measured time of an all_reduce.
 
     Attributes:
-        noise: how far its two halves are from each other, as a share of the shorter one.
-        others: how many cores other work on the machine took meanwhile.
+        noise: the difference between its two halves, as a share of the shorter one.
+        others: how many cores other processes used meanwhile.
     """
 
     algorithm: str
@@ -54,15 +54,15 @@ class Error:
 
     @property
     def relative(self) -> float:
-        """How far off, as a share of what was measured."""
+        """The relative error, as a share of the measured time."""
         return abs(self.predicted_us / self.measured.time_us - 1)
 
 
 def fit(measurements: Sequence[Measurement], *, block_bytes: int, slots: int, cores: int) -> Links:
-    """The links, with a crowd for each number of ranks that was measured.
+    """Fit the links, with a crowd for each measured number of ranks.
 
     Args:
-        cores: how many the ranks had; with more ranks they took turns.
+        cores: how many the ranks had; if fewer than ranks, they took turns.
     """
     by_ranks: dict[int, list[Measurement]] = {}
     for each in measurements:
@@ -75,7 +75,7 @@ def fit(measurements: Sequence[Measurement], *, block_bytes: int, slots: int, co
 
 
 def predict(links: Links, measurements: Iterable[Measurement]) -> list[Error]:
-    """Simulated beside measured times."""
+    """Pair measured times with simulated ones."""
     errors = []
     graphs: dict[tuple[str, int], Graph] = {}
     for each in measurements:
@@ -88,7 +88,7 @@ def predict(links: Links, measurements: Iterable[Measurement]) -> list[Error]:
 
 
 def to_toml(links: Links, *, name: str, source: str) -> str:
-    """The model as a file (read by links.parse_model)."""
+    """The text of the model's file (read by links.parse_model)."""
     most = max(ranks for ranks, _ in links.crowds)
     lines = [f'name = "{name}"', f'source = "{source}"', f"measured_ranks = {most}"]
     lines += [f"per_node = {most}", "multicast = true", "shares_core = true"]
@@ -159,7 +159,7 @@ def _fit(
 
 
 def _least_squares(function: Callable[[Floats], Floats], wanted: Floats, guess: Floats) -> Floats:
-    """Gauss and Newton, with outliers counting less; the best of all rounds."""
+    """The Gauss-Newton method, with less weight on outliers; returns the best of all rounds."""
     logs, best, best_error = guess, guess, math.inf
     for _ in range(ROUNDS):
         now = function(logs)
@@ -183,7 +183,7 @@ def _least_squares(function: Callable[[Floats], Floats], wanted: Floats, guess: 
 def _slowdown(
     graphs: dict[str, Graph], rows: Sequence[Measurement]
 ) -> tuple[tuple[float, float], ...]:
-    """For each size beyond the caches, how much more a byte costs there."""
+    """For each size larger than the caches, how much more a byte costs there."""
     points = [(float(CACHED_BYTES), 1.0)]
     for nbytes in sorted({row.nbytes for row in rows if row.nbytes > CACHED_BYTES}):
         factors = []

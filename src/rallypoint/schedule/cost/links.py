@@ -29,7 +29,7 @@ class Level:
     """The links between ranks that share a group of this size, but no smaller one.
 
     Attributes:
-        ranks: the size of the group; 0 for a node, whose size the caller says; inf for all.
+        ranks: the size of the group; 0 for a node, whose size the caller gives; inf for all.
     """
 
     name: str
@@ -44,18 +44,19 @@ class Links:
     """One set of constants.
 
     Attributes:
-        levels: from near to far.
-        start_us: before the first and after the last operation of a call.
+        levels: from the nearest to the farthest.
+        start_us: the time before the first and after the last operation of a call.
         reduce_gb_per_s: how fast one rank reads and combines operands.
-        slots: messages that a lane can have under way.
-        block_bytes: the largest message; more is sent in several pieces.
-        nic_gb_per_s: what all ranks of a node together can send to other nodes.
-        cores: of a node; with fewer cores than ranks they take turns.
+        slots: the number of messages that a lane can have in flight.
+        block_bytes: the largest message; larger ones are sent in several pieces.
+        nic_gb_per_s: the bandwidth of all ranks of a node together to other nodes.
+        cores: the number on a node; if fewer than ranks, these take turns.
         shares_core: whether all lanes of a rank are run by one core.
         multicast: whether a send to several ranks is written once, for all to read.
-        slowdown: (bytes of a call, how many times as much each byte costs), for calls too large for
-            caches; in between it is interpolated.
-        crowds: other constants for nodes with more ranks: (ranks, constants), from few to many.
+        slowdown: (bytes of a call, factor by which each byte costs more), for calls too large for
+            caches; interpolated in between.
+        crowds: other constants for nodes with more ranks, as (ranks, constants), in ascending
+            order.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Links:
     crowds: tuple[tuple[int, Links], ...] = ()
 
     def on(self, per_node: int) -> Links:
-        """The same for nodes of so many ranks."""
+        """The constants for nodes of so many ranks."""
         for ranks, links in reversed(self.crowds):
             if per_node >= ranks:
                 return links.on(per_node)
@@ -82,7 +83,7 @@ class Links:
         return replace(self, levels=levels, crowds=())
 
     def slowdown_at(self, nbytes: float) -> float:
-        """How many times as much each byte of a call costs."""
+        """The factor by which each byte of a call costs more."""
         if not self.slowdown or nbytes <= 0:
             return 1.0
         sizes, factors = zip(*self.slowdown, strict=True)
@@ -101,10 +102,10 @@ class LinkModel:
     """A file of constants.
 
     Attributes:
-        source: where they come from.
-        note: what to say beside results, e.g. what was measured on the real machine.
+        source: where the constants come from.
+        note: a remark for results, e.g. what was measured on the real machine.
         per_node: ranks on a node, unless the caller says otherwise.
-        measured_ranks: with how many ranks they were measured at most; 0 if not by us.
+        measured_ranks: the largest number of ranks that was measured; 0 if not measured by us.
         variants: variant (``""`` if there is one only) -> family of algorithms -> constants.
         families: algorithm -> its family; those not listed belong to ``"other"``.
     """
@@ -128,10 +129,10 @@ def known_models() -> list[str]:
 
 
 def read_model(name: str) -> LinkModel:
-    """Read a model of the package by its name or an unmistakable part of it, or a TOML file.
+    """Read a model of the package by its name or an unambiguous part of it, or a TOML file.
 
     Raises:
-        InvalidArgumentError: there is none, or it is not a link model.
+        InvalidArgumentError: it does not exist, or is not a link model.
     """
     return parse_model(read_model_text(name))
 
@@ -164,7 +165,7 @@ def parse_model(text: str) -> LinkModel:
     Raises:
         InvalidArgumentError: it is not a link model.
     """
-    import tomllib  # every rank would pay for it, and hardly any reads a model
+    import tomllib  # every rank would pay for it, and hardly any rank reads a model
 
     try:
         data = tomllib.loads(text)

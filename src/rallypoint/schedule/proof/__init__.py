@@ -1,1 +1,3 @@
-"""The meaning of a program and its correctness: run on values, or on symbols; nothing is timed."""
+"""The meaning of a program and its correctness: it runs on values or on symbols; nothing is
+timed.
+"""

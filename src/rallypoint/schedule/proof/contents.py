@@ -30,7 +30,7 @@ class Value(NamedTuple):
     """What a chunk holds."""
 
     chunk: int
-    ranks: int  # bit r: rank r's
+    ranks: int  # bit r is set for rank r
     order: int  # its number in Contents.orders
 
 
@@ -76,7 +76,9 @@ class Contents:
             self._write(event, target, operands)
 
     def _taken(self, operand: Incoming, values: list[Value]) -> list[Value]:
-        """What a message holds: what its sender put in, or, if its like did, that turned."""
+        """The values of a message: those that its sender sent or, if the sender's representative
+        did, those turned.
+        """
         if self._turn is None or operand.peer < self._trace.ranks:
             return values
         times = operand.peer // self._trace.ranks
@@ -129,7 +131,9 @@ class Contents:
         return Value(chunk, ranks, self._order(values))
 
     def _order(self, values: list[Value]) -> int:
-        """The number of an order; as often turned as the first operand's, the others against it."""
+        """The number of an order, turned as often as the first operand's; the others relative to
+        it.
+        """
         if self._turn is None:
             order = tuple(value.order for value in values)
             return self._orders.setdefault(order, self._next_order())
@@ -187,7 +191,7 @@ class Contents:
         raise ProgramError(text, rank=rank, lane=lane, step=event.step, chunk=index)
 
     def _check_turned_alike(self, turn: Turn) -> None:
-        """What holds for one turn holds for all: each rank has what the one before it has."""
+        """Check that each rank has what the one before it has, turned: then this holds for all."""
         for index in range(self._program.chunks):
             value = self._turned(turn, self._values[0, Buffer.OUTPUT, index], 1)
             self._check_alike(turn.period, turn.index(Buffer.OUTPUT, index, 1), value)
@@ -207,7 +211,7 @@ class Contents:
     def is_in_rank_order(self) -> bool:
         """Whether every output chunk was combined from rank 0 to rank n - 1."""
         if self._turn is not None:
-            return not self._program.collective.reduces  # turned orders cannot all begin at 0
+            return not self._program.collective.reduces  # turned orders cannot all begin at rank 0
         parts = {number: order for order, number in self._orders.items()}
         flat: dict[int, list[int]] = {}
 
@@ -234,7 +238,7 @@ class Contents:
 
 
 def ranks_of(bits: int) -> str:
-    """0b10110 -> ``"ranks 1, 2, 4"``; many in a row as ``"0-7"``."""
+    """A set of ranks in words: 0b10110 -> ``"ranks 1, 2, 4"``; longer runs as ``"0-7"``."""
     ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
     runs: list[list[int]] = []
     for rank in ranks:

@@ -28,7 +28,7 @@ _TABLE = 50_000_000  # entries
 
 
 class Kind(Enum):
-    """What is not in order."""
+    """The kinds of unordered accesses."""
 
     LANES = ", and nothing says which comes first"
     MESSAGE = ", and its receivers may still be reading"
@@ -39,10 +39,10 @@ class Access(NamedTuple):
     """A read or write of one chunk.
 
     Attributes:
-        event: what does it.
-        ends: the events after which it is over; for a send those that take the message.
+        event: the event that accesses it.
+        ends: the events after which the access is over; for a send, those that receive the message.
         writes: whether it writes.
-        is_input: whether what it reads is an input.
+        is_input: whether it reads an input.
     """
 
     event: int
@@ -64,17 +64,17 @@ class Race(NamedTuple):
 
 
 class Before(Protocol):
-    """Knows which events always come before which."""
+    """An order of events: which always come before which."""
 
     def before(self, first: int, second: int) -> bool:
         """Whether the first event always comes before the second one."""
 
 
 class Clocks:
-    """Which events come before which, whatever the timing: vector clocks, worked out if asked.
+    """The order of events, whatever the timing, by vector clocks that are computed on demand.
 
-    For all events at once while that is a table of some megabytes; beyond, for each event that is
-    asked about, by following its causes.
+    They are computed for all events at once while the table has only some megabytes; beyond that,
+    for each event in question by following its causes.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -92,7 +92,7 @@ class Clocks:
         return bool(self.row(second)[one.lane] > one.clock)
 
     def row(self, event: int) -> NDArray[np.int32]:
-        """For each lane, how many of its events come before or with this one."""
+        """For each lane, the number of its events that come before this one, or are this one."""
         if self.is_large:
             if event not in self._single:
                 self._single[event] = self._follow(event)
@@ -116,7 +116,9 @@ class Clocks:
         return rows
 
     def _follow(self, event: int) -> NDArray[np.int32]:
-        """One row: go back from an event to the messages that it and all before it took."""
+        """Compute one row: follow an event back through the messages that it and its predecessors
+        received.
+        """
         events = self._trace.events
         if not self._by_lane:
             self._by_lane = [[] for _ in self._trace.lanes]
@@ -136,7 +138,9 @@ class Clocks:
 
 
 def accesses(trace: Trace) -> Accesses:
-    """All accesses by chunk, in the order of the trace; of later pieces only to scratch memory."""
+    """All accesses by chunk, in the order of the trace; for pieces after the first, only those to
+    scratch memory.
+    """
     found: defaultdict[Place, list[Access]] = defaultdict(list)
 
     def note(rank: int, chunks: Chunks, access: Access) -> None:
@@ -164,7 +168,7 @@ def accesses(trace: Trace) -> Accesses:
 
 
 def in_place(program: Program, trace: Trace, found: Accesses) -> Accesses:
-    """The accesses to those chunks that are both input and output, as outputs."""
+    """The accesses to chunks that are both input and output, as outputs."""
     shared = {}
     for rank in range(trace.ranks):
         alias = program.collective.alias(rank, is_root=rank == program.root)
@@ -181,15 +185,15 @@ def in_place(program: Program, trace: Trace, found: Accesses) -> Accesses:
 
 
 def is_copy(trace: Trace, event: int) -> bool:
-    """Whether an event only copies; in place, where its source is its target, it does nothing."""
+    """Whether an event only copies; in place, where its source is its target, it has no effect."""
     operation = trace.events[event].operation
     return not isinstance(operation, Send) and len(operation.operands) == 1
 
 
 def races(trace: Trace, clocks: Before, found: Accesses) -> Iterator[Race]:
-    """Pairs of accesses to a chunk, at least one a write, that nothing puts in order.
+    """Unordered pairs of accesses to a chunk, at least one of them a write.
 
-    Order is transitive, so that each access need only be compared with those since the last write.
+    Order is transitive, so each access is compared only with those since the last write.
     """
     for place, row in found.items():
         write: Access | None = None

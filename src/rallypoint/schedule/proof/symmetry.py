@@ -33,17 +33,17 @@ from rallypoint.schedule.program import (
 )
 from rallypoint.schedule.proof.races import Accesses
 
-SAMPLED_OPERATIONS = 100_000  # of the ranks that are compared with those that stand for them
-_TABLE = 50_000_000  # entries of clocks
+SAMPLED_OPERATIONS = 100_000  # operations of the ranks that are compared with their representatives
+_TABLE = 50_000_000  # entries in the table of clocks
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How a rank's places turn from it to the rank `period` further on.
+    """How places of a rank correspond to those of the rank `period` further on.
 
     Attributes:
-        shift: a block's chunks turn by so many.
-        compared: how many ranks were found to be alike.
+        shift: the distance by which a block's chunks turn.
+        compared: how many ranks were found to correspond.
     """
 
     program: Program
@@ -53,11 +53,11 @@ class Turn:
 
     @property
     def times(self) -> int:
-        """After how many turns one is back."""
+        """The number of turns after which everything is where it was."""
         return self.program.ranks // self.period
 
     def index(self, buffer: Buffer, index: int, times: int) -> int:
-        """Where a chunk is after so many turns."""
+        """The index of a chunk after so many turns."""
         if buffer is Buffer.SCRATCH:
             return index
         program = self.program
@@ -75,7 +75,9 @@ class Turn:
         return (ranks << by | ranks >> (count - by)) & ((1 << count) - 1)
 
     def operation(self, operation: Operation, times: int) -> Operation | None:
-        """An operation after so many turns; None if chunks that were neighbours are none then."""
+        """An operation after so many turns; None if its neighbouring chunks are then not
+        neighbours.
+        """
         count, by = self.program.ranks, self.period * times
 
         def place(chunks: Chunks) -> Chunks:
@@ -101,14 +103,14 @@ class Turn:
 
 
 class _TornError(Exception):
-    """Neighbouring chunks are none after a turn."""
+    """Neighbouring chunks are not neighbours after a turn."""
 
 
 def find_turn(program: Program) -> Turn | None:
-    """How the program's ranks turn, or None if they do not: some that were compared differ.
+    """How the program's ranks turn, or None if some of those compared differ.
 
-    All ranks are compared if they are few, else the last one and others at random, the same each
-    time.
+    All ranks are compared if they are few; otherwise the last one and a random sample, the same
+    each time.
     """
     period, ranks = program.period, program.ranks
     is_barrier = program.collective is Collective.BARRIER
@@ -136,7 +138,7 @@ def find_turn(program: Program) -> Turn | None:
 def _shift(
     program: Program, one: Iterable[tuple[Operation, ...]], other: Iterable[tuple[Operation, ...]]
 ) -> int:
-    """By how much the first chunk that differs in its place within a block does so."""
+    """The shift of the first chunk whose position within its block differs."""
     for lane, turned in zip(one, other, strict=False):
         for here, there in zip(_places(lane), _places(turned), strict=False):
             if here.buffer is not Buffer.SCRATCH:
@@ -167,10 +169,10 @@ def _is_turned(
 
 
 class TurnedClocks:
-    """races.Clocks for a trace of some ranks that stand for all.
+    """The equivalent of races.Clocks for a trace of ranks that represent all.
 
-    An event of another rank is the number of that of its like, plus the number of all events for
-    each turn between the two. Rows are kept for those events only that are asked about.
+    An event of another rank has the number of its representative's event, plus the number of all
+    events for each turn between the two. Rows are kept only for events that are asked about.
     """
 
     def __init__(self, trace: Trace, turn: Turn, found: Accesses) -> None:
@@ -179,7 +181,9 @@ class TurnedClocks:
         self._work_out(_asked(trace, found))
 
     def before(self, first: int, second: int) -> bool:
-        """Whether the first event always comes before the second one, of a rank that was run."""
+        """Whether the first event always comes before the second one, which is of a rank that was
+        run.
+        """
         times, number = divmod(first, len(self._trace.events))
         one, other = self._trace.events[number], self._trace.events[second]
         if times == 0 and one.lane == other.lane:
@@ -187,7 +191,9 @@ class TurnedClocks:
         return bool(self._rows[second][times, one.lane] > one.clock)
 
     def _work_out(self, asked: set[int]) -> None:
-        """Rows, from the first event to the last; all but those asked for are soon forgotten."""
+        """Compute rows from the first event to the last; those that are not asked for are soon
+        dropped.
+        """
         events, lanes = self._trace.events, len(self._trace.lanes)
         last = [np.zeros((self._turn.times, lanes), np.int32) for _ in range(lanes)]
         letters: dict[int, list[object]] = {}  # by the event of a send: its row, and who waits
@@ -221,7 +227,7 @@ class TurnedClocks:
 
 
 def _raise_to(row: NDArray[np.int32], other: NDArray[np.int32], times: int) -> None:
-    """Let a row know what a peer so many turns further on knew."""
+    """Raise a row to what a peer that many turns further on knew."""
     count = len(row)
     np.maximum(row[times:], other[: count - times], out=row[times:])
     if times:
@@ -229,7 +235,7 @@ def _raise_to(row: NDArray[np.int32], other: NDArray[np.int32], times: int) -> N
 
 
 def _asked(trace: Trace, found: Accesses) -> set[int]:
-    """The events of which races may want to know what comes before them."""
+    """The events whose predecessors the search for races may ask for."""
     asked: set[int] = set()
     for row in found.values():
         lanes = {trace.events[access.event].lane for access in row}
@@ -240,7 +246,9 @@ def _asked(trace: Trace, found: Accesses) -> set[int]:
 
 
 def sample(trace: Trace, turn: Turn, found: Accesses) -> Accesses:
-    """As many places, at random and the same each time, as there is memory for their clocks."""
+    """As many accessed places as there is memory for their clocks, at random but the same each
+    time.
+    """
     entries = turn.times * len(trace.lanes)
     places = list(found)
     random.Random(turn.program.ranks).shuffle(places)

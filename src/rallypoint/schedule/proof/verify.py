@@ -44,7 +44,7 @@ from rallypoint.schedule.proof.races import (
 from rallypoint.schedule.proof.symmetry import Turn, TurnedClocks, find_turn, sample
 
 LANES = 4  # as many as the engine has
-MOST_OPERATIONS = 2_000_000  # that are looked at one by one if there is a shorter way
+MOST_OPERATIONS = 2_000_000  # that are checked one by one if there is a shorter way
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,21 @@ class Report:
     """What was proved, and what the engine should know.
 
     Attributes:
-        ranks: for how many ranks.
-        slots: with how many slots for each lane.
-        operations: how many operations a piece has, over all ranks.
-        scratch_chunks: how many chunks of scratch memory are used by some rank.
-        in_rank_order: every reduction goes from rank 0 to rank n - 1.
-        copies_in_place: in place, some sends must copy their source, as it is overwritten early.
+        ranks: the number of ranks.
+        slots: the number of slots of each lane.
+        operations: the number of operations of a piece on all ranks.
+        scratch_chunks: the number of scratch chunks that any rank uses.
+        in_rank_order: whether every reduction goes from rank 0 to rank n - 1.
+        copies_in_place: in place, some sends must copy their source, because it is overwritten
+            early.
         copies_scratch: with several pieces, some sends from scratch must copy it.
-        uneven: blocks may be of different lengths, as no rank stores blocks that are not its own.
+        uneven: blocks may have different lengths, because no rank stores blocks that are not its
+            own.
         restartable: see Program.restartable.
-        proof: "all ranks" if each rank was looked at, or which stand for the others, and how many
-            of those were compared with them (symmetry.py).
-        races_of: of which ranks races were looked for (and whether it is restartable): all, unless
-            there are so many that a sample must do. All else is proved for all ranks.
+        proof: "all ranks" if each rank was checked; otherwise the ranks that represent the others,
+            and how many others were compared with them (symmetry.py).
+        races_of: the ranks that were checked for races (and for restartability): all, unless there
+            are so many that a sample is used. Everything else is proved for all ranks.
     """
 
     ranks: int
@@ -81,20 +83,20 @@ class Report:
 
 
 def verify(program: Program, *, slots: int = 1, most: int = MOST_OPERATIONS) -> Report:
-    """Prove a program right.
+    """Prove that a program is right.
 
     Args:
-        most: with more operations, and ranks that do the same, some of them stand for all.
+        most: with more operations than this, if the ranks are alike, some of them represent all.
 
     Raises:
-        ProgramError: it is not; with the rank, lane, step and chunk at fault.
+        ProgramError: it is not; gives the rank, lane, step and chunk at fault.
     """
     if operations_of(program) > most:
         turn = find_turn(program)
         if turn is not None:
             return _verify_turned(program, turn, slots)
     form = [_Form(program, rank) for rank in range(program.ranks)]
-    # Once a piece is through, all slots are free again: only shared memory ties pieces together.
+    # After a piece, all slots are free again: only shared memory connects pieces.
     trace = execute(program, slots=slots, pieces=2 if any(p.scratch for p in form) else 1)
     clocks = Clocks(trace)
     contents = Contents(program, trace)
@@ -131,12 +133,12 @@ def verify(program: Program, *, slots: int = 1, most: int = MOST_OPERATIONS) -> 
 
 
 def operations_of(program: Program) -> int:
-    """About how many operations all ranks have together."""
+    """Approximately how many operations all ranks have together."""
     return sum(len(lane) for lane in program.lanes(0)) * program.ranks
 
 
 def _verify_turned(program: Program, turn: Turn, slots: int) -> Report:
-    """The same with some ranks that stand for all."""
+    """The same, with some ranks that represent all."""
     form = [_Form(program, rank) for rank in range(turn.period)]
     pieces = 2 if any(part.scratch for part in form) else 1
     trace = execute(program, slots=slots, pieces=pieces, ranks=turn.period)
@@ -174,7 +176,7 @@ def _sample(ranks: int) -> set[int]:
 
 
 class _Form:
-    """Checks what can be seen in a rank's operations alone."""
+    """Checks what each rank's operations alone can show."""
 
     def __init__(self, program: Program, rank: int) -> None:
         self._program, self._rank = program, rank
@@ -257,7 +259,9 @@ class _Form:
 
 
 def _check_barrier(program: Program, trace: Trace, clocks: Clocks) -> None:
-    """Whoever ends has heard, maybe through others, of every rank's first event."""
+    """Check that every rank that ends has heard, perhaps through others, of every rank's first
+    event.
+    """
     known = [set() for _ in range(program.ranks)]  # type: list[set[int]]
     for number, event in enumerate(trace.events):
         if event.piece == 0:
@@ -282,7 +286,8 @@ def _check_races(
 ) -> bool:
     """Whether a send must copy its source, as it may be overwritten early.
 
-    It may need to from scratch, which pieces share, and in place. Any other race is an error.
+    This may be necessary for scratch memory, which pieces share, and in place. Any other race is an
+    error.
     """
     must_copy = False
     for race in races(trace, clocks, found):
@@ -320,7 +325,7 @@ def _is_restartable(trace: Trace, clocks: Clocks, found: Accesses, shared: Acces
         for row in shared.values()
         if any(access.writes for access in row)
     ]
-    ends: dict[int, int] = {}  # the last by lane
+    ends: dict[int, int] = {}  # the last event of each lane
     for row in found.values():
         for access in row:
             if access.is_input:

@@ -25,21 +25,21 @@ from rallypoint.schedule.cost.simulation.walk import walk
 from rallypoint.schedule.cost.simulation.wave import CALM, Conditions, Graph
 from rallypoint.schedule.program import Program
 
-CLOSED_FORM_RANKS = 1024  # beyond, a formula is used where there is one; up to here tests hold it
+CLOSED_FORM_RANKS = 1024  # above this, a formula is used if there is one; tests compare up to here
 MOST_OPERATIONS = 20_000_000
 _HOPS = Links("hops", (Level("all", math.inf, latency_us=1.0),), slots=64)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation shows.
+    """The result of a simulation.
 
     Attributes:
         time_us: when the last rank ends; inf if some rank never does.
-        pieces: how many pieces each chunk is sent in.
+        pieces: the number of pieces in which each chunk is sent.
         steps: the longest chain of messages of one piece.
-        busiest_link_bytes: the most bytes that any rank sends to another one.
-        bound: what determines the time: "path", or the shared thing that is busy all the time.
+        busiest_link_bytes: the most bytes that any rank sends to another.
+        bound: what determines the time: "path", or the shared resource that is always busy.
         method: "formula", "folded" or "all ranks".
     """
 
@@ -52,11 +52,11 @@ class Outcome:
 
 
 class Simulation:
-    """A program on links, to be timed for several sizes."""
+    """A program on links, which can be timed for several sizes."""
 
     def __init__(self, program: Program, links: Links, twin: Simulation | None = None) -> None:
         self.program, self.links = program, links
-        self._twin = twin  # one of the same program on other links, to save work
+        self._twin = twin  # a simulation of the same program on other links, to save work
         self._period = _period(program, links)
         self._graph: Graph | None = None
         self._load: Load | None = None
@@ -74,7 +74,7 @@ class Simulation:
             )
 
     def run(self, nbytes: float, conditions: Conditions = CALM) -> Outcome:
-        """Time a call of `nbytes` bytes (of a block; for all_to_all of all blocks)."""
+        """Time a call of `nbytes` bytes: the size of a block, or for all_to_all of all blocks."""
         block = nbytes
         if self.program.collective is Collective.ALL_TO_ALL:
             block = nbytes / self.program.ranks
@@ -92,13 +92,13 @@ class Simulation:
         )
 
     def ends_us(self, nbytes: float, conditions: Conditions = CALM) -> list[float]:
-        """When each rank ends."""
+        """The time at which each rank ends."""
         pieces = cut(self.program, nbytes, self.links)
         return list(self._whole().run(pieces, conditions=conditions))
 
     @property
     def steps(self) -> int:
-        """The longest chain of messages: the time if each took 1 and nothing else took any."""
+        """The longest chain of messages: the time if each message took 1 and everything else 0."""
         if self._steps is None:
             pieces = Pieces(1, 0.0)
             time_us = closed_form.time_us(self.program, pieces, _HOPS)
@@ -126,7 +126,7 @@ class Simulation:
 
     @property
     def census(self) -> Census:
-        """What the ranks of a period do."""
+        """The operations of the ranks of a period."""
         if self._counted is None:
             if self._twin is not None:
                 self._counted = self._twin.census
@@ -137,7 +137,7 @@ class Simulation:
 
     @property
     def load(self) -> Load:
-        """What the program asks of each rank and link."""
+        """The load that the program puts on each rank and link."""
         if self._load is None:
             if self._period:
                 ranks = self._period if Load.is_shared(self.links) else self.program.period
@@ -148,7 +148,7 @@ class Simulation:
 
 
 def _period(program: Program, links: Links) -> int:
-    """Ranks so far apart do the same on equal links; 0 if there are none."""
+    """The distance at which ranks do the same on equal links; 0 if there is none."""
     if not program.period:
         return 0
     sizes = [int(level.ranks) for level in links.levels[:-1] if math.isfinite(level.ranks)]

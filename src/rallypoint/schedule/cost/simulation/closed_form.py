@@ -1,6 +1,7 @@
 """Formulas for the times of ring algorithms, tested against walk.py for n up to 1,024.
 
-A chunk goes from rank to rank. Each hop is a send, the way, and a receive with or without adding:
+A chunk goes from rank to rank. Each hop is a send, the transfer, and a receive with or without
+adding:
 
     all_reduce of n ranks    n - 1 hops with adding, n - 1 without       the slowest chunk counts
     node_ring                the same, there with and back without adding
@@ -29,12 +30,12 @@ _KNOWN = (
 
 
 class _Hops(NamedTuple):
-    """For each rank, what the hop to the next rank takes, by part."""
+    """For each rank, the time of the hop to the next rank, by part."""
 
     send: Floats
     way: Floats
-    add: Floats  # taking it and adding to it, at the next rank
-    keep: Floats  # taking it as it is
+    add: Floats  # receiving it and adding to it, at the next rank
+    keep: Floats  # receiving it unchanged
 
     @property
     def with_adding(self) -> Floats:
@@ -46,13 +47,13 @@ class _Hops(NamedTuple):
 
     @property
     def has_no_queues(self) -> bool:
-        """Whether no rank works longer on a chunk than the next one needs to come."""
+        """Whether no rank works on a chunk for longer than the next one takes to arrive."""
         work = np.maximum(np.roll(self.add, 1), np.roll(self.keep, 1)) + self.send
         return bool(work.max() <= min(self.with_adding.min(), self.without.min()) + 1e-12)
 
 
 def time_us(program: Program, pieces: Pieces, links: Links) -> float | None:
-    """When the last rank ends, or None if there is no formula."""
+    """The time at which the last rank ends, or None if there is no formula."""
     ranks = program.ranks
     if (program.name, program.collective) not in _KNOWN or ranks <= 2 or links.slots < 2:
         return None
@@ -73,13 +74,13 @@ def time_us(program: Program, pieces: Pieces, links: Links) -> float | None:
 
 
 def _around(hops: Floats, count: int) -> Floats:
-    """From each rank on, the sum of the next `count` hops round the ring."""
+    """For each rank, the sum of the next `count` hops round the ring."""
     total = np.concatenate(([0.0], np.cumsum(np.concatenate((hops, hops)))))
     return total[count : count + len(hops)] - total[: len(hops)]
 
 
 def _hops(ranks: int, chunk_bytes: float, links: Links) -> _Hops:
-    """Prices by level: the distinct ones are few."""
+    """The hops, computed by level, because there are few different ones."""
     here = Chunks(Buffer.INPUT, 0)
     known: dict[str, tuple[float, float, float, float]] = {}
     rows = np.empty((ranks, 4))

@@ -1,4 +1,6 @@
-"""Large simulations make millions of small objects, none of them in a cycle."""
+"""Pauses the garbage collector for large simulations, which make millions of small objects without
+cycles.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Leave Python's search for cycles out for a while; it would take half of the time."""
+    """Pause Python's search for cycles, which would take half of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -23,9 +23,10 @@ class Load:
     """The load of one piece.
 
     Attributes:
-        busy: for each rank, how long its lanes work: microseconds fixed, and for each byte.
-        links: for each pair of ranks that talk, (from, to).
-        chunks: for each of them, how many chunks go over it.
+        busy: for each rank, how long its lanes work, in microseconds: a fixed part, and a part per
+            byte.
+        links: the pairs of ranks that communicate, as (from, to).
+        chunks: for each of these, the number of chunks sent.
     """
 
     busy: Floats
@@ -34,16 +35,16 @@ class Load:
 
     @property
     def busiest_link(self) -> int:
-        """The most chunks between two ranks."""
+        """The largest number of chunks between two ranks."""
         return int(self.chunks.max(initial=0))
 
     @staticmethod
     def is_shared(links: Links) -> bool:
-        """Whether there is anything on these links that can be a bound."""
+        """Whether any shared resource of these links can be a bound."""
         return links.shares_core or links.cores > 0 or math.isfinite(links.nic_gb_per_s)
 
     def bound_us(self, links: Links, pieces: Pieces) -> tuple[str, float]:
-        """What is busy for the longest time, and for how long."""
+        """The resource that is busy for the longest time, and for how long."""
         size, count = pieces.chunk_bytes, pieces.number
         work = self.busy[:, 0] + self.busy[:, 1] * size
         bounds = [("", 0.0)]
@@ -62,12 +63,12 @@ class Load:
         return max(bounds, key=lambda each: each[1])
 
 
-# For each rank of a period: an operation, and how many of its like the rank has.
+# For each rank of a period: an operation, and how often the rank performs one like it.
 Census: TypeAlias = list[list[tuple[Operation, int]]]
 
 
 def census(program: Program) -> Census:
-    """What the ranks of a period do, whatever the links; ranks further on do it further on."""
+    """The operations of the ranks of a period, on any links; other ranks repeat them."""
     ranks: Census = []
     for rank in range(program.period or program.ranks):
         alike: dict[tuple[object, ...], list[Operation]] = {}
@@ -79,7 +80,7 @@ def census(program: Program) -> Census:
 
 
 def tally(counted: Census, links: Links, *, ranks: int, of: int) -> Load:
-    """The load of the first `ranks` ranks `of` so many."""
+    """The load of the first `ranks` ranks, `of` so many."""
     busy = np.zeros((ranks, 2))
     chunks: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
@@ -97,7 +98,7 @@ def tally(counted: Census, links: Links, *, ranks: int, of: int) -> Load:
 
 
 def _moved(operation: Operation, by: int, ranks: int) -> Operation:
-    """The operation of a rank further on."""
+    """The same operation on a rank further on."""
     if by == 0:
         return operation
     if isinstance(operation, Send):
@@ -110,7 +111,7 @@ def _moved(operation: Operation, by: int, ranks: int) -> Operation:
 
 
 def _price_key(operation: Operation) -> tuple[object, ...]:
-    """Operations of a rank that have this in common cost the same."""
+    """Operations of a rank with equal keys have the same price."""
     if isinstance(operation, Send):
         return operation.to, operation.source.count
     peers = tuple(each.peer for each in operation.operands if isinstance(each, Incoming))

@@ -13,7 +13,7 @@ from rallypoint.schedule.program import Incoming, Program, Reduce, Send
 
 
 class Price(NamedTuple):
-    """Microseconds: fixed, and for each byte of a chunk."""
+    """A price in microseconds: a fixed part, and a part for each byte of a chunk."""
 
     fixed: float
     per_byte: float
@@ -24,26 +24,30 @@ class Price(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """How a call is cut: how many times the program runs, and on how long chunks."""
+    """How a call is split: how many times the program runs, and on chunks of what length."""
 
     number: int
     chunk_bytes: float
 
 
 def cut(program: Program, block_bytes: float, links: Links) -> Pieces:
-    """Cut blocks into chunks, and chunks into pieces of which no message is too large."""
+    """Split blocks into chunks, and chunks into pieces so that no message is too large."""
     chunk = block_bytes / program.chunks
     count = max(1, math.ceil(chunk * program.span / links.block_bytes - 1e-9))
     return Pieces(count, chunk / count)
 
 
 def slowed(pieces: Pieces, block_bytes: float, links: Links) -> Pieces:
-    """The same, with chunks as much longer as each byte costs more in a call of this size."""
+    """The same pieces, with chunks lengthened by the factor by which bytes cost more in a call of
+    this size.
+    """
     return pieces._replace(chunk_bytes=pieces.chunk_bytes * links.slowdown_at(block_bytes))
 
 
 def send_price(links: Links, rank: int, send: Send) -> tuple[Price, list[Price]]:
-    """How long a send keeps its lane busy, and when, from its start, each receiver has it."""
+    """How long a send keeps its lane busy, and when, counted from its start, each receiver has
+    it.
+    """
     fixed, per_byte = 0.0, 0.0
     arrivals = []
     levels = [links.between(rank, receiver) for receiver in send.to]
@@ -60,7 +64,7 @@ def send_price(links: Links, rank: int, send: Send) -> tuple[Price, list[Price]]
 
 
 def reduce_price(links: Links, rank: int, reduce: Reduce) -> Price:
-    """How long taking, combining and storing takes."""
+    """How long receiving, combining and storing takes."""
     peers = [operand.peer for operand in reduce.operands if isinstance(operand, Incoming)]
     fixed = sum(links.between(rank, peer).overhead_us for peer in peers)
     chunks = sum(target.count for target in reduce.targets[:1]) * len(reduce.operands)

@@ -29,7 +29,7 @@ def walk(
     period: int = 0,
     starts_us: Callable[[int], float] = lambda _: 0.0,
 ) -> list[float]:
-    """When each rank (below `period`; all, unless given) ends, in microseconds.
+    """The time at which each rank (below `period`; all, unless given) ends, in microseconds.
 
     Raises:
         ProgramError: lanes wait for each other.
@@ -39,17 +39,17 @@ def walk(
 
 @dataclass(slots=True)
 class _Step:
-    """An operation of a lane: how long it takes, what it sends and what it needs."""
+    """An operation of a lane: its duration, what it sends and what it needs."""
 
     busy_us: float
-    sends: list[tuple[Route, float]] = field(default_factory=list)  # and the delay to its arrival
+    sends: list[tuple[Route, float]] = field(default_factory=list)  # with the delay until arrival
     takes: list[Route] = field(default_factory=list)
     is_send: bool = False
 
 
 @dataclass(slots=True)
 class _Message:
-    """One message: who has yet to take it, and when the last one so far did."""
+    """One message: who has yet to receive it, and when the last receiver so far did."""
 
     untaken: int
     taken_us: float = 0.0
@@ -101,7 +101,7 @@ class _Walker:
         return sender % self._period, lane, (receiver - sender) % self._program.ranks
 
     def _advance(self, lane: _Lane) -> bool:
-        """Run a lane as far as it goes; whether it went on at all."""
+        """Run a lane as far as possible; returns whether it advanced at all."""
         moved = False
         while lane.piece < self._pieces.number:
             step = lane.steps[lane.step]

@@ -2,8 +2,9 @@
 
 The operations of a piece are sorted into waves: each is in a later wave than those it waits for. A
 wave takes a few array operations, whatever the number of ranks. Pieces follow one another. Times
-are sums and maxima only, so once every operation ends the same time later than in the piece before,
-for as many pieces as anything depends on, this repeats, and the rest is a multiplication.
+consist only of sums and maxima. So once every operation ends later than in the previous piece by
+the same time, over as many pieces as anything depends on, the pattern repeats, and the rest is a
+multiplication.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is drawn or disturbed; nothing unless set.
+    """Random noise and disturbances; none by default.
 
     Attributes:
-        noise: each operation takes up to this share longer, at random (exponential, on average).
+        noise: operations take longer at random, by this share on average (exponential).
         late_us: rank -> how much later it starts.
-        slow: rank -> how many times as long its operations take.
+        slow: rank -> the factor by which its operations take longer.
         failed: pairs of ranks whose link delivers each message only after `retry_us`.
-        seed: of the random numbers.
+        seed: the seed of the random numbers.
     """
 
     noise: float = 0.0
@@ -48,11 +49,11 @@ class Conditions:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether anything is set but the seed."""
+        """Whether anything except the seed is set."""
         return bool(self.noise or self.late_us or self.slow or self.failed)
 
     def with_seed(self, seed: int) -> Conditions:
-        """The same with other random numbers."""
+        """The same conditions with other random numbers."""
         return replace(self, seed=seed)
 
 
@@ -97,14 +98,14 @@ class Graph:
         lane_ranks = [rank for rank, _ in trace.lanes]
         self._lane_rank = np.array(lane_ranks, np.int64)
         self._rank = np.array([lane_ranks[event.lane] for event in trace.events], np.int64)
-        self._chunks = np.zeros(count, np.int64)  # of a message
-        # Where the time comes from at which a lane is free: an event, or (from `count` on) a lane.
+        self._chunks = np.zeros(count, np.int64)  # chunks in a message
+        # Where the time at which a lane is free comes from: an event, or (from `count` on) a lane.
         self._after = np.empty(count, np.int64)
         last = [count + lane for lane in range(self._lanes)]
         takes: list[tuple[int, int]] = []
         letters: dict[tuple[int, int], int] = {}  # (event of the send, receiver) -> its number
         messages: list[int] = []  # by take
-        self._reads = np.zeros(count, np.int64)  # of a reduction: chunks of all operands
+        self._reads = np.zeros(count, np.int64)  # chunks of all operands of a reduction
         for number, event in enumerate(trace.events):
             self._after[number], last[event.lane] = last[event.lane], number
             operation = event.operation
@@ -124,7 +125,9 @@ class Graph:
         self._letters = np.array(list(letters), np.int64).reshape(-1, 2)
 
     def _price(self) -> None:
-        """What every operation and message costs on the links: prices.py for all at once."""
+        """Compute the price of every operation and message on the links: prices.py for all at
+        once.
+        """
         links = self.links
         bounds = [level.ranks for level in links.levels[:-1]]
         latency, overhead, us_per_byte = np.array(
@@ -137,7 +140,7 @@ class Graph:
         place = np.arange(len(event)) - np.repeat(first, np.diff(first, append=len(event)))
         for behind in range(1, int(place.max(initial=0)) + 1):
             here = np.flatnonzero(place == behind)
-            if links.multicast:  # the farthest counts, the first of several
+            if links.multicast:  # the farthest receiver counts, or the first of several
                 nearer = here[latency[level[here]] <= latency[level[here - 1]]]
                 level[nearer] = level[nearer - 1]
             else:
@@ -159,13 +162,13 @@ class Graph:
         self._delay = arrivals[self._message]
 
     def _sort(self, trace: Trace) -> list[_Wave]:
-        """Put events into waves, and number them anew: those of a wave one after the other."""
+        """Put events into waves, and renumber them so that those of a wave are consecutive."""
         sends: list[list[int]] = [[] for _ in trace.lanes]
         for number, event in enumerate(trace.events):
             if isinstance(event.operation, Send):
                 sends[event.lane].append(number)
-        holders = np.full(self._count, -1)  # the send whose message must be taken first,
-        back = np.zeros(self._count, np.int64)  # so many pieces before
+        holders = np.full(self._count, -1)  # the send whose message must be received first,
+        back = np.zeros(self._count, np.int64)  # and how many pieces earlier
         for row in sends:
             for ordinal, number in enumerate(row):
                 pieces, place = divmod(ordinal - self.links.slots, len(row))
@@ -219,7 +222,7 @@ class Graph:
     def run(
         self, pieces: Pieces, *, conditions: Conditions = CALM, starts_us: Floats | None = None
     ) -> Floats:
-        """When each rank ends, in microseconds; inf where it never does."""
+        """The time at which each rank ends, in microseconds; inf where it never does."""
         chance = np.random.default_rng(conditions.seed)
         begins = np.zeros(self.program.ranks) if starts_us is None else starts_us.copy()
         for rank, late_us in conditions.late_us:
@@ -287,7 +290,7 @@ class Graph:
 
 
 def _levels(one: Ints, other: Ints, bounds: list[float]) -> Ints:
-    """For each pair of ranks, which level their link is of (Links.between)."""
+    """For each pair of ranks, the level of their link (Links.between)."""
     level = np.full(len(one), len(bounds))
     for number in reversed(range(len(bounds))):
         level[one // bounds[number] == other // bounds[number]] = number
@@ -297,7 +300,7 @@ def _levels(one: Ints, other: Ints, bounds: list[float]) -> Ints:
 def _carried_on(growths: list[float], reach: int, count: int) -> float | None:
     """The growth of `count` more pieces, if the last ones repeat what came before.
 
-    Where everything grew alike for `reach` pieces, these growths are all that a piece depends on.
+    If everything grew equally for `reach` pieces, a piece depends on nothing but these growths.
     """
     for cycle in range(1, reach + 1):
         if len(growths) < reach + cycle:
@@ -315,8 +318,9 @@ class _Wave:
 
     Attributes:
         events: their numbers.
-        takes: the messages that they take, in the order of the takers.
-        takers: the events among them that take messages; the first message of each is at `first`.
+        takes: the messages that they receive, in the order of the receivers.
+        takers: the events among them that receive messages; the first message of each is at
+            `first`.
         held: for 0, 1, ... pieces back: the sends that wait for a slot, and the sends that hold it.
     """
 
