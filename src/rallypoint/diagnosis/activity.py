@@ -20,7 +20,7 @@ class Doing(Enum):
 
     COLLECTIVE = "collective"
     TRANSFER = "send or receive"
-    CALLS = "calls"  # waits for calls of either kind: in a work's wait, or in the backward pass
+    CALLS = "calls"  # waits for calls of any kind: in a work's wait, or in the backward pass
     INIT = "init"
     STORE = "store"
     LOADER = "loader"
@@ -36,24 +36,24 @@ class Doing(Enum):
     GPU = "gpu"
     GARBAGE = "garbage"
     RUNS = "runs"
-    C_CODE = "C code"  # waits in it, nobody knows for what
+    C_CODE = "C code"  # waits in C code, for an unknown reason
     UNKNOWN = "unknown"
 
     @property
     def communicates(self) -> bool:
-        """Whether it waits for other ranks, as far as calls tell."""
+        """Whether it waits for other ranks, as far as its calls show."""
         return self in (Doing.COLLECTIVE, Doing.TRANSFER, Doing.CALLS, Doing.INIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a rank, or one thread of it, does.
+    """The activity of a rank, or of one of its threads.
 
     Attributes:
-        words: a predicate, to be followed by "at FILE:LINE": ``"is in time.sleep"``.
-        frame: the innermost line of the user's program, if it is known.
-        note: stands in brackets behind the place.
-        waits_in: for a call of a library, its name: ``"all_reduce"``, ``"backward"``.
+        words: a predicate, which is followed by "at FILE:LINE": ``"is in time.sleep"``.
+        frame: the innermost line of the user's program, if known.
+        note: a remark in brackets after the place.
+        waits_in: the name of the library call that it waits in: ``"all_reduce"``, ``"backward"``.
     """
 
     doing: Doing
@@ -65,7 +65,7 @@ class Activity:
 
     @property
     def site(self) -> str:
-        """``"train.py:31"``, or empty."""
+        """The user's line: ``"train.py:31"``, or empty."""
         return short_site(f"{self.frame.file}:{self.frame.line}") if self.frame else ""
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Activity:
 
 
 def short_site(site: str) -> str:
-    """Without the directory."""
+    """The line without the directory."""
     return site.rpartition("/")[2]
 
 
@@ -86,8 +86,8 @@ _NOT_THE_USERS = re.compile(
 )
 _STANDARD = re.compile(r"^<frozen |(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist)-packages)")
 
-# What a frame says of its thread: the end of its file, its function (empty: any), and what that is.
-# Of several frames above the user's line the outermost counts.
+# What a frame shows about its thread: the end of the file's path, the function (empty: any), and
+# the activity. If several frames above the user's line match, the outermost one counts.
 _FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
     ("torch/distributed/distributed_c10d.py", "init_process_group|new_group|new_subgroups.*"
      "|split_group|_new_process_group_helper", Doing.INIT, "waits in {}"),
@@ -144,7 +144,7 @@ _TABLE = tuple(
     for file, function, doing, words in _FRAMES
 )
 
-# What a thread does in a system call, below a line of the user's own.
+# The activity of a thread in a system call, below a line of the user's own.
 _OF_CALLS = (
     ("clock_nanosleep nanosleep", Doing.SLEEP, "is in time.sleep"),
     ("wait4 waitid vfork", Doing.SUBPROCESS, "waits for a process that it started"),
@@ -166,12 +166,14 @@ _FILE_NAMES = {"openat": "open", "pread64": "read", "pwrite64": "write"}
 
 
 def is_users(frame: Frame) -> bool:
-    """Whether the line is of the user's program, not of a library."""
+    """Whether the line belongs to the user's program, not to a library."""
     return _NOT_THE_USERS.search(frame.file) is None
 
 
 def users_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost line of the user's; else of a library that is neither Python's nor torch's."""
+    """The innermost line of the user's program; otherwise of a library other than Python's and
+    torch's.
+    """
     for suits in (
         is_users,
         lambda each: not _STANDARD.search(each.file)
@@ -185,7 +187,7 @@ def users_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def activity(worker: Worker) -> Activity:
-    """What a worker's main thread does."""
+    """The activity of a worker's main thread."""
     process = worker.process
     main = main_stack(worker.stacks)
     if main is None:
@@ -200,17 +202,19 @@ def activity(worker: Worker) -> Activity:
 
 
 def main_stack(stacks: Sequence[Stack]) -> Stack | None:
-    """The main thread's; Python prints it last."""
+    """The main thread's stack; Python prints it last."""
     return next((each for each in stacks if each.is_main), stacks[-1] if stacks else None)
 
 
 def of_thread(stack: Stack) -> Activity:
-    """What another thread than the main one does, by its frames alone."""
+    """The activity of a thread other than the main one, from its frames alone."""
     return _of_frames(stack, None)
 
 
 def _unseen(worker: Worker) -> Activity:
-    """Without stacks; a thread that waits for others may be in any of these system calls."""
+    """The activity without stacks; a thread that waits for others may be in any of these system
+    calls.
+    """
     process = worker.process
     if process is None:
         because = "it has ended" if worker.end else "nothing could be read of its process"
@@ -259,7 +263,7 @@ def _of_frames(stack: Stack, process: Process | None) -> Activity:
 
 
 def _in_table(frame: Frame) -> tuple[Doing, str, str] | None:
-    """What the table says of a frame, and its function."""
+    """What the table says about a frame, and the frame's function."""
     for file, function, doing, words in _TABLE:
         if file.search(frame.file) and function.fullmatch(frame.function):
             return doing, words.format(frame.function), frame.function
@@ -267,7 +271,9 @@ def _in_table(frame: Frame) -> tuple[Doing, str, str] | None:
 
 
 def _import(frames: Sequence[Frame], inner: int, process: Process | None) -> Activity | None:
-    """What is being imported, if a module's own lines run: the one that was asked for first."""
+    """The import in progress, if lines of a module are running: the module that was requested
+    first.
+    """
     if not any(_is_import(frame) for frame in frames):
         return None
     if inner and inner < len(frames) and not any(_is_import(each) for each in frames[:inner]):
@@ -292,7 +298,9 @@ def _is_import(frame: Frame) -> bool:
 
 
 def _module(file: str) -> str:
-    """``transformers`` for any file of it; the name of a file of the user's own."""
+    """The name of a library, e.g. ``transformers`` for any of its files; for the user's own files,
+    the file's name.
+    """
     _, _, inside = file.rpartition("-packages/")
     if inside != file and "-packages/" in file:
         return inside.partition("/")[0].removesuffix(".py")
@@ -305,7 +313,9 @@ def _module(file: str) -> str:
 def _of_kernel(
     found: Activity, process: Process | None, thread: Thread | None, others: Sequence[Stack]
 ) -> Activity:
-    """What a thread does whose frames end in a line that calls C code, or run Python."""
+    """The activity of a thread whose innermost frame is a line that calls C code, or runs
+    Python.
+    """
     cpu = thread.cpu if thread else process.cpu if process else 0.0
     state = thread.state if thread else process.state if process else ""
     starved = process.starved if process else 0.0

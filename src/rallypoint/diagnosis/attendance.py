@@ -1,4 +1,4 @@
-"""Which ranks are in a collective and which are not: computed once for all that wait in it."""
+"""Which ranks are in a collective and which are not, computed once for all that wait in it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from rallypoint.diagnosis.sight import Condition, Rank, Sight, call_at, entered,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attendance:
-    """The members of a group, as to one collective.
+    """The attendance of a group's members in one collective.
 
     Attributes:
-        missing: have not called it; those of whom nothing is known count as missing.
-        held_up: have called it, but cannot go on: they are dead, stopped, or hold the GIL.
-        behind: have queued it behind an earlier call.
-        differs: they called different things.
+        missing: members that have not called it; those about which nothing is known count as
+            missing.
+        held_up: members that have called it but cannot proceed: they are dead, stopped, or hold the
+            GIL.
+        behind: members that have queued it behind an earlier call.
+        differs: whether they called different operations.
     """
 
     members: tuple[int, ...]
@@ -30,23 +32,23 @@ class Attendance:
 
 
 class Attendances:
-    """Of all collectives of a job."""
+    """The attendance in all collectives of a job."""
 
     def __init__(self, sight: Sight) -> None:
         self._sight = sight
         self._known: dict[tuple[str, int], Attendance] = {}
 
     def at(self, group: Group, number: int) -> Attendance:
-        """Who is in this one."""
+        """The attendance in this collective."""
         key = (group.key, number)
         if key not in self._known:
             self._known[key] = self._find(group, number)
         return self._known[key]
 
     def needed(self, rank: int, group: Group, call: Call) -> list[Node]:
-        """Whom a rank needs that is in this one; all of them.
+        """The ranks that a rank in this collective needs; all of them.
 
-        Without its root a rooted one cannot go on, whoever else is missing.
+        Without its root, a collective that has one cannot proceed, whoever else is missing.
         """
         found = self.at(group, call.number)
         root = group.global_rank(call.root) if knows_root(call, group) else None
@@ -64,7 +66,7 @@ class Attendances:
         return list(dict.fromkeys(targets))
 
     def _before(self, other: Rank, group: Group) -> list[Node]:
-        """What an earlier call of a member waits for, behind which it has queued a later one."""
+        """What a member waits for in an earlier call, if it has queued a later one behind it."""
         theirs = other.groups[group.key]
         earlier = self.needed(other.rank, theirs, theirs.calls[-1])
         return [target for target in earlier if target != other.rank]
@@ -93,7 +95,7 @@ class Attendances:
 
 
 def members_in(group: Group, sight: Sight) -> tuple[int, ...]:
-    """The members of a group, or who is known to be in it."""
+    """The members of a group, or those ranks that are known to be in it."""
     known = members_of(group)
     if known:
         return tuple(rank for rank in known if rank in sight.ranks)

@@ -24,16 +24,16 @@ _SIGNALS = {
     "Aborted": "SIGABRT",
 }
 _MOST_OF_ERROR = 80  # characters
-_MOST_OF_OURS = 170  # they say why
+_MOST_OF_OURS = 170  # our own errors say why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What keeps a rank.
+    """What prevents a rank from arriving.
 
     Attributes:
         words: a predicate: ``"is stopped (SIGSTOP)"``.
-        owner: what of the rank it is about: ``"data loader"``; empty: the rank itself.
+        owner: the part of the rank that it is about: ``"data loader"``; empty for the rank itself.
         remedy: what to do, or empty.
     """
 
@@ -45,7 +45,7 @@ class Explanation:
 
 
 def explain(rank: Rank) -> Explanation:
-    """Why this one does not come."""
+    """Why this rank does not arrive."""
     return _TOLD_BY_CONDITION.get(rank.condition, _elsewhere)(rank)
 
 
@@ -126,7 +126,7 @@ def _in_kernel(rank: Rank) -> Explanation:
 
 def _holds_gil(rank: Rank) -> Explanation:
     assert rank.worker is not None
-    # Code that runs may let go of it between the looks; that which sleeps does not.
+    # Running code may release it between the looks; sleeping code does not.
     strength = Strength.INFERRED if rank.worker.library else Strength.TOLD
     holder = next((each for each in rank.worker.stacks if each.thread == rank.worker.gil), None)
     site = of_thread(holder).site if holder else ""
@@ -152,7 +152,7 @@ _TOLD_BY_CONDITION = {
 
 
 def _elsewhere(rank: Rank) -> Explanation:
-    """Of one that lives, and does something else."""
+    """The explanation for a rank that is alive, and does something else."""
     doing = rank.activity.doing
     if doing is Doing.LOADER:
         return _loader(rank)
@@ -169,7 +169,7 @@ def _elsewhere(rank: Rank) -> Explanation:
 
 
 def _loader(rank: Rank) -> Explanation:
-    """The process below that does not deliver."""
+    """The explanation if a child process does not deliver."""
     process = rank.worker.process if rank.worker else None
     place = f" ({rank.activity.site})" if rank.activity.site else ""
     for words in process.ended_children if process else ():
@@ -217,7 +217,7 @@ def _in(thread: Thread | None) -> str:
 
 
 def _holder(rank: Rank) -> str:
-    """Who may have the lock that the main thread waits for."""
+    """The thread that may hold the lock for which the main thread waits."""
     stacks = rank.worker.stacks if rank.worker else ()
     main = main_stack(stacks)
     others = [each for each in stacks if each != main]

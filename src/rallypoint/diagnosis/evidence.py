@@ -69,7 +69,7 @@ def _of_rank(rank: Rank) -> Iterator[str]:
 
 
 def who_is_in_what(waits: Sequence[Wait]) -> Iterator[str]:
-    """Who is in which call, folded."""
+    """The lines that say who is in which call, with equal ones merged."""
     folded: dict[object, list[Wait]] = {}
     for wait in waits:
         folded.setdefault((wait.group.key if wait.group else "", wait.words, wait.site), []).append(
@@ -98,7 +98,7 @@ def _of_nodes(sight: Sight) -> Iterator[str]:
 
 
 def _of_method(sight: Sight, first: Finding | None) -> Iterator[str]:
-    """What limits the answer."""
+    """What limits the certainty of the answer."""
     blind = [rank.rank for rank in sight if rank.worker is not None and not rank.has_record]
     if blind:
         yield f"{some_ranks(blind)}: operation numbers unknown, because no calls are recorded"

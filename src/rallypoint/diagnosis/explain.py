@@ -3,7 +3,7 @@
     facts --sight.py--> ranks --waits.py--> waits --graph.py--> roots, knots
           --findings.py, causes.py--> what is wrong --sentence.py, evidence.py--> explanation
 
-Causes are told of roots only, never of those who wait (docs/decisions/080-explain.md).
+Causes are given only for roots, never for ranks that wait (docs/decisions/080-explain.md).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
     """The answer.
 
     Args:
-        first, second: about half a second apart. The same one twice, if there was but one look, or
-            the job is over: then only times tell what lasts.
+        first, second: taken about half a second apart. The same one twice if there was only one
+            look, or the job is over: then only times show what lasts.
     """
     sight = look(first, second)
     waits = find_waits(sight)
@@ -68,7 +68,7 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
 
 
 def needs_of(waits: Sequence[Wait]) -> dict[Node, tuple[Clause, ...]]:
-    """The graph: for all of its waits a rank waits."""
+    """The graph; a rank waits for all of its waits."""
     needs: dict[Node, tuple[Clause, ...]] = {}
     for wait in waits:
         if wait.clauses:
@@ -77,7 +77,7 @@ def needs_of(waits: Sequence[Wait]) -> dict[Node, tuple[Clause, ...]]:
 
 
 def _is_blind_to(rank: Rank) -> bool:
-    """Whether it lives, and nothing but its process is known of it."""
+    """Whether it is alive, and nothing but its process is known."""
     worker = rank.worker
     lives = worker is not None and worker.end is None and rank.condition is Condition.RUNS
     return lives and worker is not None and not worker.groups and not worker.stacks
@@ -101,7 +101,7 @@ def _root(finding: Finding, sight: Sight) -> Root:
 
 
 def _edges(waits: Sequence[Wait]) -> list[Edge]:
-    """Ranks that wait alike are in one edge."""
+    """The edges; ranks that wait in the same way share one."""
     folded: dict[object, list[Wait]] = {}
     for wait in waits:
         number = wait.call.number if wait.call and wait.call.peer is None else -1

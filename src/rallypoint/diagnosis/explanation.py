@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-MOST_CHARACTERS = 240  # of the sentence
+MOST_CHARACTERS = 240  # limit for the sentence
 MOST_EVIDENCE = 12  # lines
 
 
@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 class Strength(Enum):
-    """How well a claim is known."""
+    """How certain a claim is."""
 
     TOLD = "told"
     INFERRED = "probably"
@@ -30,7 +30,7 @@ class Strength(Enum):
 
 
 class Cause(Enum):
-    """What keeps a rank; what comes first here is told first."""
+    """What prevents a rank from arriving; in the order of reporting."""
 
     KILLED = "killed"
     ENDED = "ended"
@@ -47,20 +47,20 @@ class Cause(Enum):
 
     @property
     def order(self) -> int:
-        """Its place among all."""
+        """Its position in that order."""
         return list(Cause).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Ranks wait, alike.
+    """Ranks that wait in the same way.
 
     Attributes:
-        waits_for: ranks; with `any_of` one of them is enough, else all are needed.
-        group, operation, number: the call in which it waits; number: the tag of a send or recv,
-            None: not known.
+        waits_for: ranks; if `any_of` is set, one of them is enough, otherwise all are needed.
+        group, operation, number: the call in which it waits; number: the call's number, or the tag
+            of a send or recv; None if unknown.
         site: the line of their program, or empty.
-        for_s: since the first of them began the call; None: not known.
+        for_s: the time since the first of them began the call; None if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -76,13 +76,13 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """What must change so that others can go on.
+    """Something that must change so that others can proceed.
 
     Attributes:
-        ranks: who, or nobody if it is no rank.
+        ranks: the ranks concerned; empty if it is not a rank.
         text: what it does, in words.
-        waited_for_by: the ranks that wait for it, directly or not.
-        pids: of these ranks' processes, as far as they are known.
+        waited_for_by: the ranks that wait for it, directly or indirectly.
+        pids: the process numbers of these ranks, as far as known.
     """
 
     ranks: tuple[int, ...]
@@ -98,10 +98,11 @@ class Explanation:
     """The answer.
 
     Attributes:
-        sentence: all in one line of at most 240 characters.
-        evidence: what it rests on, at most 12 lines.
-        roots: the first is the one that the sentence is about.
-        knot: ranks each of which waits for the next, the last one for the first.
+        sentence: the answer in one line of at most 240 characters.
+        evidence: the facts that support it, at most 12 lines.
+        roots: the first one is the subject of the sentence.
+        knot: ranks that wait for each other in a cycle: each for the next, the last one for the
+            first.
     """
 
     kind: Kind
@@ -117,7 +118,7 @@ class Explanation:
         return {Kind.NO_HANG: 0, Kind.EXPLAINED: 3, Kind.UNEXPLAINED: 4}[self.kind]
 
     def to_json(self) -> dict[str, object]:
-        """The same for programs, of what `json` can write."""
+        """The answer for programs, in values that `json` can write."""
         return {
             "verdict": self.kind.value,
             "exit_status": self.exit_status,

@@ -1,7 +1,7 @@
 """The facts observed about a job at one moment, from which an explanation is derived.
 
-Frozen data; a field that could not be determined is None or empty. Each node's times are of its own
-clocks, so they are compared within a node only. Two of these records, half a second apart, show
+Frozen data; a field that could not be determined is None or empty. Each node's times come from its
+own clocks, so they are compared only within a node. Two of these records, half a second apart, show
 what moves.
 """
 
@@ -14,7 +14,7 @@ from rallypoint.base.recorded_call import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A line of a program in which a thread is."""
+    """A line of a program that a thread is executing."""
 
     file: str
     line: int
@@ -23,14 +23,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Where a Python thread is.
+    """The stack of a Python thread.
 
     Attributes:
         thread: its identifier, as Python prints it.
         name: its name, or empty.
         frames: the innermost first.
-        is_main: it is the interpreter's first thread.
-        collects_garbage: it is in the garbage collector.
+        is_main: whether it is the interpreter's first thread.
+        collects_garbage: whether it is in the garbage collector.
     """
 
     thread: str
@@ -45,12 +45,11 @@ class Thread:
     """A thread, as the kernel sees it.
 
     Attributes:
-        state: R runs, S sleeps, D sleeps without being interruptible, T is stopped, t is traced,
-            Z has ended.
-        cpu: how much of one core it used between the two looks, from 0 to 1.
-        wait: the function of the kernel in which it sleeps, or empty.
-        syscall: the system call that it is in, or empty, e.g. ``"read"``.
-        path: what file or pipe that call is about, if it is about one.
+        state: R is running, S sleeping, D sleeping uninterruptibly, T stopped, t traced, Z ended.
+        cpu: its share of one core between the two looks, from 0 to 1.
+        wait: the kernel function in which it sleeps, or empty.
+        syscall: the system call in progress, or empty, e.g. ``"read"``.
+        path: the file or pipe that the call uses, if it uses one.
     """
 
     id: int
@@ -68,14 +67,14 @@ class Process:
 
     Attributes:
         command: its program and arguments, shortened.
-        state: of its first thread, as in `Thread`.
-        cpu: cores that it used between the two looks.
-        starved: for how much of the time between the looks it was ready, but got no core.
-        age_s: since its start.
-        is_traced: a debugger is attached to it.
-        children: below it.
-        ended_children: how processes below it that are gone have ended, in words, if that is known,
-            each with its pid first: ``"4720 was killed by SIGKILL"``.
+        state: that of its first thread, as in `Thread`.
+        cpu: the number of cores used between the two looks.
+        starved: the share of the time between the looks in which it was ready but had no core.
+        age_s: the time since its start.
+        is_traced: whether a debugger is attached.
+        children: its child processes.
+        ended_children: how child processes ended that are gone, in words, if known, each with its
+            pid first: ``"4720 was killed by SIGKILL"``.
     """
 
     pid: int
@@ -96,11 +95,11 @@ class End:
     """How a worker has ended.
 
     Attributes:
-        code: its exit status; None: a signal killed it.
-        signal: its name, e.g. ``"SIGKILL"``; empty: none.
-        by_launcher: the launcher sent that signal.
-        error: its exception, in a line, if it told one.
-        ended_ns: when, by the monotonic clock of its machine.
+        code: its exit status; None if a signal killed it.
+        signal: the signal's name, e.g. ``"SIGKILL"``; empty if none.
+        by_launcher: whether the launcher sent that signal.
+        error: its exception in one line, if it reported one.
+        ended_ns: the time, by the monotonic clock of its machine.
     """
 
     code: int | None
@@ -112,16 +111,16 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker, and what it is in.
+    """A worker, and its calls and stacks.
 
     Attributes:
-        process: what the kernel says of it; None: it has ended, or nothing could be read.
-        end: how it has ended; None: it runs.
+        process: the kernel's facts about it; None if it has ended, or nothing could be read.
+        end: how it ended; None if it is running.
         groups: its calls, by group.
-        has_record: whether it keeps a flight record at all.
-        stacks: its Python threads; empty: `no_stacks_because` says why.
-        library: the file in whose code its main thread runs, if it runs and that is known.
-        gil: the thread that holds the GIL, as in `Stack`, or one of number 0; empty: not known.
+        has_record: whether it keeps a flight record.
+        stacks: its Python threads; if empty, `no_stacks_because` says why.
+        library: the file whose code its main thread runs, if known.
+        gil: the thread that holds the GIL, as in `Stack`, or one with number 0; empty if unknown.
     """
 
     rank: int
@@ -138,14 +137,14 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A connection between workers on two hosts in which data wait.
+    """A connection between workers on two hosts that has data waiting.
 
     Attributes:
-        rank: the worker here.
+        rank: the worker on this host.
         peer: the other host's address.
-        unacknowledged_bytes: sent, and not confirmed by the peer's kernel.
-        retransmits: how often in a row the kernel has sent the same again.
-        stalled_s: since anything came from there.
+        unacknowledged_bytes: bytes sent but not confirmed by the peer's kernel.
+        retransmits: how many times in a row the kernel has sent the same data again.
+        stalled_s: the time since anything arrived from there.
     """
 
     rank: int
@@ -160,11 +159,11 @@ class Node:
     """A machine's part of the job.
 
     Attributes:
-        now_ns: its monotonic clock at the look; workers' times are to be compared with that.
-        ranks: the ranks that run there, also if nothing could be seen of them.
-        silent_s: for how long nothing has been heard of it; None: it has answered.
-        oom_kills: how often the kernel's out-of-memory killer has struck there since the job
-            began; None: not known.
+        now_ns: its monotonic clock at the look, with which workers' times are compared.
+        ranks: the ranks that run there, even if nothing could be seen of them.
+        silent_s: how long nothing has been heard from it; None if it answered.
+        oom_kills: the number of kills there by the kernel's out-of-memory killer since the job
+            began; None if unknown.
     """
 
     node_rank: int
@@ -179,7 +178,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that was seen of a job in one look."""
+    """Everything seen of a job in one look."""
 
     run_id: str
     round: int

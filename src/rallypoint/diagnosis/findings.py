@@ -1,8 +1,8 @@
 """The problems of a job: everything that ranks wait for and that will not happen by itself.
 
-False alarms are the worst errors. So what may still happen counts only if ranks have waited for it
-long, longer than is usual in that group, and nothing in the job moved between the two looks. Dead,
-stopped and deadlocked ranks count at once.
+False alarms are the worst errors. So something that may still happen counts only if ranks have
+waited for it for a long time, longer than is usual in that group, and nothing in the job moved
+between the two looks. Dead, stopped and deadlocked ranks count at once.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rallypoint.diagnosis.leads import Lead, lead_of, lead_of_flow
 from rallypoint.diagnosis.sight import Condition, Rank, Sight
 from rallypoint.diagnosis.waits import Wait
 
-LONG_S = 1.5  # waits that are shorter say nothing
-_FORMING_S = 5.0  # so long a process may take until it joins
+LONG_S = 1.5  # shorter waits show nothing
+_FORMING_S = 5.0  # a process may take this long to join
 _ALL_FORMING_S = 60.0
-_NOTHING_MOVES_S = 10.0  # in a call that all are in
+_NOTHING_MOVES_S = 10.0  # for a call that all are in
 _IDLE = 0.05  # of a core
 _FINAL = (Condition.KILLED, Condition.ENDED, Condition.STOPPED, Condition.TRACED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One such thing.
+    """One problem.
 
     Attributes:
-        ranks: whom it is about.
-        waits: of those who wait for it themselves.
-        waiters: all who wait for it, directly or not.
-        told: of these, whom the lead names.
+        ranks: the ranks that it is about.
+        waits: those of the ranks that wait for it directly.
+        waiters: all ranks that wait for it, directly or indirectly.
+        told: those of the waiters that the lead names.
     """
 
     cause: Cause
@@ -51,13 +51,13 @@ class Finding:
 
     @property
     def order(self) -> tuple[int, int, int, int, tuple[int, ...]]:
-        """What is told first."""
+        """The sort key: what is reported first."""
         return self.is_echo, self.cause.order, -len(self.waiters), self.when_ns, self.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class _Situation:
-    """What the findings are drawn from; by_target: who waits, for each node, itself."""
+    """What the findings are derived from; by_target: for each node, who waits for it directly."""
 
     sight: Sight
     waits: Sequence[Wait]
@@ -67,16 +67,16 @@ class _Situation:
     by_target: Mapping[Node, list[Wait]]
 
     def waiters_for(self, *nodes: Node) -> tuple[int, ...]:
-        """The ranks that wait for one of these, directly or not."""
+        """The ranks that wait for one of these, directly or indirectly."""
         return _ranks(waiting_for(self.waiters, nodes))
 
     def roots(self, kind: str) -> list[Node]:
-        """The roots that are no ranks."""
+        """The roots that are not ranks."""
         return [node for node in self.reduction.roots if _is(node, kind)]
 
 
 def find(sight: Sight, waits: Sequence[Wait], needs: Needs, reduction: Reduction) -> list[Finding]:
-    """All of them, in order."""
+    """All findings, in order."""
     by_target: dict[Node, list[Wait]] = {}
     for wait in waits:
         for target in dict.fromkeys(target for clause in wait.clauses for target in clause):
@@ -136,9 +136,9 @@ def _strength(why: Explanation, direct: Sequence[Wait]) -> Strength:
 
 
 def _counts(rank: Rank, direct: Sequence[Wait], sight: Sight) -> bool:
-    """Whether this rank is a reason to speak of a hang."""
+    """Whether this rank is a reason to report a hang."""
     if rank.condition is Condition.ENDED and not (rank.end and rank.end.code):
-        # At its end a job's ranks leave one after the other.
+        # At its end, the ranks of a job leave one after the other.
         if any(wait.call and wait.call.state == "failed" for wait in direct):
             return True
         return max((wait.for_s or 0.0 for wait in direct), default=0.0) >= LONG_S
@@ -152,10 +152,10 @@ def _counts(rank: Rank, direct: Sequence[Wait], sight: Sight) -> bool:
 
 
 def _is_long(rank: Rank, direct: Sequence[Wait]) -> bool:
-    """Whether it has been waited for so long that it is worth a word."""
+    """Whether it has been waited for so long that it should be reported."""
     longest = max(direct, key=lambda wait: wait.for_s or 0.0)
     process = rank.worker.process if rank.worker else None
-    if longest.for_s is None:  # only stacks tell
+    if longest.for_s is None:  # only stacks show the wait
         if process is None:
             return True
         if longest.strength is Strength.TOLD:  # in init_process_group
@@ -231,7 +231,7 @@ def _of_knots(now: _Situation) -> list[Finding]:
 
 
 def _works_beside(rank: Rank) -> bool:
-    """Whether another Python thread of it runs, which may call what is waited for."""
+    """Whether it runs another Python thread, which may call what is waited for."""
     worker = rank.worker
     if worker is None or worker.process is None:
         return False
@@ -243,7 +243,7 @@ def _works_beside(rank: Rank) -> bool:
 
 
 def _of_nothing(now: _Situation) -> list[Finding]:
-    """All are in one call, or all form their group, and nothing happens."""
+    """The findings if all are in one call, or all form their group, and nothing happens."""
     idle = all(
         rank.worker is None or rank.worker.process is None or rank.worker.process.cpu < _IDLE
         for rank in now.sight

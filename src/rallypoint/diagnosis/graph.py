@@ -1,6 +1,6 @@
 """A graph of which rank waits for which, and which ranks must move so that all can.
 
-A node waits for all of its clauses, and for one target of each: a collective is a clause for each
+A node waits for all of its clauses, and in each for one target: a collective has a clause for each
 missing member, a receive from any rank one clause with all others. A node that waits for nothing
 can move, and then the nodes that wait for it can (the AND-OR graphs of Hilbrich et al.,
 "Distributed wait state tracking for runtime MPI deadlock detection", SC'13).
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# A rank; or what else can be waited for: ("mismatch", key, number), ("host", address).
+# A rank, or something else that can be waited for: ("mismatch", key, number), ("host", address).
 Node = int | tuple[str, ...]
 Clause = frozenset[Node]
 Needs = Mapping[Node, tuple[Clause, ...]]
@@ -20,11 +20,11 @@ Needs = Mapping[Node, tuple[Clause, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What became of a graph.
+    """The result of reducing a graph.
 
     Attributes:
-        roots: what waits for nothing and is waited for -> who waits for it, itself.
-        stuck: what could not move even if all roots did.
+        roots: nodes that wait for nothing but are waited for -> who waits for them directly.
+        stuck: nodes that could not move even if all roots did.
     """
 
     roots: Mapping[Node, frozenset[Node]]
@@ -32,7 +32,7 @@ class Reduction:
 
 
 def reduce_graph(needs: Needs) -> Reduction:
-    """Take away whatever can move, until nothing can."""
+    """Remove every node that can move, until none can."""
     needs = {node: _least(clauses) for node, clauses in needs.items()}
     unmet = {node: set(clauses) for node, clauses in needs.items()}
     of_target: dict[Node, list[tuple[Node, Clause]]] = {}
@@ -58,7 +58,7 @@ def reduce_graph(needs: Needs) -> Reduction:
 
 
 def waiters_of(needs: Needs) -> dict[Node, set[Node]]:
-    """The same from the other side: who waits for each, itself."""
+    """The reverse graph: for each node, who waits for it directly."""
     waiters: dict[Node, set[Node]] = {}
     for node, clauses in needs.items():
         for clause in clauses:
@@ -68,7 +68,7 @@ def waiters_of(needs: Needs) -> dict[Node, set[Node]]:
 
 
 def waiting_for(waiters: Mapping[Node, set[Node]], targets: Iterable[Node]) -> frozenset[Node]:
-    """Who waits for one of these, directly or not; without themselves."""
+    """Who waits for one of these, directly or indirectly, without these themselves."""
     given = frozenset(targets)
     found = set(given)
     ahead = list(given)
@@ -80,7 +80,9 @@ def waiting_for(waiters: Mapping[Node, set[Node]], targets: Iterable[Node]) -> f
 
 
 def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
-    """The shortest circle among what is stuck, from its smallest rank on, in order of waiting."""
+    """The shortest cycle among the stuck nodes, from its smallest rank on, in the order of
+    waiting.
+    """
     ways = {
         node: sorted(
             {target for clause in needs[node] if clause <= stuck for target in clause}, key=_order
@@ -100,7 +102,9 @@ def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
 def _circle_from(
     start: Node, ways: Mapping[Node, list[Node]], shorter_than: int
 ) -> tuple[Node, ...]:
-    """The shortest way from `start` back to it, or nothing if it is as long as what is known."""
+    """The shortest path from `start` back to it, or nothing if it is no shorter than the known
+    one.
+    """
     came_from: dict[Node, Node] = {}
     ahead = deque([start])
     while ahead:
@@ -118,7 +122,7 @@ def _circle_from(
 
 
 def _least(clauses: tuple[Clause, ...]) -> tuple[Clause, ...]:
-    """Without what follows from another clause."""
+    """The clauses without those that follow from others."""
     distinct = list(dict.fromkeys(clauses))
     return tuple(
         one for one in distinct if len(one) == 1 or not any(other < one for other in distinct)

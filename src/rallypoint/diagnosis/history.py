@@ -1,4 +1,4 @@
-"""The pace of a group, from its last calls: which rank comes last, and how long waits are."""
+"""The pace of a group, from its last calls: which rank comes last, and how long the waits are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from rallypoint.base.collective import JOINT_OPERATIONS
 from rallypoint.base.recorded_call import Call, Group
 
-_LEAST_S = 0.012  # three ticks of the coarse clock that times are taken from
+_LEAST_S = 0.012  # three ticks of the coarse clock that is used for times
 _LEAST_CALLS = 8
 _OFTEN = 0.75  # 24 of 32
 _OF_A_STEP = 0.1
@@ -18,14 +18,14 @@ _USUAL_TIMES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """A group's last collectives.
+    """Statistics of a group's last collectives.
 
     Attributes:
-        step_s: a step's time; None: no period shows.
-        steps: how many that is the median of.
-        last: who comes last in at least three of four; None: nobody.
-        times, calls: in how many of how many.
-        late_s: by how much, in the middle.
+        step_s: the time of a step; None if no period is visible.
+        steps: the number of steps in that median.
+        last: the rank that comes last in at least three of four collectives; None if there is none.
+        times, calls: in how many collectives of how many.
+        late_s: the median of its delay.
     """
 
     step_s: float | None
@@ -46,10 +46,10 @@ def is_usual(group: Group, wait_s: float) -> bool:
 
 
 def pace(groups: Mapping[int, Group]) -> Pace | None:
-    """What the members' records (by rank) tell together; None: nothing.
+    """What the members' records (by rank) show together; None if nothing.
 
-    All leave a collective at one time, near enough, so the one that was in it for the shortest
-    time came last: no clocks are compared.
+    All leave a collective at nearly the same time, so the rank that was in it for the shortest time
+    came last: no clocks are compared.
     """
     ended = {
         rank: {call.number: call for call in group.calls if call.state == "done" and call.ended_ns}
@@ -82,7 +82,7 @@ def pace(groups: Mapping[int, Group]) -> Pace | None:
 def _late(
     calls: Sequence[Mapping[int, Call]], ranks: Sequence[int], numbers: Sequence[int]
 ) -> tuple[int, int, int, float] | None:
-    """Who was last, how often, of how many, and by how much."""
+    """The last rank, how often of how many, and by how much."""
     if len(numbers) < _LEAST_CALLS:
         return None
     lateness: dict[int, list[float]] = {}
@@ -104,7 +104,7 @@ def _late(
 
 
 def _step(calls: Sequence[Call]) -> tuple[float | None, int, int]:
-    """The time of a step, how many it is the median of, and how many calls make one."""
+    """The time of a step, the number of steps in that median, and the number of calls in a step."""
     kinds = [(call.operation, call.dtype, call.count, call.shape) for call in calls]
     for period in range(1, len(calls) // 2 + 1):
         if all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in a circle, or that called different operations, in words."""
+"""Ranks that wait for each other in a cycle, or that called different operations, in words."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from rallypoint.diagnosis.sight import Sight, members_of
 from rallypoint.diagnosis.waits import Wait
 
 _MOST_SITES = 2
-_MOST_IN_WORDS = 5  # ranks of a circle
+_MOST_IN_WORDS = 5  # ranks of a cycle
 
 
 def circle(waits: Sequence[Wait], needs: Needs, stuck: frozenset[Node]) -> list[Wait]:
-    """The waits of a smallest circle in order: each for the next one's rank, the last for the
-    first's."""
+    """The waits of a shortest cycle in order: each for the next one's rank, the last for the
+    first's.
+    """
     nodes = smallest_cycle(needs, stuck)
     return [
         next(
@@ -34,7 +35,7 @@ def circle(waits: Sequence[Wait], needs: Needs, stuck: frozenset[Node]) -> list[
 
 
 def lead(sight: Sight, waits: Sequence[Wait], *, probably: bool) -> Lead:
-    """The circle in words."""
+    """The cycle in words."""
     perhaps = "probably a " if probably else ""
     tags = _wrong_tags(sight, waits)
     if tags:
@@ -75,7 +76,7 @@ def _of_transfers(waits: Sequence[Wait]) -> str:
 
 
 def _wrong_tags(sight: Sight, waits: Sequence[Wait]) -> str:
-    """If two are, or would be, each other's but for the tag."""
+    """If two calls match, or would match but for the tag, the text that says so."""
     for wait in waits:
         came = came_instead(sight, wait)
         if came:
@@ -99,7 +100,7 @@ def _wrong_tags(sight: Sight, waits: Sequence[Wait]) -> str:
 
 
 def came_instead(sight: Sight, wait: Wait) -> str:
-    """What a receive got that it does not wait for, if it is known."""
+    """The message that a receive got instead of the one that it waits for, if known."""
     call, group = wait.call, wait.group
     if call is None or group is None or call.came_tag is None or call.peer is None:
         return ""
@@ -114,7 +115,7 @@ def came_instead(sight: Sight, wait: Wait) -> str:
 
 
 def mismatch(sight: Sight, wait: Wait, number: int) -> tuple[Lead, tuple[int, ...], Strength]:
-    """Who called what; the ranks that are at odds with most."""
+    """Who called what; also the ranks that differ from most."""
     assert wait.group is not None
     key, name = wait.group.key, wait.group.name
     members = members_of(wait.group) or tuple(sight.ranks)
@@ -137,7 +138,7 @@ def mismatch(sight: Sight, wait: Wait, number: int) -> tuple[Lead, tuple[int, ..
             if bare
             else f"{ranks} {signature(call, group)}{place}"
         )
-    # A group of two, or halves: nobody is at odds more than the others.
+    # In a group of two, or with equal halves, neither side differs more than the other.
     odd = [rank for side in sides[:-1] for rank, _, _ in side]
     probably = "" if is_told else "probably "
     text = (

@@ -17,11 +17,11 @@ class Lead:
     """A main clause, for one rank or several that do the same.
 
     Attributes:
-        key: ranks whose keys are equal are told together.
-        text: with ``{who}`` for the ranks, and ``{it is}`` for "it is" or "they are".
-        tells_call: the call in which others wait has been named.
-        pronoun: those who wait wait "for it", if it is about ranks.
-        extra: what may be left out if it gets too long.
+        key: ranks with equal keys are reported together.
+        text: contains ``{who}`` for the ranks, and ``{it is}`` for "it is" or "they are".
+        tells_call: whether it has named the call in which others wait.
+        pronoun: whether those who wait do so "for it", as it is about ranks.
+        extra: the part that may be left out if the text gets too long.
         remedy: what to do.
     """
 
@@ -34,12 +34,12 @@ class Lead:
 
     @classmethod
     def of(cls, text: str) -> Lead:
-        """Of a text alone, in which the call is named."""
+        """A lead of a text alone, which names the call."""
         return cls(key=text, text=text, tells_call=True, pronoun=False)
 
 
 def lead_of(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
-    """What keeps this rank."""
+    """The lead about what prevents this rank from arriving."""
     if why.cause is Cause.SILENT:
         text = f"{why.owner} {why.words}: {{who}}"
         return Lead(key=text, text=text, remedy=why.remedy)
@@ -60,7 +60,7 @@ _LEFT_OUT = (Condition.KILLED, Condition.ENDED, Condition.STOPPED, Condition.TRA
 
 
 def _of_its_own(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
-    """About a process below a rank."""
+    """The lead about a child process of a rank."""
     if why.owner == "data loader":
         waited = "is what all wait for" if len(direct) > 1 else "is waited for"
         text = f"rank {rank.rank}'s data loader {waited}: {why.words}"
@@ -86,7 +86,7 @@ def _of_one_elsewhere(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> L
 
 
 def _absence(rank: Rank, wait: Wait) -> str:
-    """How it is known that a rank is not in the call; empty: it is not a matter of that."""
+    """How it is known that a rank is not in the call; empty if that is not the question."""
     assert wait.group is not None and wait.call is not None
     theirs = rank.groups.get(wait.group.key)
     name = f"{wait.words} of {wait.group.name}"
@@ -110,7 +110,7 @@ def _cannot_return(rank: Rank) -> str:
 
 
 def lead_of_flow(sight: Sight, peer: str, direct: Sequence[Wait]) -> Lead:
-    """Nothing comes through."""
+    """The lead about a connection that transmits nothing."""
     flows = [
         flow
         for rank in sight
@@ -132,7 +132,7 @@ def lead_of_flow(sight: Sight, peer: str, direct: Sequence[Wait]) -> Lead:
 
 
 def longest(waits: Sequence[Wait]) -> Wait:
-    """The wait to tell of: in the call in which most wait, the first that was begun."""
+    """The wait to report: in the call in which most ranks wait, the one that began first."""
     by_call: dict[object, list[Wait]] = {}
     for wait in waits:
         by_call.setdefault(call_key(wait), []).append(wait)
@@ -141,12 +141,13 @@ def longest(waits: Sequence[Wait]) -> Wait:
 
 
 def call_key(wait: Wait) -> object:
-    """Equal for those who are in the same call."""
+    """A key that is equal for ranks in the same call."""
     return (wait.group.key if wait.group else "", wait.words)
 
 
 def _last_done(rank: Rank) -> str:
     done = [call for group in rank.groups.values() for call in group.calls if call.state == "done"]
-    # The clock is coarse: of those that ended at one tick, the last is the one that began last.
+    # The clock is coarse: of the calls that ended at the same tick, the last is the one that began
+    # last.
     latest = max(done, key=lambda call: (call.ended_ns, call.since_ns, call.number), default=None)
     return "" if latest is None else numbered(latest)

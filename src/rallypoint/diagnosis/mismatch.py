@@ -13,12 +13,14 @@ Sides = list[list[tuple[int, Group, Call]]]
 
 
 def differ(groups: Iterable[tuple[int, Group | None]], number: int) -> bool:
-    """Whether two members called what cannot go together."""
+    """Whether two members called operations that cannot belong together."""
     return len(sides(groups, number)) > 1
 
 
 def sides(groups: Iterable[tuple[int, Group | None]], number: int) -> Sides:
-    """Who called the same, the fewest first; ranks that have not called are left out."""
+    """Ranks by what they called, the smallest side first; ranks that have not called are left
+    out.
+    """
     found: Sides = []
     for rank, group in groups:
         call = call_at(group, number) if group else None
@@ -42,6 +44,7 @@ def _agree(one: tuple[Group, Call], other: tuple[Group, Call]) -> bool:
     pairs: list[tuple[object, object]] = [(a.dtype, b.dtype)]
     if reduces(a.operation):
         pairs.append((a.operator, b.operator))
-    if has_one_size(a.operation):  # in others sizes may differ, or backends count other things
+    # in other operations sizes may differ, or backends count differently
+    if has_one_size(a.operation):
         pairs.append((size(a), size(b)))
     return all(x == y or not x or not y for x, y in pairs)

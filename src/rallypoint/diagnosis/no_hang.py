@@ -30,13 +30,13 @@ def sentence(sight: Sight, waits: Sequence[Wait]) -> str:
 
 
 def straggler(sight: Sight) -> Pace | None:
-    """Who comes last nearly always, if anybody does."""
+    """The rank that nearly always comes last, if there is one."""
     found = pace(_largest(sight))
     return found if found and found.last is not None else None
 
 
 def _state(sight: Sight, groups: dict[int, Group]) -> str:
-    """Where all are."""
+    """Where all ranks are."""
     last = {rank: group.calls[-1] for rank, group in groups.items() if group.calls}
     if not last or len(last) < len(groups):
         return "calls go on" if sight.moved else ""
@@ -56,7 +56,7 @@ def _state(sight: Sight, groups: dict[int, Group]) -> str:
 
 
 def _doing(sight: Sight) -> str:
-    """What they do that wait for nobody."""
+    """What the ranks do that wait for nobody."""
     folded: dict[str, list[int]] = {}
     for rank in sight:
         if rank.condition is Condition.RUNS and rank.activity.site:
@@ -66,7 +66,7 @@ def _doing(sight: Sight) -> str:
 
 
 def _waiting(waits: Sequence[Wait], sight: Sight) -> str:
-    """Who waits for whom at the moment, which is not long."""
+    """Who waits for whom at present, which has not been long."""
     waiting = [wait for wait in waits if wait.clauses]
     if not waiting:
         forming = [rank.rank for rank in sight if rank.activity.doing is Doing.INIT]
@@ -118,7 +118,7 @@ def _pace(found: Pace, sight: Sight) -> str:
 
 
 def _largest(sight: Sight) -> dict[int, Group]:
-    """The group of most ranks; of equals the one that calls most, by rank."""
+    """For each rank, the group with the most ranks; of equal ones, the one with the most calls."""
     by_key: dict[str, dict[int, Group]] = {}
     for rank in sight:
         for key, group in rank.groups.items():

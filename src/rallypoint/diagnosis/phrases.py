@@ -60,12 +60,12 @@ def items(call: Call) -> str:
 
 
 def size(call: Call) -> int:
-    """How many items it works on; 0: not known."""
+    """The number of items that it works on; 0 if unknown."""
     return prod(call.shape) if call.shape else call.count
 
 
 def knows_root(call: Call, group: Group) -> bool:
-    """Whether the record tells from or to which rank a collective goes."""
+    """Whether the record has the root of a collective."""
     return (
         root_argument(call.operation) != ""
         and group.backend == "rallypoint"
@@ -74,7 +74,7 @@ def knows_root(call: Call, group: Group) -> bool:
 
 
 def details(call: Call, group: Group) -> str:
-    """``float32[8], SUM``: what is to be the same on all ranks."""
+    """``float32[8], SUM``: what must be equal on all ranks."""
     parts = [items(call)]
     if reduces(call.operation) and call.operator:
         parts.append(call.operator)
@@ -94,5 +94,5 @@ def times(count: int) -> str:
 
 
 def listed(parts: Sequence[str], most: int) -> str:
-    """Joined by commas; what is too much is left out."""
+    """Joined by commas; parts beyond `most` are left out."""
     return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")

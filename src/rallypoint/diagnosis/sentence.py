@@ -15,7 +15,7 @@ _MOST_SITES = 2
 
 
 def sentence(finding: Finding) -> str:
-    """What is wrong, in one line; what matters least is left out if it gets too long."""
+    """The problem in one line; the least important part is left out if it gets too long."""
     lead = main_clause(finding)
     waiting = _waiting(finding)
     rest = _rest(finding)
@@ -37,7 +37,7 @@ def sentence(finding: Finding) -> str:
 
 
 def cut(lead: str, waiting: str = "") -> str:
-    """Shortened at the end of what it is about, so that who waits is still told."""
+    """Shortened at the end of the main clause, so that the waiting ranks are still named."""
     end = f"; {waiting}." if waiting else "."
     room = MOST_CHARACTERS - len(end) - len(" ...")
     if room < MOST_CHARACTERS // 3:
@@ -58,7 +58,7 @@ def main_clause(finding: Finding) -> str:
 
 
 def _waiting(finding: Finding) -> str:
-    """Who waits for it itself, in the call in which most do."""
+    """Who waits for it directly, in the call in which most do."""
     if not finding.waits:
         others = sorted(set(finding.waiters) - {*finding.ranks, *finding.told})
         return f"{some_ranks(others)} {_wait(others)} for them" if others else ""
@@ -89,7 +89,7 @@ def _is_unusual(wait: Wait) -> bool:
 
 
 def _rest(finding: Finding) -> str:
-    """Who waits for those."""
+    """Who waits for those ranks."""
     if not finding.waits:
         return ""
     others = sorted(set(finding.waiters) - {wait.rank for wait in finding.waits})

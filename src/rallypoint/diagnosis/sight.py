@@ -1,4 +1,4 @@
-"""The state of each rank, from two looks at a job: does it live, what does it do, did it move?"""
+"""The state of each rank, from two looks at a job: is it alive, what does it do, has it moved?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rallypoint.diagnosis.activity import Activity, activity, main_stack
 from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
 
 _HARDLY_RUNS = 0.05  # of a core
-_INTERPRETER = re.compile(r"$|(lib)?python\d")  # or not known
+_INTERPRETER = re.compile(r"$|(lib)?python\d")  # or unknown
 
 
 class Condition(Enum):
@@ -40,11 +40,11 @@ class Rank:
     """What is known of one rank.
 
     Attributes:
-        node: where it runs; None: not known.
-        worker: as in the second look; None: it was not seen.
-        groups: those that it is in, by key, without those that it left and formed anew.
-        moved: it began or ended a call between the looks.
-        lingers: its main thread was at the same place in both.
+        node: the node where it runs; None if unknown.
+        worker: from the second look; None if it was not seen.
+        groups: its groups by key, without those that it left and formed anew.
+        moved: whether it began or ended a call between the looks.
+        lingers: whether its main thread was at the same place in both.
     """
 
     rank: int
@@ -58,12 +58,12 @@ class Rank:
 
     @property
     def end(self) -> End | None:
-        """How it has ended."""
+        """How it ended."""
         return self.worker.end if self.worker else None
 
     @property
     def pid(self) -> int:
-        """Of its process; 0: not known."""
+        """The process number; 0 if unknown."""
         return self.worker.process.pid if self.worker and self.worker.process else 0
 
     @property
@@ -72,7 +72,7 @@ class Rank:
         return self.worker is not None and self.worker.has_record
 
     def since_s(self, then_ns: int) -> float | None:
-        """How long ago that was."""
+        """How long ago that time was."""
         if self.node is None or then_ns <= 0:
             return None
         return max(0.0, (self.node.now_ns - then_ns) / 1e9)
@@ -90,7 +90,7 @@ class Sight:
 
     @property
     def moved(self) -> bool:
-        """Whether anything did."""
+        """Whether any rank moved."""
         return any(rank.moved for rank in self)
 
     @property
@@ -102,7 +102,7 @@ class Sight:
 
 
 def look(first: Facts, second: Facts) -> Sight:
-    """Put two looks together; they may be the same one."""
+    """Combine two looks, which may be the same one."""
     earlier: dict[int, Worker] = {}
     if first.round == second.round:
         earlier = {worker.rank: worker for node in first.nodes for worker in node.workers}
@@ -118,7 +118,7 @@ def look(first: Facts, second: Facts) -> Sight:
 
 
 def entered(group: Group) -> int:
-    """The highest number that this worker has called in a group, or queued; -1: none."""
+    """The highest number of a call that this worker has made or queued in a group; -1 if none."""
     last = group.calls[-1] if group.calls else None
     number = last.number if last else -1
     if group.backend != "rallypoint" or not group.queued:
@@ -133,7 +133,7 @@ def call_at(group: Group, number: int) -> Call | None:
 
 
 def members_of(group: Group) -> tuple[int, ...]:
-    """Global ranks in the order of the group; empty: not known."""
+    """The members' global ranks in the order of the group; empty if unknown."""
     return _members(group.members)
 
 
@@ -166,14 +166,16 @@ def _condition(node: Node | None, worker: Worker | None, before: Worker | None) 
     if worker.end is not None and not worker.end.by_launcher:
         return Condition.KILLED if worker.end.signal else Condition.ENDED
     if worker.process is None:
-        # What the launcher ended had been in what its record says.
+        # A worker that the launcher has ended was in the call that its record shows.
         is_known = worker.end or worker.groups or worker.stacks
         return Condition.RUNS if is_known else Condition.NOT_SEEN
     return _of_living(worker, worker.process, before)
 
 
 def _of_living(worker: Worker, process: Process, before: Worker | None) -> Condition:
-    """A debugger and a disk stop a process for moments; what lasts shows in both looks."""
+    """The condition of a live worker. A debugger or a disk may stop a process for moments; lasting
+    stops show in both looks.
+    """
     earlier = before.process if before else None
     if earlier is None or earlier.state == process.state:
         if process.state in _LASTING:
@@ -184,7 +186,9 @@ def _of_living(worker: Worker, process: Process, before: Worker | None) -> Condi
 
 
 def _keeps_gil(worker: Worker, process: Process, before: Worker | None) -> bool:
-    """Whether one thread had the GIL in both looks, and no Python ran that would hand it on."""
+    """Whether one thread held the GIL in both looks, and no Python code ran that would release
+    it.
+    """
     if before is None or before.gil != worker.gil:
         return False
     now, then = (
@@ -213,7 +217,7 @@ def _place(worker: Worker) -> object:
 
 
 def _calls(worker: Worker) -> object:
-    """What changes when a worker begins or ends a call."""
+    """A value that changes when a worker begins or ends a call."""
     return {
         (
             group.key,

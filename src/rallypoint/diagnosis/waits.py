@@ -19,18 +19,18 @@ from rallypoint.diagnosis.graph import Clause
 from rallypoint.diagnosis.phrases import numbered
 from rallypoint.diagnosis.sight import Condition, Rank, Sight
 
-_STALLED_S = 2.0  # a connection, with data under way
+_STALLED_S = 2.0  # for a connection with data in flight
 _MAY_WAIT = (Doing.UNKNOWN, Doing.C_CODE, Doing.GPU, Doing.CALLS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wait:
-    """A rank waits in a call.
+    """A rank that waits in a call.
 
     Attributes:
-        call: None: only its name is known, from a stack; then `group` may be None, too.
-        for_s: how long; None: not known.
-        within: by what of the user's the call was made, if not by a line: ``"backward"``.
+        call: None if only its name is known, from a stack; then `group` may be None, too.
+        for_s: how long; None if unknown.
+        within: what made the call, if not a line of the user's: ``"backward"``.
     """
 
     rank: int
@@ -50,13 +50,13 @@ class Wait:
 
 
 def find_waits(sight: Sight) -> list[Wait]:
-    """All of them; also calls in which nothing is missing, without clauses."""
+    """All waits, including calls in which nothing is missing, which have no clauses."""
     attendances = Attendances(sight)
     return [wait for rank in sight for wait in _waits_of(rank, sight, attendances)]
 
 
 def blocks(rank: Rank) -> list[tuple[Group, Call]]:
-    """The calls that a rank's program waits for, as far as that is known."""
+    """The calls that a rank's program waits for, as far as known."""
     running = [
         (group, call)
         for group in rank.groups.values()
@@ -68,7 +68,7 @@ def blocks(rank: Rank) -> list[tuple[Group, Call]]:
         running = [(group, call) for group, call in running if call.peer is None]
     elif doing is Doing.TRANSFER:
         running = [(group, call) for group, call in running if call.peer is not None]
-    elif doing is Doing.RUNS:  # who waits for a GPU may use its core
+    elif doing is Doing.RUNS:  # a thread that waits for a GPU may be using its core
         running = [(group, call) for group, call in running if "nccl" in group.backend]
     elif doing not in _MAY_WAIT:
         return []
@@ -76,9 +76,9 @@ def blocks(rank: Rank) -> list[tuple[Group, Call]]:
 
 
 def _latest(running: list[tuple[Group, Call]], doing: Doing) -> list[tuple[Group, Call]]:
-    """Who is in a call by its stack has made that one last; those before go on in the background.
+    """If the stack shows a call, that is the latest one; earlier ones continue in the background.
 
-    Not so if some are queued: then the last one has not begun.
+    This does not hold if some are queued: then the latest one has not begun.
     """
     if doing not in (Doing.COLLECTIVE, Doing.TRANSFER):
         return running
@@ -89,7 +89,7 @@ def _latest(running: list[tuple[Group, Call]], doing: Doing) -> list[tuple[Group
 
 
 def waiting_activity(rank: Rank) -> Activity:
-    """What its program does, or the thread for which that waits."""
+    """What its program does, or the thread for which it waits."""
     own = rank.activity
     if own.doing not in (Doing.LOCK, Doing.QUEUE) or rank.worker is None:
         return own
@@ -98,7 +98,7 @@ def waiting_activity(rank: Rank) -> Activity:
         if other.doing.communicates:
             return other
     if own.words.endswith("lock of its own process") and own.frame and not _in_python(rank):
-        # A work's wait looks the same: a line of the user's that sleeps in C code.
+        # A work's wait looks the same: a line of the user's program that sleeps in C code.
         has_calls = any(
             _goes_on(rank, group, call)
             for group in rank.groups.values()
@@ -171,7 +171,9 @@ def _waits_of(rank: Rank, sight: Sight, attendances: Attendances) -> list[Wait]:
 
 
 def _strength(rank: Rank, group: Group, call: Call) -> Strength:
-    """A rank that does something else may have begun the call in the background."""
+    """The certainty of a wait; a rank that does something else may have begun the call in the
+    background.
+    """
     doing = waiting_activity(rank).doing
     if doing in (Doing.UNKNOWN, Doing.C_CODE, Doing.GPU, Doing.RUNS) and group.queued:
         return Strength.INFERRED
@@ -216,7 +218,7 @@ def _of_transfer(rank: Rank, group: Group, call: Call, sight: Sight) -> tuple[Cl
 
 
 def _matches(call: Call, own: int, theirs: Group | None) -> bool:
-    """Whether the peer is in the call's other half."""
+    """Whether the peer is in the matching call."""
     wanted = "recv" if call.operation == "send" else "send"
     return any(
         other.operation == wanted
@@ -228,13 +230,13 @@ def _matches(call: Call, own: int, theirs: Group | None) -> bool:
 
 
 def _across(sight: Sight, rank: Rank, other: Rank) -> tuple[Clause, ...]:
-    """Both ends are there: it can only be the network between them."""
+    """The clauses if both ends are in the call: only the network between them can be the cause."""
     flows = _stalled(sight, (rank.rank,)) or _stalled(sight, (other.rank,))
     return (frozenset((("host", flows[0].peer),)),) if flows else ()
 
 
 def _of_forming(rank: Rank, sight: Sight) -> tuple[Clause, ...]:
-    """Who is to join, and has not; of a further group the members are not known."""
+    """The ranks that have not joined; the members of further groups are unknown."""
     return tuple(
         frozenset((other.rank,))
         for other in sight
@@ -245,7 +247,7 @@ def _of_forming(rank: Rank, sight: Sight) -> tuple[Clause, ...]:
 
 
 def _of_nameless(rank: Rank, sight: Sight) -> tuple[Clause, ...]:
-    """Calls without numbers: whoever is in none is waited for."""
+    """The clauses for calls without numbers: every rank that is in none is waited for."""
     return tuple(
         frozenset((other.rank,))
         for other in sight

@@ -1,7 +1,7 @@
 """A communicator: a group's interface to the native engine, with errors that people can act on.
 
 It runs the programs that it is given; its argument `plan` decides which program serves which call.
-Buffers are C-contiguous arrays; the rooms above handle everything else.
+Buffers are C-contiguous arrays; the packages above handle everything else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.engine.flight_record import keep_flight_record
 
-# In the order of native/engine/reduce.h.
+# In the same order as in native/engine/reduce.h.
 DTYPES = (
     "float32",
     "float64",
@@ -43,15 +43,15 @@ DTYPES = (
     "complex64",
     "complex128",
 )
-_RECEIVE = -1  # in a record, where a collective's number would be
-FAILED = -10  # `receive` returns this minus a trouble's number
-BAD_BUFFER = -1  # not contiguous memory of the CPU, or of no known dtype, or sizes that do not fit
+_RECEIVE = -1  # in a record, in place of a collective's number
+FAILED = -10  # `receive` returns this value minus the number of a Trouble
+BAD_BUFFER = -1  # not contiguous CPU memory, an unknown dtype, or sizes that do not fit
 BAD_OPERATOR = -2  # the operator does not apply to the dtype
-TOO_MANY = -3  # sends and receives are outstanding
+TOO_MANY = -3  # too many sends and receives are outstanding
 
 
 class ReduceOp(IntEnum):
-    """How elements are combined; the numbers are torch.distributed's."""
+    """The operators that combine elements; the numbers are torch.distributed's."""
 
     SUM = 0
     AVG = 1
@@ -65,7 +65,7 @@ class ReduceOp(IntEnum):
 
 
 class Trouble(IntEnum):
-    """What ended an operation (native/engine/layout.h)."""
+    """The reasons why an operation ended (native/engine/layout.h)."""
 
     NONE = 0
     PEER_LOST = 1
@@ -82,7 +82,7 @@ class Trouble(IntEnum):
     REVOKED = 12
 
 
-# Troubles that words alone do not describe.
+# Troubles with an error class of their own.
 _DETAILED: dict[Trouble, type[PeerError]] = {
     Trouble.MISMATCH: MismatchError,
     Trouble.LENGTHS: MismatchError,
@@ -94,7 +94,7 @@ _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then in
 
 
 class PeerMemoryAccess(IntFlag):
-    """What of each other's memory all ranks of a host read (native/engine/peer_memory.h).
+    """Which of each other's memory all ranks of a host read directly (native/engine/peer_memory.h).
 
     PRIVATE memory is read where a trial has shown that it pays; with ALWAYS, without a trial.
     """
@@ -109,9 +109,9 @@ class FarPeer(NamedTuple):
     """A rank that shares no memory with this one, and descriptors of connections to it.
 
     Attributes:
-        pid: of its process, on its host.
-        control, mail: for what is said beside messages, and for sends and receives.
-        data: for collectives; the lanes of programs take turns on them.
+        pid: the rank's process number, on its host.
+        control, mail: the connections for control messages, and for sends and receives.
+        data: the connections for collectives, which the lanes of programs use in turn.
     """
 
     rank: int
@@ -122,16 +122,16 @@ class FarPeer(NamedTuple):
 
 
 class LateMesh(NamedTuple):
-    """How ranks on other hosts are reached that this one is not connected with from the start.
+    """How to reach ranks on other hosts to which this one is not connected from the start.
 
     Attributes:
-        listener: the descriptor at which they call this rank; it is taken over.
-        secret, name: what connections of the group are recognised by.
-        streams: connections for data with each.
-        congestion, long_congestion: what connections begin with, and what those of long round trips
-            go back to; empty for what is usual.
-        endpoints: of each rank: its number, address and port.
-        neighbours: ranks with which there is a control connection, and its descriptor.
+        listener: the descriptor at which they connect to this rank; taken over by the communicator.
+        secret, name: these identify connections of the group.
+        streams: the number of data connections with each rank.
+        congestion, long_congestion: the congestion control with which connections begin, and the
+            one to which those with long round trips return; empty for the default.
+        endpoints: for each rank, its number, address and port.
+        neighbours: the ranks with a control connection, and its descriptor.
     """
 
     listener: int
@@ -152,24 +152,25 @@ class Communicator:
     """One rank's end of a group of ranks that share memory, or are connected.
 
     Args:
-        fd: the region (rallypoint._native.region_bytes) that the ranks of this host share; not
-            kept.
+        fd: the region (rallypoint._native.region_bytes) that the ranks of this host share; not kept
+            open.
         plan: (collective, root, bytes, whether blocks differ in length) -> this rank's encoded
-            program, and whether reductions of several operands have the inputs of all ranks.
-            Above the lowest eight bits a collective's number may have more, which tells programs
-            apart and is nothing but handed on.
+            program, and whether reductions of several operands combine the inputs of all ranks. A
+            collective's number may have bits above the lowest eight; these distinguish programs and
+            are only passed on.
         timeout_s: how long an operation may wait for a peer, in seconds.
-        spins, yields: the waiting policy: how often to look before yielding the core, and how
-            often to yield before sleeping.
-        global_ranks: what the ranks are called in messages, if not by their numbers here.
+        spins, yields: the waiting policy: how often to poll before yielding the core, and how often
+            to yield before sleeping.
+        global_ranks: the ranks' numbers in messages, if they differ from their numbers here.
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
-            for each other can never go on.
-        synchronous_send: sends wait until they are received, to show what relies on luck.
+            for each other are deadlocked.
+        synchronous_send: sends wait until they are received, which exposes programs that rely on
+            buffering.
         peers: the ranks on other hosts; their descriptors are taken over. With a `mesh` they have
-            none yet: -1 and no data.
-        description: of the group, for the flight record: what `flight_record.describe` returns.
-        site: tells the line of the program that waits, for the flight record.
-        mesh: how connections with `peers` are made when they are needed; None: they are there.
+            no connections yet: -1 and no data.
+        description: the group's, for the flight record, from `flight_record.describe`.
+        site: returns the line of the program that waits, for the flight record.
+        mesh: how to connect to `peers` on demand; None if the connections exist already.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class Communicator:
         keep_flight_record(names, DTYPES, [op.name for op in ReduceOp])
         self.rank = rank
         self.ranks = ranks
-        self.ranks_here = ranks - len(peers)  # on this host
+        self.ranks_here = ranks - len(peers)  # the number of ranks on this host
         self.reach = PeerMemoryAccess.NOTHING
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self._native = _NativeCommunicator(
@@ -219,15 +220,15 @@ class Communicator:
         self.run_apart = self._native.run_apart
         self.send = self._native.send
         self.receive = self._native.receive
-        self.submit = self._native.submit  # what these two return is for engine.work.Work
+        self.submit = self._native.submit  # the results of these two are for engine.work.Work
         self.post = self._native.post
         self.set_timeout = self._native.set_timeout
 
     def watch_peers(self) -> None:
-        """From now on the death of a peer ends waits. Every rank must have mapped the region.
+        """From now on, the death of a peer ends waits. Every rank must have mapped the region.
 
         Raises:
-            PeerLostError: a peer is gone already.
+            PeerLostError: a peer has already gone.
         """
         place = self._native.watch_peers()
         if place >= 0:
@@ -240,26 +241,28 @@ class Communicator:
 
     @property
     def begun(self) -> int:
-        """How many collectives this rank has begun."""
+        """The number of collectives that this rank has begun."""
         return self._native.begun
 
     def probe_memory(self) -> PeerMemoryAccess:
-        """What this rank can read of all others of its host, which must have mapped the region."""
+        """Which memory this rank can read of all others on its host, which must have mapped the
+        region.
+        """
         return PeerMemoryAccess(self._native.probe_memory())
 
     def set_reach(self, reach: PeerMemoryAccess, *, knows_itself: bool = True) -> None:
-        """Before the first call: what the ranks of this host are to read of each other's memory.
+        """Set, before the first call, which of each other's memory the ranks of this host read.
 
         Args:
             reach: the same on all of them; messages from there are not copied on their way.
-            knows_itself: ranks of one process simply share it; False, for tests, has them read it
-                like another's.
+            knows_itself: ranks in the same process share its memory; False, for tests, makes them
+                read it as another process's.
         """
         self.reach = reach
         self._native.set_reach(reach, knows_itself)
 
     def leave(self) -> None:
-        """Take part no more; peers that wait for this rank get an error that says so."""
+        """Leave the group; peers that wait for this rank get an error that says so."""
         self._native.leave()
 
     def abort(self) -> None:
@@ -287,7 +290,7 @@ class Communicator:
         return self._global_ranks[place]
 
     def error(self, operation: str) -> PeerError:
-        """The error that describes the trouble this communicator is in."""
+        """The error that describes this communicator's trouble."""
         state = self._native.trouble()
         if state is None:
             # Of an earlier communicator of the group, which has been formed again meanwhile.
@@ -363,7 +366,9 @@ class Communicator:
         return kind(text, rank=culprit, operation=operation)
 
     def _lost(self, place: int, who: str, reporter: int, code: int, call: str) -> str:
-        """A rank that died, or that could not be connected with: then there is an error's code."""
+        """The message about a rank that died, or that could not be reached: then `code` is an error
+        number.
+        """
         if not code:
             return f"{who} died during {call}"
         host, port = self._endpoints.get(place, ("", 0))

@@ -25,7 +25,7 @@ def _keep(names: str) -> None:
     descriptor, _, offset = place.partition(":")
     if not (descriptor.isdecimal() and offset.isdecimal()):
         return
-    try:  # a program in between may have closed it, and opened something else
+    try:  # a program in between may have closed it, and reused its number
         is_ours = worker_hook.FLIGHT_RECORD_NAME in str(
             Path(f"/proc/self/fd/{descriptor}").readlink()
         )
@@ -43,28 +43,28 @@ def _hang_after_s() -> float:
 
 
 def keep_record_of_others() -> None:
-    """Have this process keep its record, though it has no group of ours yet."""
+    """Make this process keep a record even though it has no group of ours yet."""
     _keep("{}")
 
 
 def keep_flight_record(
     operations: Sequence[str], dtypes: Sequence[str], operators: Sequence[str]
 ) -> None:
-    """Have this process keep its record; does nothing the second time, or without a launcher.
+    """Make this process keep a record; does nothing the second time, or without a launcher.
 
     Args:
-        operations, dtypes, operators: what the numbers in it mean.
+        operations, dtypes, operators: the meanings of the numbers in the record.
     """
     names = {"operations": operations, "dtypes": dtypes, "operators": operators}
     _keep(json.dumps(names))
 
 
 def describe(name: str, key: str, ranks: Sequence[int]) -> str:
-    """What the record says of a group.
+    """The record's description of a group.
 
     Args:
-        name: in words, e.g. ``"default group"``.
-        key: the same on all members, and of no other group of the job.
+        name: its name in words, e.g. ``"default group"``.
+        key: a text that all members share, and no other group of the job.
         ranks: the members' global ranks, in the order of their ranks in the group.
     """
     members = ",".join(

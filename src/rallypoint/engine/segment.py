@@ -4,8 +4,7 @@ The region is a memfd: it has no name in /dev/shm, is not limited by the size of
 disappears with the last process that holds it. Its descriptor is passed over an abstract Unix
 socket, whose random name and secret the first rank gives to the others through the store.
 
-    others   secret, rank ->          mapped ->      reach ->
-    first           <- descriptor          <- go          <- what is in reach of all
+    others secret, rank -> mapped -> reach -> first <- descriptor <- go <- what is in reach of all
 
 Once all have mapped it, each rank determines which memory of the others it can read.
 """
@@ -32,19 +31,19 @@ _HELLO_TIMEOUT_S = 2.0
 _CHECK_EVERY_S = 1.0
 _MAPPED, _GO = b"m", b"g"
 _REACHES = bytes(range(8))
-_F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # seal further seals, shrinking, growing
+_F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # forbid further seals, shrinking, growing
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where the first rank hands out the region, and the secret that a rank must show."""
+    """Where the first rank hands out the region, and the secret that a rank must present."""
 
     address: str
     secret: bytes
 
 
 class SegmentOwner:
-    """The first rank's side: makes the region and hands it to the others."""
+    """The first rank's side: creates the region and hands it to the others."""
 
     def __init__(self, nbytes: int) -> None:
         self.fd = os.memfd_create("rallypoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -66,13 +65,13 @@ class SegmentOwner:
     ) -> int:
         """Give the region to the other ranks of this host and wait until each has mapped it.
 
-        `others` says what each rank is called in messages.
-        Returns what each, this one by `probe()`, can read of all others' memory: bits below 8.
-        `check` is called every second until all have come, and may raise.
+        `others` has each rank's number in messages. Returns for each rank, for this one from
+        `probe()`, which memory of all others it can read: bits below 8. `check` is called every
+        second until all have arrived, and may raise.
 
         Raises:
-            CollectiveTimeoutError: some ranks did not come by the deadline (time.monotonic).
-            PeerLostError: a rank came and died.
+            CollectiveTimeoutError: some ranks did not arrive by the deadline (time.monotonic).
+            PeerLostError: a rank arrived and died.
         """
         while len(self._members) < len(others):
             left_s = deadline - time.monotonic()
@@ -103,11 +102,12 @@ class SegmentOwner:
 
     def _tell_all(self, byte: bytes) -> None:
         for connection in self._members.values():
-            with contextlib.suppress(OSError):  # its death will show in the first operation
+            # its death will become visible in the first operation
+            with contextlib.suppress(OSError):
                 connection.sendall(byte)
 
     def _admit(self, connection: socket.socket, others: Mapping[int, int]) -> None:
-        """Give the region to a connection that knows the secret; drop any other."""
+        """Give the region to a connection that knows the secret; close any other."""
         try:
             connection.settimeout(_HELLO_TIMEOUT_S)
             hello = _receive(connection, SECRET_BYTES + 4)
@@ -144,15 +144,15 @@ def join_segment(
 ) -> tuple[Mapped, int]:
     """Fetch the region, map it with `attach(fd)`, and wait until all ranks have done so.
 
-    Returns what was mapped, and what each rank, this one by `probe(mapped)`, can read of all
-    others' memory: bits below 8. `check` is called every second meanwhile, and may raise: a first
-    rank that was interrupted as it took the connection may hold it for good. `first` is what that
-    rank is called in messages.
+    Returns what was mapped, and for each rank, for this one from `probe(mapped)`, which memory of
+    all others it can read: bits below 8. `check` is called every second meanwhile, and may raise: a
+    first rank that was interrupted while accepting the connection may keep it open for ever.
+    `first` is that rank's number in messages.
 
     Raises:
         HostError: the first rank is not on this machine.
         PeerLostError: the first rank died.
-        CollectiveTimeoutError: not all ranks came by the deadline.
+        CollectiveTimeoutError: not all ranks arrived by the deadline.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -179,7 +179,7 @@ def join_segment(
             mapped = attach(fds[0])
         finally:
             os.close(fds[0])
-        with contextlib.suppress(OSError):  # as the next line will tell
+        with contextlib.suppress(OSError):  # the next line will report it
             connection.sendall(_MAPPED)
         _expect(connection, _GO, deadline, first, check)
         with contextlib.suppress(OSError):
@@ -188,7 +188,9 @@ def join_segment(
 
 
 def _await(connection: socket.socket, deadline: float, check: Callable[[], None]) -> None:
-    """Until there is something to read, or an end; raises TimeoutError at the deadline."""
+    """Wait until there is something to read, or an end of file; raises TimeoutError at the
+    deadline.
+    """
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     while True:

@@ -1,7 +1,7 @@
 """Asynchronous operations and their callbacks.
 
-The native progress thread carries them out without the GIL, or the thread that waits for them does.
-Callbacks run in threads of their own, so that a callback that waits for another operation, or for
+The native progress thread carries operations out without the GIL, or the thread that waits for them
+does. Callbacks run in separate threads, so that a callback that waits for another operation, or for
 another callback, does not block it.
 """
 
@@ -21,23 +21,23 @@ from rallypoint.base.errors import CollectiveTimeoutError
 if TYPE_CHECKING:
     from rallypoint.engine.communicator import Communicator
 
-_NOT_OVER = -1  # in place of what went wrong
+_NOT_OVER = -1  # in place of an error code
 _MOST_AT_EXIT_S = 1.0
 _MOST_RUNNING_S = 10.0  # a thread that runs in PyTorch when Python ends would abort the process
 
 
 class Work:
-    """One operation under way. Its arrays must not be touched before it is completed.
+    """An operation in progress. Its arrays must not be accessed before it has completed.
 
     Args:
         native: what `Communicator.submit` or `post` returned.
-        operation: its name, for messages.
-        finish: called once it has gone well, before anyone is told; what it raises is then what
-            went wrong.
+        operation: the operation's name, for messages.
+        finish: called once after it has succeeded, before anyone is notified; an exception that it
+            raises becomes the operation's error.
     """
 
-    # Objects of this class are made for calls that take microseconds: what is seldom needed is
-    # here, and one lock is for all.
+    # Objects of this class are created for calls that take microseconds: attributes that are rarely
+    # needed are defined here, and all objects share one lock.
     _unfinished: Exception | None = None  # what `finish` raised
 
     def __init__(
@@ -50,15 +50,16 @@ class Work:
         self._native = native
         self._communicator = communicator
         self.operation = operation
-        self._finish = finish  # until it has been called
+        self._finish = finish  # None once it has been called
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is completed, and help to get there; returns True.
+        """Wait until the operation is complete, and help to complete it; returns True.
 
         Raises:
-            PeerError: it failed; MismatchError, PeerLostError and the others say how.
-            CollectiveTimeoutError: `timeout` is over; the operation still goes on.
+            PeerError: the operation failed; subclasses such as MismatchError and PeerLostError say
+                how.
+            CollectiveTimeoutError: `timeout` has passed; the operation still continues.
         """
         end = self._native.wait(-1.0 if timeout is None else timeout.total_seconds())
         if end or self._finish is not None or self._unfinished is not None:
@@ -74,7 +75,7 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or with an error; never waits."""
+        """Whether the operation has ended, successfully or not; never waits."""
         end = self._native.test()
         if end == _NOT_OVER:
             return False
@@ -83,30 +84,34 @@ class Work:
 
     @property
     def peer(self) -> int:
-        """Of a send or receive: the other rank; -1 while any may be."""
+        """For a send or receive: the other rank; -1 if it is not decided yet."""
         return self._native.peer()
 
     def is_success(self) -> bool:
-        """Whether it is over and went well."""
+        """Whether the operation has ended successfully."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Once it is completed: what went wrong, or None."""
+        """The error of a completed operation, or None."""
         end = self._native.test()
         return None if end == _NOT_OVER else self._settled(end)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback(self)` when it is completed: at once if it is, else in another thread."""
+        """Call `callback(self)` when the operation completes: at once if it already has, otherwise
+        in another thread.
+        """
         if not _callbacks.add(self._native, self, callback):
             self._run(callback)
 
     def _settled(self, end: int) -> Exception | None:
-        """Of an operation that is over: what went wrong, or None."""
+        """The error of an operation that has ended, or None."""
         self._settle(end)
         return self._failure() if end else self._unfinished
 
     def _settle(self, end: int) -> None:
-        """Once it is over, once: finish. Whoever comes meanwhile waits."""
+        """Finish an operation that has ended, only once. Other threads that call this meanwhile
+        wait.
+        """
         if self._finish is None:
             return
         with self._lock:
@@ -126,15 +131,16 @@ class Work:
 
 
 def report(error: BaseException) -> None:
-    """Of a callback, whose error nobody waits for: as of a thread that ends with it."""
+    """Report the error of a callback, for which nobody waits, like one that ends a thread."""
     threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
 
 class _Callbacks:
-    """The threads that run callbacks: one waits for what is done next, others run what follows.
+    """The threads that run callbacks: one waits for the next completed operation, others run
+    callbacks.
 
-    Who is to run callbacks first sees to it that another thread waits, so that a callback may wait
-    for what another callback does.
+    A thread that is about to run callbacks first makes sure that another one waits, so that a
+    callback may wait for what another callback does.
     """
 
     def __init__(self) -> None:
@@ -142,11 +148,13 @@ class _Callbacks:
         self._told = threading.Condition(self._lock)
         self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Any], object]]]] = {}
         self._threads: list[threading.Thread] = []
-        self._running = 0  # threads that run callbacks
+        self._running = 0  # the number of threads that run callbacks
         self._turn = threading.Lock()
 
     def add(self, native: _native.Work, work: Work, callback: Callable[[Any], object]) -> bool:
-        """Returns False, and does nothing, if the operation is over already."""
+        """Register a callback; returns False, and does nothing, if the operation has already
+        ended.
+        """
         with self._lock:
             if not native.watch():
                 return False
@@ -156,9 +164,10 @@ class _Callbacks:
         return True
 
     def close(self) -> None:
-        """The process ends, and has left its groups: run what follows from that, but no more.
+        """Called when the process ends, after it has left its groups: run the callbacks that follow
+        from that, but no more.
 
-        A callback may wait for another one's, so none is dropped as long as one runs.
+        A callback may wait for another's result, so none is dropped while one is running.
         """
         if not self._threads:
             return
@@ -175,7 +184,7 @@ class _Callbacks:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._serve, name="rallypoint-callbacks", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter ends
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             thread.start()
             self._threads.append(thread)
 
@@ -184,7 +193,9 @@ class _Callbacks:
             pass
 
     def _serve_next(self) -> bool:
-        """A function of its own, so that a thread that waits keeps nothing of what it has run."""
+        """This is a separate function, so that a waiting thread keeps no references to what it has
+        run.
+        """
         with self._turn:
             native = _native.next_done()
             if native is None:

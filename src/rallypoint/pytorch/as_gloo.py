@@ -17,14 +17,14 @@ from typing import Any
 
 from rallypoint.base.worker_env import AS_GLOO
 
-REAL_GLOO = "torch_gloo"  # a second name for PyTorch's own
+REAL_GLOO = "torch_gloo"  # a second name for PyTorch's own gloo
 _GLOO, _OURS = "gloo", "rallypoint"
 
 _has_told = False
 
 
 def install() -> None:
-    """Have PyTorch make groups of ours where gloo is asked for, if the environment says so."""
+    """Have PyTorch create our groups where gloo is requested, if the environment says so."""
     value = os.environ.get(AS_GLOO, "")
     if value in ("", "0"):
         return
@@ -46,8 +46,8 @@ def ours_for(backend: str, devices: str) -> str | None:
     """The backend to ask PyTorch for instead of `backend`; None if gloo is not in it.
 
     Args:
-        devices: the same as pairs of device and backend, also where `backend` names none:
-            "cpu:gloo,cuda:nccl".
+        devices: the same backends as pairs of device and backend, even if `backend` names no
+            devices: "cpu:gloo,cuda:nccl".
     """
     if backend == _GLOO:
         return _OURS
@@ -58,7 +58,9 @@ def ours_for(backend: str, devices: str) -> str | None:
 
 
 def _wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch's function, which returns a group and its store, with our name in gloo's place."""
+    """PyTorch's function, which returns a group and its store, given our name in place of
+    gloo's.
+    """
     import torch.distributed.distributed_c10d as c10d
 
     signature = inspect.signature(make)
@@ -73,7 +75,7 @@ def _wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(*args, **named)
         call.arguments["backend"] = c10d.Backend(ours)
         group, store = make(*call.args, **call.kwargs)
-        if group in c10d._world.pg_map:  # else this rank is not in it
+        if group in c10d._world.pg_map:  # otherwise this rank is not in it
             c10d._world.pg_map[group] = (asked, store)
             c10d._world.pg_backend_config[group] = devices
         _tell_once(call.arguments["group_rank"])

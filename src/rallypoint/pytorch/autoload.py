@@ -12,7 +12,7 @@ import sys
 
 BACKEND = "rallypoint"
 DEVICES = ("cpu",)
-# One of these is there in each process that a launcher of others' started (cluster/places).
+# Each process started by another launcher has one of these variables (cluster/places).
 STARTERS = (
     "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_RANK",
@@ -25,7 +25,7 @@ STARTERS = (
 
 
 def autoload() -> None:
-    """Register the backend; called by PyTorch. Never fails: what is wrong goes to stderr."""
+    """Register the backend; called by PyTorch. Never fails: errors go to stderr."""
     try:
         register()
     except Exception as error:

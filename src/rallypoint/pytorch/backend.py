@@ -10,7 +10,9 @@ from rallypoint.pytorch.versions import HAS_BACKENDS, attach_recorders_ourselves
 
 
 def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
-    """A group by what PyTorch hands to the creator of a backend; all members call it."""
+    """Create a group from the arguments that PyTorch gives to the creator of a backend; all members
+    call it.
+    """
     check()
     attach_recorders_ourselves()
     group = form(
@@ -23,6 +25,7 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     )
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)
-    from rallypoint.pytorch.group import RallypointGroup  # its backend's class is not there before
+    # its backend's class does not exist before
+    from rallypoint.pytorch.group import RallypointGroup
 
     return RallypointGroup(group, options.store, options.process_group)

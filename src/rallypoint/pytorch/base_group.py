@@ -1,4 +1,5 @@
-"""The parts and the end of our process groups in each version of PyTorch, beside their calls.
+"""What our process groups have in common in all versions of PyTorch, apart from their calls:
+creation, subgroups and shutdown.
 
 group.py and lone_group.py define the two forms.
 """
@@ -28,12 +29,12 @@ class BaseGroup(Operations):
     """A group of ranks, whose classes also derive from torch's.
 
     Attributes:
-        engine_group: as the engine knows it.
-        devices: the groups that take calls on tensors of other devices.
+        engine_group: the group as the engine knows it.
+        devices: the groups that take calls with tensors on other devices.
     """
 
     def enter(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
-        """The part of the construction that all have."""
+        """The common part of construction."""
         self.engine_group = group
         self.store = store
         self.devices = Devices(group, store, self.adopt)
@@ -43,7 +44,9 @@ class BaseGroup(Operations):
         shared_buckets.enter()
 
     def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
-        """The group that takes calls on tensors of a kind of device for one of torch's backends."""
+        """Make a group of one of torch's backends, which takes calls with tensors on one kind of
+        device.
+        """
         raise NotImplementedError
 
     def get_group_store(self) -> Any:  # noqa: ANN401 - of torch
@@ -59,13 +62,14 @@ class BaseGroup(Operations):
         group_desc: str | None = None,
         device_types: object = None,
     ) -> Any | None:  # noqa: ANN401 - a group as this one
-        """A group of some ranks of this one, by their ranks here; all ranks of this one call it.
+        """Create a group of some ranks of this one, given by their ranks here; all ranks of this
+        group call it.
 
         Returns:
             The group, or None if this rank is not in it.
 
         Raises:
-            InvalidArgumentError: they are no ranks of this group, or one is there twice.
+            InvalidArgumentError: they are not ranks of this group, or one is given twice.
         """
         for rank in new_ranks:
             self._rank(rank, "split_group")
@@ -95,14 +99,14 @@ class BaseGroup(Operations):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until all ranks have come here; after `timeout`, say who has not.
+        """Wait until all ranks have called this; after `timeout`, say which have not.
 
-        All ranks are told all that are missing, whatever `wait_all_ranks` says. Before 2.14,
-        torch.distributed.monitored_barrier knows gloo only; call this method instead.
+        All ranks learn of all that are missing, whatever `wait_all_ranks` says. Before 2.14,
+        torch.distributed.monitored_barrier supports only gloo; call this method instead.
         """
         monitored_barrier(self.engine_group, timeout, wait_all_ranks)
 
-    # Calls that begin together.
+    # Coalesced calls.
 
     def _start_coalescing(self, device: Any) -> None:  # noqa: ANN401
         group = self._group_for(device)
@@ -120,21 +124,21 @@ class BaseGroup(Operations):
         self.is_watched = self.has_watchers()
         return joined(works, [output for work in works for output in work.result()])
 
-    # As C++ asks for them.
+    # The names by which C++ calls them.
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
     def has_watchers(self) -> bool:
-        """Whether something of torch's is to see all calls."""
+        """Whether a tool of torch's must see all calls."""
         return False
 
     def kept(self, work: Any) -> Any:  # noqa: ANN401 - a Work
-        """A work just begun, which _end_coalescing is to wait for if one is due."""
+        """Note a work that has just begun, in case _end_coalescing must wait for it."""
         if self._coalesced is not None and isinstance(work, DoneWork | RunningWork | RunningWorks):
             self._coalesced.append(work)
         return work
 
     def _group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
-        """The group that takes calls on tensors of a device; None if it is this one."""
+        """The group that takes calls with tensors on a device; None if it is this one."""
         kind = torch.device(device).type
         return None if kind == "cpu" else self.devices.group_for(kind)
 
@@ -155,7 +159,7 @@ class BaseGroup(Operations):
         self._end()
 
     def _end(self) -> None:
-        """Once."""
+        """End the group, only once."""
         if not self._is_over:
             self._is_over = True
             shared_buckets.leave()

@@ -18,11 +18,11 @@ from rallypoint._native import abandon, adopt
 from rallypoint.engine.communicator import Communicator, PeerMemoryAccess
 
 _DIRECTORY = "/dev/shm"
-_LEAST_BYTES = 1 << 20  # below, a copy costs little
+_LEAST_BYTES = 1 << 20  # below this, a copy costs little
 
 
 class SharedBuckets:
-    """The storages of this process that were moved."""
+    """The storages of this process that were moved to shared memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,18 +30,18 @@ class SharedBuckets:
         self._groups = 0
 
     def enter(self) -> None:
-        """A group has been formed."""
+        """Note that a group has been formed."""
         with self._lock:
             self._groups += 1
 
     def leave(self) -> None:
-        """It is gone."""
+        """Note that a group has ended."""
         with self._lock:
             self._groups -= 1
             self._forget(all_of_them=self._groups == 0)
 
     def share(self, tensor: Any, communicator: Communicator) -> None:  # noqa: ANN401 - of torch
-        """Have the storage of a bucket read where it lies, if that can be."""
+        """Let others read the storage of a bucket in place, if possible."""
         if not _is_whole_storage(tensor) or PeerMemoryAccess.ARENAS not in communicator.reach:
             return
         with self._lock:
@@ -49,7 +49,8 @@ class SharedBuckets:
             storage = tensor.untyped_storage()
             if storage.data_ptr() in self._storages:
                 return
-            # What cannot be resized has users that know its address, as NumPy's arrays do.
+            # A storage that cannot be resized has users that know its address, such as NumPy
+            # arrays.
             if storage.is_shared() or not storage.resizable():
                 return
             if not _has_room(storage.nbytes(), communicator.ranks_here):
@@ -57,12 +58,12 @@ class SharedBuckets:
             try:
                 descriptor, _ = storage._share_fd_cpu_()
             except RuntimeError:
-                return  # there is no such directory, or no descriptor left
+                return  # the directory does not exist, or no descriptor is left
             if adopt(storage.data_ptr(), storage.nbytes(), descriptor):
                 self._storages[storage.data_ptr()] = storage
 
     def _forget(self, *, all_of_them: bool) -> None:
-        """Let go of storages that nobody else uses, or of all."""
+        """Release the storages that nobody else uses, or all."""
         for address, storage in list(self._storages.items()):
             is_used = torch._C._storage_Use_Count(storage._cdata) > 1
             if all_of_them or not is_used:
@@ -86,8 +87,8 @@ def _is_whole_storage(tensor: Any) -> bool:  # noqa: ANN401 - of torch
 def _has_room(nbytes: int, ranks: int) -> bool:
     """Whether half of the directory stays free if all ranks of the host do this now.
 
-    Who writes to a page for which there is no room is killed; and others need it, DataLoader first
-    of all.
+    A process that writes to a page for which there is no room is killed; and others need the room,
+    above all DataLoader.
     """
     try:
         space = os.statvfs(_DIRECTORY)

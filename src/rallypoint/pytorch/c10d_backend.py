@@ -24,9 +24,11 @@ from rallypoint.pytorch.untraced import untraced
 
 @untraced
 class RallypointBackend(Operations, c10d.Backend):
-    """The backend of one group, for C++; where torch lets one be written in Python."""
+    """The backend of one group, for C++; for versions of torch in which it can be written in
+    Python.
+    """
 
-    # C++ would ask this class for what is missing here, again and again.
+    # Without these, C++ would look them up in this class again and again.
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
@@ -36,7 +38,7 @@ class RallypointBackend(Operations, c10d.Backend):
     supports_completion_hooks = False
     supports_time_estimate = False
     _supports_time_estimate = False
-    is_watched = True  # who comes this way wants to see
+    is_watched = True  # calls that come this way want to be seen
 
     def __init__(self, group: ProcessGroup, devices: Devices) -> None:
         c10d.Backend.__init__(self, group.own_rank, group.size())
@@ -46,7 +48,7 @@ class RallypointBackend(Operations, c10d.Backend):
     def detour(
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
-        """As an event for the profiler, if there is one."""
+        """Record the call as an event for the profiler, if one runs."""
         return hand(
             recorded(
                 self.engine_group,
@@ -58,33 +60,33 @@ class RallypointBackend(Operations, c10d.Backend):
 
     @property
     def options(self) -> Any:  # noqa: ANN401 - of torch
-        """What torch asks of any backend."""
+        """The options that torch expects of any backend."""
         options = c10d.Backend.Options(self.engine_group.backend, self.engine_group.timeout)
         options.global_ranks_in_group = list(self.engine_group.ranks)
         options.group_name = self.engine_group.group_name
         return options
 
     def supports_tensor_alloc(self, _: object) -> bool:
-        """Tensors lie anywhere."""
+        """Nothing to support: tensors may be anywhere."""
         return False
 
     def get_error(self) -> Any:  # noqa: ANN401 - of torch
-        """Errors are raised."""
+        """No error to report: errors are raised."""
         return c10d.ErrorType.SUCCESS
 
     def eager_connect_single_device(self, _: object) -> None:
-        """All ranks are connected."""
+        """Nothing to do: all ranks are connected."""
 
     def perform_nocolor_split(self, _: object) -> None:
-        """Who is not in a part has nothing to do with it."""
+        """Nothing to do for ranks that are in no part."""
 
     def start_coalescing(self) -> None:
-        """The group does that."""
+        """Nothing to do: the group does that."""
 
     def end_coalescing(self) -> None:
-        """The group does that."""
+        """Nothing to do: the group does that."""
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ANN401
-        """Wait until all ranks have come here; see BaseGroup."""
+        """Wait until all ranks have called this; see BaseGroup."""
         is_set = opts.timeout > timedelta(0)
         monitored_barrier(self.engine_group, opts.timeout if is_set else None, wait_all_ranks)

@@ -1,4 +1,4 @@
-"""The common part of calls from PyTorch: from its options to the engine, and to a Work.
+"""The common part of calls from PyTorch: from its options to the engine, and on to a Work.
 
 Each call tries `_at_once` first: dense CPU tensors go directly to the engine, which checks them. A
 call that the engine cannot take as it is goes through process_group.calls.call, which also words
@@ -41,18 +41,18 @@ _OURS = 3  # frames from Site.of_caller's to that of routes.py
 
 @untraced
 class Calls:
-    """How a group makes a call.
+    """The way in which a group makes a call.
 
     Attributes:
         engine_group: the group as the engine knows it.
-        devices: where calls go whose tensors are not on the CPU.
+        devices: the groups for calls whose tensors are not on the CPU.
     """
 
     engine_group: ProcessGroup
     devices: Devices
 
     def share_bucket(self, tensor: Tensor) -> None:
-        """Have the ranks of this host read a bucket of DDP's, from now on, where it lies."""
+        """Let the ranks of this host read one of DDP's buckets in place from now on."""
         shared_buckets.share(tensor, self.engine_group.communicator)
 
     def _at_once(
@@ -68,15 +68,16 @@ class Calls:
         root: int = 0,
         in_place: bool = False,
     ) -> Work | None:
-        """With tensors as they are; None, with nothing done, if the engine cannot take them so.
+        """Make the call with the tensors as they are; None, with nothing done, if the engine cannot
+        take them.
 
-        Then their devices, dtypes, sizes and layouts are still to be looked at.
+        In that case, their devices, dtypes, sizes and layouts remain to be checked.
 
         Args:
             collective: a plain int, as in process_group.calls.call.done_at_once.
-            source, target: all blocks that go in, and all that come out, as a tensor or as a list
-                of one for each rank.
-            in_place: they may be the same tensor.
+            source, target: all input blocks and all output blocks, each as one tensor or as a list
+                with one for each rank.
+            in_place: source and target may be the same tensor.
         """
         group = self.engine_group
         timeout = opts.timeout
@@ -128,7 +129,7 @@ class Calls:
         )
 
     def _post(self, sends: bool, peer: int, tag: int, tensor: Tensor) -> Work | None:
-        """As `_at_once`."""
+        """Post a send or receive; like `_at_once`."""
         group = self.engine_group
         native = group.communicator.post(sends, peer, tag, tensor, -1, -1.0, True)
         if isinstance(native, int):
@@ -231,7 +232,9 @@ class Calls:
 
 @contextmanager
 def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
-    """Calls with `opts` in here only begin; at the end all are waited for, if that is asked for."""
+    """Within this context, calls with `opts` only begin; at its end, all are waited for, if
+    requested.
+    """
     is_async, opts.asyncOp = opts.asyncOp, True
     works = Begun()
     try:
@@ -244,7 +247,7 @@ def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
 
 
 class Begun(list[Any]):
-    """Works begun side by side; `whole` is all of them as one."""
+    """The works begun side by side; `whole` is all of them as one."""
 
     whole: Work
 
@@ -259,13 +262,15 @@ def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: 
 
 
 def operator_of(op: Any) -> Operator:  # noqa: ANN401 - torch's ReduceOp
-    """The engine's operator for torch's."""
+    """The engine's operator for one of torch's."""
     code = int(op.op)
     return PremulSum(factor_of(op)) if code == PREMUL_SUM else ReduceOp(code)
 
 
 def only(tensors: Sequence[Any], operation: str) -> Any:  # noqa: ANN401 - a tensor, or a list of them
-    """What PyTorch wraps in a list for the days of several devices in a process."""
+    """The only element of a list, which PyTorch uses from the days of several devices per
+    process.
+    """
     if len(tensors) != 1:
         raise InvalidArgumentError(f"{operation} takes one tensor of a rank, not {len(tensors)}")
     return tensors[0]

@@ -32,7 +32,7 @@ from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import DoneWork
 
 _NOTHING = np.empty(0, np.uint8)
-# Plain numbers: what is done with an enum's members is slow.
+# Plain numbers, because operations on members of an enum are slow.
 _ALL_REDUCE, _BROADCAST = int(Collective.ALL_REDUCE), int(Collective.BROADCAST)
 _REDUCE, _REDUCE_SCATTER = int(Collective.REDUCE), int(Collective.REDUCE_SCATTER)
 _ALL_GATHER, _GATHER = int(Collective.ALL_GATHER), int(Collective.GATHER)
@@ -42,7 +42,7 @@ _BARRIER = int(Collective.BARRIER)
 
 @untraced
 class Collectives(Calls):
-    """What a group does together."""
+    """The collectives of a group."""
 
     @routed
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> Work:
@@ -113,7 +113,7 @@ class Collectives(Calls):
 
     @routed
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:  # noqa: A002
-        """Collect the ranks' tensors in one, one after the other."""
+        """Collect the ranks' tensors in one tensor, one after the other."""
         opts = opts or c10d.AllgatherOptions()
         name = "all_gather_into_tensor"
         work = self._at_once(_ALL_GATHER, name, input, output, opts, (output,))
@@ -177,7 +177,7 @@ class Collectives(Calls):
 
     @routed
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options) -> Work:
-        """Hand each rank its tensor of the root's list."""
+        """Give each rank its tensor of the root's list."""
         target, root = only(outputs, "scatter"), opts.rootRank
         sources = self._of_root(inputs, root, "scatter", "input")
         work = self._at_once(_SCATTER, "scatter", sources, target, opts, outputs, root=root)
@@ -201,7 +201,7 @@ class Collectives(Calls):
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None
     ) -> Work:
-        """Combine the ranks' lists, and hand each rank its tensor of the result."""
+        """Combine the ranks' lists, and give each rank its tensor of the result."""
         opts = opts or c10d.ReduceScatterOptions()
         target, sources = only(outputs, "reduce_scatter"), only(inputs, "reduce_scatter")
         op = int(opts.reduceOp.op)
@@ -225,7 +225,7 @@ class Collectives(Calls):
 
     @routed
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:  # noqa: A002
-        """Combine the ranks' tensors, and hand each rank its part of the result."""
+        """Combine the ranks' tensors, and give each rank its part of the result."""
         opts = opts or c10d.ReduceScatterOptions()
         name = "reduce_scatter_tensor"
         op = int(opts.reduceOp.op)
@@ -321,7 +321,7 @@ class Collectives(Calls):
 
     @routed_alone
     def barrier(self, opts: Options = None) -> Work:
-        """Wait until all ranks have come here, and what their streams were given is done."""
+        """Wait until all ranks have called this, and the work queued on their streams is done."""
         opts = opts or c10d.BarrierOptions()
         self.devices.settle(opts)
         work = self._at_once(_BARRIER, "barrier", None, None, opts, ())
@@ -331,7 +331,7 @@ class Collectives(Calls):
 
     @routed
     def gather_single(self, output: Tensor, input: Tensor, opts: Options) -> Work:  # noqa: A002
-        """Collect the ranks' tensors in one of the root's, one after the other."""
+        """Collect the ranks' tensors in one tensor of the root, one after the other."""
         root, name = self._rank(opts.rootRank, "gather_into_tensor"), "gather_into_tensor"
         memory = Memory(name, moves=True)
         target = None
@@ -349,7 +349,7 @@ class Collectives(Calls):
             returns=[output],
         )
 
-    # The names before 2.13, by which direct callers may still know them.
+    # The names before 2.13, which direct callers may still use.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

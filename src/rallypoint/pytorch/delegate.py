@@ -33,7 +33,7 @@ _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
 class _TorchPending:
-    """A Work of torch.distributed; `finish` runs after it, on the device if that is where it is."""
+    """A Work of torch.distributed; `finish` runs after it, on the device if the work does."""
 
     def __init__(self, work: Any, *, is_here: bool, finish: Callable[[], None] | None) -> None:
         self._work = work
@@ -44,7 +44,7 @@ class _TorchPending:
         if self._is_here:
             self._work.wait(timedelta(seconds=timeout_s))
         else:
-            self._work.wait()  # the current stream does; with a time-out, this thread would
+            self._work.wait()  # the current stream waits; with a time-out, this thread would
         if self._finish is not None:
             self._finish()
             self._finish = None
@@ -57,9 +57,9 @@ class _TorchPending:
 
 
 class _GlooTransfer:
-    """A send or receive of gloo, which finds out that it is over only while somebody waits.
+    """A send or receive of gloo, which notices that it has finished only while a thread waits.
 
-    So a thread of its own waits from when it is first asked whether it is over.
+    Therefore a separate thread waits, from the first time that its state is queried.
     """
 
     def __init__(self, work: Any) -> None:
@@ -99,7 +99,7 @@ class _GlooTransfer:
 class TorchDelegate:
     """See Delegate."""
 
-    patience_s = math.inf  # a Work of gloo that timed out has broken its connections
+    patience_s = math.inf  # after a time-out, a Work of gloo has broken its connections
 
     def __init__(self, member: Member) -> None:
         """Form a group of PyTorch's for these members; all of them call it.
@@ -173,7 +173,7 @@ class TorchDelegate:
         return pending(self._group.recv([block], peer, tag))
 
     def trouble(self, error: Exception) -> Trouble:
-        """See Delegate: by PyTorch's words."""
+        """See Delegate: recognised by PyTorch's text."""
         words = str(error).lower()
         if any(each in words for each in ("timed out", "timeout", "did not complete within")):
             return Trouble.LATE
@@ -282,7 +282,7 @@ def _operator(operator: Operator, dtype: str) -> Any:
 
 
 def _parts(blocks: Sequence[Block]) -> list[Block]:
-    """Real numbers: of complex ones, both parts of each."""
+    """The blocks as real numbers: both parts of complex ones."""
     return [torch.view_as_real(each).view(-1) if each.is_complex() else each for each in blocks]
 
 
@@ -291,12 +291,12 @@ def _bytes(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _as_bytes(block: Block) -> Block:
-    """What is not combined is moved, whatever it is."""
+    """The block as bytes, for calls that only move items."""
     return block.view(torch.uint8)
 
 
 class _Writable:
-    """A face of an array's memory that torch takes without asking whether it may write there."""
+    """An interface to an array's memory that torch accepts without checking that it is writable."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -309,7 +309,9 @@ class _Writable:
 
 
 def _as_tensor(array: Any) -> Any:
-    """A flat tensor of a contiguous array's memory; what reads only, reads only."""
+    """A flat tensor of a contiguous array's memory; if the array is read-only, callers must only
+    read.
+    """
     if array.size == 0:
         return torch.empty(0, dtype=getattr(torch, dtype_name(array)))
     flat = torch.from_numpy(np.asarray(_Writable(array)))

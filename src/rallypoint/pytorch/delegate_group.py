@@ -1,7 +1,7 @@
 """Creates groups of PyTorch's backends for our own API, each for one kind of device.
 
-They are not default groups and in none of torch.distributed's lists, so that a program may use
-PyTorch's groups beside ours. PyTorch's ranks meet at our store through `StoreFace`.
+They are not default groups, and appear in none of torch.distributed's lists, so that a program may
+use PyTorch's groups beside ours. PyTorch's ranks meet at our store through `StoreFace`.
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects
@@ -24,10 +24,10 @@ from rallypoint.pytorch.store_face import StoreFace
 
 
 def own_device(member: Member) -> Any:
-    """The device whose memory this rank's calls take; the process is bound to it.
+    """The device whose memory this rank's calls use; the process is bound to it.
 
     Raises:
-        HostError: there is none for this rank, or two ranks have the same.
+        HostError: there is none for this rank, or two ranks use the same.
     """
     kind = _kind(member.name)
     if kind == "cpu":
@@ -39,9 +39,9 @@ def own_device(member: Member) -> Any:
 
 
 def make_group(member: Member, device: Any) -> tuple[Any, Any]:
-    """A group, or a backend, of PyTorch's that takes its calls, and its store.
+    """Create a group, or a backend, of PyTorch's for these calls, with its store.
 
-    PyTorch calls the store's methods only for as long as something in Python holds it.
+    PyTorch calls the store's methods only while a reference to it exists in Python.
     """
     face = StoreFace(member.store)
     store = dist.PrefixStore("torch", face)
@@ -52,7 +52,7 @@ def make_group(member: Member, device: Any) -> tuple[Any, Any]:
         backend, number = _nccl(member, store), types.NCCL
     else:
         return _plugged_in(member, store), face
-    # As torch.distributed makes them: the recorders know calls by the names of groups.
+    # As torch.distributed creates them: the recorders identify calls by group names.
     whole = dist.ProcessGroup(store, member.rank, len(member.ranks))
     whole._set_default_backend(number)
     whole._register_backend(device, number, backend)
@@ -64,14 +64,14 @@ def make_group(member: Member, device: Any) -> tuple[Any, Any]:
 
 
 def _kind(name: str) -> str:
-    """Of device; PyTorch was told of it by those who added the backend."""
+    """The kind of device; whoever added the backend told PyTorch."""
     if name == "gloo":
         return "cpu"
     return str(dist.Backend.backend_capability.get(name, ["cpu"])[0])
 
 
 def _bound_device(member: Member, kind: str) -> Any:
-    """This process's own device of that kind, which becomes its current one."""
+    """This process's own device of that kind, which is made its current one."""
     devices = getattr(torch, kind)
     count = devices.device_count()
     text = member.environ.get("LOCAL_RANK", "0") if count > 1 else "0"
@@ -90,7 +90,7 @@ def _bound_device(member: Member, kind: str) -> Any:
 
 
 def _check_gpus_differ(member: Member) -> None:
-    """All ranks find out the same from what each tells."""
+    """Check that no two ranks use the same GPU; all ranks come to the same result."""
     store = member.store
     seat = Seat.own()
     store.set(f"seat/{member.rank}", json.dumps([seat.host, seat.has_nccl, seat.gpus]))

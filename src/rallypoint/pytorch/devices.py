@@ -21,17 +21,17 @@ import torch.distributed as dist
 from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.groups.group import ProcessGroup
 
-# Has a backend take the calls for a kind of device; returns the group to which they go then.
+# Makes a backend take the calls for a kind of device; returns the group that then receives them.
 Adopt = Callable[[str, Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a rank tells of its GPUs.
+    """What a rank reports about its GPUs.
 
     Attributes:
         host: differs between machines (cluster.interface).
-        gpus: by which the GPUs that the process sees are known on its host.
+        gpus: the identifiers, on its host, of the GPUs that the process sees.
     """
 
     host: str
@@ -40,7 +40,7 @@ class Seat:
 
     @classmethod
     def own(cls) -> Seat:
-        """This process's; does not touch the GPUs, so that it may still be forked."""
+        """This process's seat; does not touch the GPUs, so that the process may still be forked."""
         names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         count = torch.cuda.device_count()
         known = len(names) >= count and names != [""]
@@ -49,7 +49,7 @@ class Seat:
 
 
 def why_staged(seats: Sequence[Seat]) -> str | None:
-    """Why the ranks with these seats cannot use NCCL among each other; None if they can."""
+    """Why the ranks with these seats cannot use NCCL with each other; None if they can."""
     lacking = [rank for rank, seat in enumerate(seats) if not seat.has_nccl]
     if lacking:
         return f"rank {lacking[0]} has a PyTorch without NCCL"
@@ -63,7 +63,7 @@ def why_staged(seats: Sequence[Seat]) -> str | None:
 
 
 class Devices:
-    """Of one group: the groups that take its calls for other devices."""
+    """The groups that take one group's calls for other devices."""
 
     def __init__(self, group: ProcessGroup, store: Any, adopt: Adopt) -> None:  # noqa: ANN401
         self._group = group
@@ -84,14 +84,15 @@ class Devices:
         return self._groups.get(kind)
 
     def add(self, kind: str, group: Any) -> None:  # noqa: ANN401 - of torch
-        """From now on, a group takes the calls for a kind of device."""
+        """Make a group take the calls for a kind of device from now on."""
         self._groups[kind] = group
 
     def settle(self, opts: Any) -> None:  # noqa: ANN401 - of torch
-        """Before a barrier: wait for the current stream, so that whoever passes finds it done.
+        """Before a barrier, wait for the current stream, so that its work is done once the barrier
+        is passed.
 
-        As NCCL's barrier does. Only if the group works on GPUs, or is told of one: a group of CPU
-        tensors must not wait for kernels, which may wait for what comes after its barrier.
+        NCCL's barrier does the same. Only if the group works on GPUs, or is given one: a group of
+        CPU tensors must not wait for kernels, which may wait for something after the barrier.
         """
         if not torch.cuda.is_initialized():
             return
@@ -137,5 +138,5 @@ def nccl_group(store: Any, group: ProcessGroup, adopt: Adopt) -> Any:  # noqa: A
     return adopt("cuda", dist.ProcessGroup.BackendType.NCCL, backend)
 
 
-# By the kind of device; what a rank needs for it is in its Seat.
+# By kind of device; what a rank needs for it is in its Seat.
 MAKERS: dict[str, Callable[[Any, ProcessGroup, Adopt], Any]] = {"cuda": nccl_group}

@@ -15,7 +15,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 
 _is_profiled = torch._C._autograd._profiler_enabled
 _Event = torch._C._profiler._RecordFunctionFast
-_NAMES = {  # of the functions, where those of the methods are others
+_NAMES = {  # names of functions that differ from those of the methods
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
     "allgather": "all_gather",
@@ -30,10 +30,10 @@ _NAMES = {  # of the functions, where those of the methods are others
 
 
 def recorded(group: ProcessGroup, name: str, given: Sequence[Any], call: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """What `call` returns, as an event if a profiler runs.
+    """Call `call` and return its result, recorded as an event if a profiler runs.
 
     Args:
-        name: of the method that was called.
+        name: the name of the method that was called.
         given: its arguments: outputs and inputs, or the tensors that are both.
     """
     if not _is_profiled():

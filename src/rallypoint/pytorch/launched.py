@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 _TABLE = "torch.distributed.rendezvous"
-_TIMEOUT = timedelta(minutes=30)  # PyTorch's own, should it name none
+_TIMEOUT = timedelta(minutes=30)  # PyTorch's own, in case it passes none
 
 _turns = itertools.count(1)
 
@@ -25,7 +25,7 @@ Handler = Callable[..., Iterator[Any]]
 
 
 def install() -> None:
-    """Put ours before PyTorch's function, once; in a PyTorch without that table, do nothing."""
+    """Install our function before PyTorch's, once; in a PyTorch without that table, do nothing."""
     table = getattr(sys.modules.get(_TABLE), "_rendezvous_handlers", None)
     if not isinstance(table, dict) or "env" not in table:
         return
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def before(theirs: Handler) -> Handler:
-    """PyTorch's function, after ours."""
+    """A function that calls ours, then PyTorch's."""
 
     @functools.wraps(theirs)
     def handler(url: str, *args: Any, **named: Any) -> Iterator[Any]:  # noqa: ANN401 - of torch
@@ -47,10 +47,12 @@ def before(theirs: Handler) -> Handler:
 
 
 def _set_variables(url: str, timeout: timedelta) -> object:
-    """Set what PyTorch's function reads; what is to live until it has read it."""
+    """Set the variables that PyTorch's function reads; returns what must live until it has read
+    them.
+    """
     from rallypoint.cluster.meeting import announce, meet, process_to_meet, withdraw
 
-    # Each default group has a store of its own: a rank that is early would find the last one's.
+    # Each default group has its own store: an early rank would find the previous one's.
     withdraw(os.environ)
     process = process_to_meet(
         os.environ, rank=_number(url, "rank"), world_size=_number(url, "world_size")
@@ -62,7 +64,7 @@ def _set_variables(url: str, timeout: timedelta) -> object:
     if process.rank == 0:
         import torch.distributed as dist
 
-        # Several users of one port are PyTorch's way: its function takes part in this server.
+        # PyTorch lets several users share a port: its function joins this server.
         server = dist.TCPStore(
             meeting.address,
             0,
@@ -78,7 +80,9 @@ def _set_variables(url: str, timeout: timedelta) -> object:
 
 
 def _number(url: str, name: str) -> int:
-    """What the caller of init_process_group gave, as PyTorch writes it into the URL; else -1."""
+    """The value that the caller of init_process_group gave, which PyTorch puts into the URL;
+    otherwise -1.
+    """
     from urllib.parse import parse_qs, urlsplit
 
     values = parse_qs(urlsplit(url).query).get(name, ["-1"])

@@ -1,4 +1,6 @@
-"""What PyTorch's backends lack on this machine, and what they can combine; imports no torch."""
+"""What PyTorch's backends lack on this machine, and what they can combine; does not import
+torch.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ def _table(
     return dict.fromkeys(floats, tuple(of_floats)) | dict.fromkeys(_INTEGERS, tuple(of_integers))
 
 
-# What each library combines; of complex numbers, their parts. Bytes are all that the other
-# collectives see. A sum of bools is "or", as in NumPy, and a product "and".
+# The dtypes that each library combines; complex numbers by their parts. Other collectives only move
+# bytes. A sum of bools is "or", as in NumPy, and a product "and".
 _OPERATORS: Mapping[str, Mapping[str, Sequence[ReduceOp]]] = {
     "gloo": {
         **_table(_FLOATS, (*_ARITHMETIC, ReduceOp.AVG), (*_ARITHMETIC, *_BITWISE)),
@@ -47,7 +49,7 @@ _OPERATORS: Mapping[str, Mapping[str, Sequence[ReduceOp]]] = {
 
 
 def why_absent(name: str) -> str:
-    """What is missing for a backend, and how to get it; empty: nothing."""
+    """What is missing for a backend, and how to get it; empty if nothing is."""
     if find_spec("torch") is None:
         return _HOW_TO_GET_TORCH
     import torch
@@ -74,7 +76,7 @@ def _why_no_hccl() -> str:
         )
     try:
         __import__(_PACKAGE_OF_HCCL)
-    except Exception as error:  # it looks for its libraries as it is imported
+    except Exception as error:  # importing it looks for its libraries
         return f"{_PACKAGE_OF_HCCL} cannot be imported ({error}); source CANN's set_env.sh first"
     import torch.distributed as dist
 
@@ -82,7 +84,9 @@ def _why_no_hccl() -> str:
 
 
 def why_not(name: str, dtype: str, operator: Operator | None) -> str:
-    """What the library cannot combine, and what can; empty: it can, or nothing is combined."""
+    """What the library cannot combine, and which one can; empty if it can, or nothing is
+    combined.
+    """
     if operator is None:
         return ""
     kind = ReduceOp.PREMUL_SUM if isinstance(operator, PremulSum) else operator

@@ -1,7 +1,7 @@
 """The process group for PyTorch before 2.14: it *is* the group, with no backend below it.
 
-There is no way through torch's dispatcher then, because it asks for a backend in C++. A profiler is
-shown events of our own.
+Calls do not pass torch's dispatcher then, because it requires a backend in C++. For a profiler, we
+record our own events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rallypoint.pytorch.versions import method_of
 
 @untraced
 class LoneGroup(BaseGroup, dist.ProcessGroup):
-    """A group of ranks; what torch asks of a backend, it asks of the group."""
+    """A group of ranks; it also answers what torch asks of a backend."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -37,7 +37,7 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
         self._description = "undefined"
 
     def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
-        """See BaseGroup; that is a group of torch's over the backend."""
+        """See BaseGroup; returns a group of torch's on top of the backend."""
         group = self.engine_group
         whole = dist.ProcessGroup(self.store, group.own_rank, group.size())
         whole._set_default_backend(backend_type)
@@ -48,7 +48,9 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
     def detour(
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
-        """To the group of another device, or as an event for the profiler."""
+        """Pass the call to the group of another device, or record it as an event for the
+        profiler.
+        """
         name = method.__name__
         kind = kind_given(given)
         if kind is not None and (group := self.devices.group_for(kind)) is not None:
@@ -62,22 +64,22 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
             )
         )
 
-    # What torch asks, and would ask a backend in C++ for.
+    # What torch asks for, and would otherwise ask a backend in C++ for.
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's names, here and below
         """The name by which the members found each other."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Called by torch once."""
+        """Called once by torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the caller said it is for."""
+        """The caller's description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Called by torch once."""
+        """Called once by torch."""
         self._description = description
 
     _set_group_name = setGroupName
@@ -90,7 +92,7 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
         return [torch.device("cpu")]
 
     def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
-        # torch asks also where no GPU is used, and when peers may be gone: make nothing for that.
+        # torch also asks when no GPU is used, and when peers may be gone: create nothing for that.
         group = self.devices.group_made(torch.device(device).type)
         return self if group is None else group._get_backend(device)
 

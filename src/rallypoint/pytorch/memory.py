@@ -23,13 +23,13 @@ class Memory:
 
     Args:
         operation: for messages.
-        moves: nothing is computed with the items.
+        moves: items are only moved, not computed with.
     """
 
     def __init__(self, operation: str, *, moves: bool = False) -> None:
         self._operation = operation
         self._moves = moves
-        self._first: Any = None  # of the call's tensors
+        self._first: Any = None  # the first of the call's tensors
         self._back: list[tuple[Any, Any]] = []
 
     @property
@@ -38,23 +38,24 @@ class Memory:
         return bool(self._back)
 
     def reads(self, tensor: Any) -> Array:  # noqa: ANN401 - of torch
-        """An array of what is in the tensor now.
+        """An array of the tensor's present contents.
 
         Raises:
-            InvalidTypeError: not dense, or of a dtype that the operation does not take.
-            InvalidArgumentError: of another dtype than the call's first.
+            InvalidTypeError: it is not dense, or has a dtype that the operation does not take.
+            InvalidArgumentError: its dtype differs from that of the call's first tensor.
         """
         return self._array(self._on_host(_arrived(tensor)))
 
     def writes(self, tensor: Any, *, in_place: bool = False) -> Array:  # noqa: ANN401 - of torch
-        """An array whose items are those of the tensor after `finish`, and before it too.
+        """An array whose items the tensor has after `finish`, and before it too.
 
         Args:
-            in_place: what each item becomes depends on what it was; those that are one stay equal.
+            in_place: each item's new value depends on its old one, so items that share memory stay
+                equal.
 
-        Raises as `reads`; InvalidArgumentError also if several items are one in memory.
+        Raises what `reads` raises; InvalidArgumentError also if several items share memory.
         """
-        # What becomes equal may stay in one place, but nothing can be copied there.
+        # Equal items may share memory, but nothing can be copied there.
         if _is_expanded(tensor) and not (in_place and tensor.is_cpu):
             raise InvalidArgumentError(
                 f"{self._operation} cannot write into {describe(tensor)}, which is expanded: many "
@@ -71,11 +72,11 @@ class Memory:
         return self._array(here, writes=True)
 
     def finish(self) -> None:
-        """Put results that are in copies where they belong; they are there when it returns."""
+        """Copy results back to their tensors; they are there when this returns."""
         for tensor, copy in self._back:
             tensor.copy_(copy)
-        # What is strided gets there by way of the device's memory, and that is not waited for. The
-        # stream is this thread's, which need not be the one of whoever waits for the call.
+        # A strided tensor is written by way of device memory, which is not waited for. The stream
+        # is this thread's, which need not be that of the thread that waits for the call.
         strided = {each.device for each, _ in self._back if each.is_cuda and not _is_dense(each)}
         for device in strided:
             torch.cuda.current_stream(device).synchronize()
@@ -104,7 +105,7 @@ class Memory:
                 "its own"
             )
         staged = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
-        return staged.copy_(here)  # waits for the stream, and so does copy_ in `finish`
+        return staged.copy_(here)  # waits for the stream; so does copy_ in `finish`
 
     def _is_bytes(self, tensor: Any) -> bool:  # noqa: ANN401 - of torch
         return self._moves and tensor.dtype not in _ENGINES
@@ -116,7 +117,9 @@ class Memory:
 
 
 def _arrived(tensor: Any) -> Any:  # noqa: ANN401 - of torch
-    """The tensor; if it is a functional collective's result, what that has brought."""
+    """The tensor; if it is a functional collective's result, the tensor that it stands for, once
+    complete.
+    """
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
 

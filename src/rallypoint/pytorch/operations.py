@@ -1,7 +1,7 @@
 """All operations of our groups, as PyTorch calls them: collectives, messages, and shutdown.
 
 The group and the backend below it share them: both use one group of the engine, which holds all
-state that changes.
+mutable state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ANY = -1
 
 @untraced
 class Operations(Collectives):
-    """What a group can do; see Collectives for what it does together."""
+    """All operations of a group; Collectives has those of all ranks together."""
 
     def name(self) -> str:
         """The backend's name."""
@@ -33,7 +33,7 @@ class Operations(Collectives):
 
     @routed
     def send(self, tensors: list[Any], dst: int, tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to send a tensor; it must not be changed before the work is over."""
+        """Begin to send a tensor, which must not be changed before the work has completed."""
         return self._send(only(tensors, "send"), self._peer(dst, "send"), tag)
 
     @routed
@@ -44,7 +44,7 @@ class Operations(Collectives):
 
     @routed
     def recv_anysource(self, tensors: list[Any], tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to receive a tensor from whoever sends one."""
+        """Begin to receive a tensor from any rank."""
         return self._receive(only(tensors, "recv"), _ANY, tag)
 
     def _peer(self, rank: int, operation: str) -> int:
@@ -52,14 +52,14 @@ class Operations(Collectives):
             raise InvalidArgumentError(f"{operation}: {rank} is this rank itself; name another one")
         return self._rank(rank, operation)
 
-    # Its life.
+    # Its state and its end.
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives this rank has begun."""
+        """The number of collectives that this rank has begun."""
         return self.engine_group.communicator.begun
 
     def _set_sequence_number_for_group(self) -> None:
-        """The engine counts by itself."""
+        """Nothing to do: the engine counts by itself."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""

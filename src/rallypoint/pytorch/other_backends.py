@@ -1,9 +1,9 @@
 """Records the calls of other backends' groups, so that the launcher can explain a stuck job.
 
-Only in workers that have a flight record, and only once such a group exists. Collectives are what
-PyTorch's Flight Recorder knows, written by a thread that needs no GIL (native/scribe/). That
-recorder omits gloo's sends and receives, so these are recorded where Python calls them. Failures
-here never reach the program. docs/decisions/081-evidence-of-other-backends.md
+This happens only in workers that have a flight record, and only once such a group exists.
+Collectives are taken from PyTorch's Flight Recorder, by a thread that needs no GIL
+(native/scribe/). That recorder omits gloo's sends and receives, so these are recorded where Python
+calls them. Failures here never reach the program. docs/decisions/081-evidence-of-other-backends.md
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects
@@ -19,25 +19,27 @@ from typing import Any
 
 from rallypoint.base import worker_hook
 
-_Forget = Callable[..., None]  # what _forgetting returns
+_Forget = Callable[..., None]  # the type that _forgetting returns
 
 _OURS = "rallypoint"
-_RECORD_THEMSELVES = ("gloo", "nccl")  # in PyTorch's Flight Recorder; both have threads anyway
+# they use PyTorch's Flight Recorder; both have threads anyway
+_RECORD_THEMSELVES = ("gloo", "nccl")
 _DEFAULT = "default_pg"
 _ANY = -1
-_BY_DEVICE = -1  # asking each tensor takes 0.4 us, which only groups of several backends need
+_BY_DEVICE = -1  # querying each tensor takes 0.4 us, which only groups of several backends need
 
-_groups: dict[int, int] = {}  # by id of a process group: its place in the record, or _BY_DEVICE
-_places: dict[int, dict[str, int]] = {}  # the same, by the type of device whose backend has it
-_alive: dict[int, Any] = {}  # the same: a weak reference
+_groups: dict[int, int] = {}  # by id of a process group: its index in the record, or _BY_DEVICE
+# by the same id: indices by the type of device whose backend has it
+_places: dict[int, dict[str, int]] = {}
+_alive: dict[int, Any] = {}  # by the same id: a weak reference
 _transfers: dict[
     int, tuple[int, int, Any]
-] = {}  # by id of a Work: group, which one, weak reference
+] = {}  # by id of a Work: its group, its index, a weak reference
 _dtypes: dict[Any, str] = {}
 
 
 def install() -> None:
-    """Have PyTorch's groups of other backends recorded as they are made."""
+    """Have PyTorch's groups of other backends recorded when they are created."""
     import torch.distributed.distributed_c10d as c10d
 
     make = getattr(c10d, "_new_process_group_helper", None)
@@ -60,11 +62,11 @@ def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Non
 
 
 def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
-    """Record what a group is in, unless it is done already or its calls are ours.
+    """Record the calls of a group, unless that is done already or they are our own.
 
     Args:
-        ranks: the members' global ranks; empty: all.
-        title: what people call it; by its name and description unless given.
+        ranks: the members' global ranks; empty for all.
+        title: its name for people; by default, its name and description.
     """
     import torch.distributed as dist
 
@@ -72,7 +74,7 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
     from rallypoint.engine.flight_record import describe, keep_record_of_others
 
     if not isinstance(group, dist.ProcessGroup) or id(group) in _groups:
-        return  # this rank is no member, or it was asked for again
+        return  # this rank is not a member, or the group was requested again
     backends = {each.type: group._get_backend(each).name() for each in group._device_types}
     others = sorted(set(backends.values()) - {_OURS})
     if not others:
@@ -104,7 +106,7 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
 
 
 def _has_recording_hook(group: Any) -> bool:
-    """Whether PyTorch, from 2.15 on, has its Flight Recorder told of what passes there."""
+    """Whether PyTorch, from 2.15 on, reports these calls to its Flight Recorder."""
     from torch.distributed.distributed_c10d import _world
 
     return group in getattr(_world, "pg_flight_recorder_hooks", ())
@@ -125,7 +127,7 @@ def _title(name: str, description: str) -> str:
 
 
 def _wrap_transfers(dist: Any) -> None:
-    """See the sends, receives and waits that Python calls, of all groups."""
+    """Observe the sends, receives and waits of all groups that Python calls."""
     kind, work = dist.ProcessGroup, dist.Work
     forget = _forgetting()
     kind.send = _beginning(kind, "send", forget, sends=True, has_peer=True)
@@ -135,10 +137,10 @@ def _wrap_transfers(dist: Any) -> None:
 
 
 def _forgetting() -> _Forget:
-    from rallypoint._native import end_foreign_transfer  # each import would take 2 us
+    from rallypoint._native import end_foreign_transfer  # importing each time would take 2 us
 
     def forget(key: int, _: object = None, has_failed: bool = False) -> None:
-        """It is done, or nobody can wait for it any more."""
+        """Forget a Work that is done, or that nobody can wait for any more."""
         held = _transfers.pop(key, None)
         if held is not None:
             end_foreign_transfer(held[0], held[1], has_failed)
@@ -153,7 +155,7 @@ def _beginning(
 
     original = getattr(kind, name)
 
-    @functools.wraps(vars(kind)[name])  # what can be put back
+    @functools.wraps(vars(kind)[name])  # so that the original can be restored
     def transfer(group: Any, *arguments: Any, **named: Any) -> Any:
         number = _groups.get(id(group))
         if number is None or named:
@@ -166,7 +168,7 @@ def _beginning(
             dtype = _dtypes.get(tensor.dtype) or _named(tensor.dtype)
             peer = arguments[1] if has_peer else _ANY
             which = begin_foreign_transfer(number, sends, peer, tag, tensor.numel(), dtype)
-        except Exception:  # the original has a better word for it
+        except Exception:  # the original raises a better error
             pass
         try:
             work = original(group, *arguments)

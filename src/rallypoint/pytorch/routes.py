@@ -5,8 +5,8 @@
                               |  a profiler, a dispatch mode, a hook, ...    |
                               +--> c10d::allreduce_ --> backend.allreduce ---+
 
-The direct way takes 4 us, the other one twice that, because it passes torch's dispatcher, where
-tools observe. The checks here are the whole price of the choice. Each class describes its way.
+The direct way takes 4 us, the other one twice as long, because it passes torch's dispatcher, where
+tools observe. The checks here are the only cost of the choice. Each class describes its own way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _has_profiler = torch._C._autograd._profiler_enabled
 
 
 def routed(method: Method) -> Method:
-    """Have a method, whose first argument has tensors in it, take the detour where it must.
+    """Make a method whose first argument contains tensors take the detour where necessary.
 
     Its class has an attribute `is_watched`, and `detour(method, given, named)`.
     """
@@ -45,7 +45,7 @@ def routed(method: Method) -> Method:
 
 
 def routed_alone(method: Method) -> Method:
-    """The same for a method that takes no tensors, but for its options."""
+    """The same for a method that takes no tensors except in its options."""
 
     @functools.wraps(method)
     def call(self: Any, opts: Any = None) -> Any:  # noqa: ANN401
@@ -67,16 +67,17 @@ def kind_elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: 
     """The kind of device of a call's tensors, unless it is the CPU."""
     first = tensors
     while type(first) is list:
-        if not first:  # on all but the root, scatter and gather have one list of two
+        # on all ranks except the root, scatter and gather have only one of their two lists
+        if not first:
             return kind_elsewhere(others[0], ()) if others and type(others[0]) is list else None
         first = first[0]
     return None if first.is_cpu else str(first.device.type)
 
 
 class _Handed(threading.local):
-    """In a thread: the work of the last call that reached a backend, for the group that called.
+    """Thread-local: the work of the last call that reached a backend, for the calling group.
 
-    What torch returns is a Work of its own around it, which knows little more than `wait`.
+    torch returns its own Work around it, which offers little more than `wait`.
     """
 
     work: Any = None
@@ -86,7 +87,7 @@ _handed = _Handed()
 
 
 def hand(work: Any) -> Any:  # noqa: ANN401 - a Work
-    """Called by a backend with what it returns."""
+    """Called by a backend with the work that it returns."""
     _handed.work = work
     return work
 
@@ -94,8 +95,8 @@ def hand(work: Any) -> Any:  # noqa: ANN401 - a Work
 def handed(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - a Work
     """The work that a call by way of torch began, as the backend returned it.
 
-    If it did not come to the backend, a dispatch mode or another backend has taken it: then what
-    they returned.
+    If it did not reach the backend, a dispatch mode or another backend took the call: then what
+    these returned.
     """
     _handed.work = None
     try:

@@ -25,14 +25,14 @@ def all_reduce_sparse(
     op: Operator,
     timeout: timedelta | None = None,
 ) -> None:
-    """Combine the sparse COO tensors of all ranks, in place; they have one shape.
+    """Combine the sparse COO tensors of all ranks, in place; their shapes must be equal.
 
     Args:
-        timeout: how long each step may wait for a peer, if not as long as the group's calls.
+        timeout: how long each step may wait for a peer; None for the timeout of the group's calls.
 
     Raises:
-        InvalidTypeError: another operator than SUM or AVG.
-        MismatchError: they have not.
+        InvalidTypeError: the operator is not SUM or AVG.
+        MismatchError: the shapes differ.
     """
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise InvalidTypeError(f"all_reduce of sparse tensors takes SUM or AVG, not {op}")
@@ -58,7 +58,7 @@ def all_reduce_sparse(
     ).coalesce()
     if op is ReduceOp.AVG:
         total = total / group.size()
-    with torch.no_grad():  # a detached tensor would take the entries for itself
+    with torch.no_grad():  # a detached tensor would take over the entries
         tensor.copy_(total)
 
 

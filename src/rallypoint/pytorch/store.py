@@ -20,7 +20,7 @@ class TorchStore(Store):
     """One of torch.distributed's stores.
 
     Attributes:
-        host: of a TCPStore, the server's; else None.
+        host: the server's host, for a TCPStore; else None.
     """
 
     def __init__(self, store: Any) -> None:  # noqa: ANN401 - of torch
@@ -81,7 +81,7 @@ class TorchStore(Store):
         return self._call("list_keys", "", lambda: list(self._store.list_keys()))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See Store; one by one where torch's store has nothing better."""
+        """See Store; one key at a time if torch's store has nothing better."""
         if not self._has_extended_api():
             return [self.get(key) for key in keys]
         return self._call(
@@ -131,7 +131,7 @@ class TorchStore(Store):
     def _errors(self, operation: str, key: str) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # of which torch's DistError is one
+        except RuntimeError as error:  # the base class of torch's DistError
             words = str(error).partition("\n")[0]
             is_late = "timeout" in words.lower() or "timed out" in words.lower()
             kind = StoreTimeoutError if is_late else StoreConnectionError

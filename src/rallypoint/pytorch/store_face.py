@@ -15,7 +15,7 @@ from rallypoint.store.store import Store
 
 
 class StoreFace(dist.Store):
-    """What PyTorch's C++ calls; it knows a store's errors by their words."""
+    """The store that PyTorch's C++ calls; it recognises a store's errors by their text."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()

@@ -17,10 +17,12 @@ from rallypoint.pytorch.backend import create
 
 
 class ProcessGroupRallypoint(ProcessGroupWrapper):
-    """Groups of Rallypoint's engine, one at a time; `timeout` is for forming it and for calls."""
+    """Groups of Rallypoint's engine, one at a time; `timeout` applies to forming a group and to its
+    calls.
+    """
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """What torchft registers it as."""
+        """The name under which torchft registers it."""
         return "torchft-rallypoint"
 
     def set_timeout(self, timeout: Any) -> None:  # noqa: ANN401 - of torchft

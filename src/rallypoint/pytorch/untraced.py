@@ -1,7 +1,7 @@
 """Keeps torch.compile from tracing the methods of a backend.
 
-C++ calls them in the middle of compiled code. Nothing in them can be compiled, and the official way
-to say so would import the compiler, which takes a second or two, in every training without it.
+C++ calls them in the middle of compiled code. Nothing in them can be compiled, but the official way
+to say so imports the compiler, which would cost every job without torch.compile a second or two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def untraced(kind: Kind) -> Kind:
     """Have the compiler skip all functions of a class, and all that they call."""
     compiler: Any = getattr(torch._C._dynamo, "eval_frame", None)
     if not hasattr(compiler, "set_code_exec_strategy"):
-        return kind  # another version of PyTorch: slower under torch.compile, or not at all
+        return kind  # in this version of PyTorch, torch.compile is slower, or fails
     skip = compiler._FrameAction.SKIP
     strategy = compiler._FrameExecStrategy(skip, skip)
     for member in vars(kind).values():

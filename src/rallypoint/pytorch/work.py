@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
-_init = dist.Work.__init__  # of which each part of a microsecond shows
+_init = dist.Work.__init__  # in which each fraction of a microsecond counts
 
 
 class _Telling(threading.local):
-    """In a thread that tells what follows a work: where works go that this begins."""
+    """Thread-local, while callbacks of a work run: collects the works that they begin."""
 
     followers: list[Any] | None = None
 
@@ -42,33 +42,33 @@ _telling = _Telling()
 
 @untraced
 class DoneWork(dist.Work):
-    """An operation that was over when its call returned, and went well."""
+    """An operation that had succeeded when its call returned."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         _init(self)
         self._outputs = outputs
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """There is nothing to wait for."""
+        """Nothing to wait for."""
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def is_success(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def exception(self) -> None:
-        """There is none."""
+        """No error."""
 
     def result(self) -> list[Any]:
-        """The tensors that it filled in."""
+        """The tensors that the operation filled."""
         return list(self._outputs)
 
     def synchronize(self) -> None:
-        """There is no stream to synchronize with."""
+        """No stream to synchronize with."""
 
     block_current_stream = synchronize
 
@@ -80,26 +80,29 @@ class DoneWork(dist.Work):
 
 
 class _Running:
-    """How PyTorch waits for what may not be over, and is told: for one operation and for many."""
+    """How PyTorch waits for works that may still be running, and is notified: for one operation and
+    for several.
+    """
 
-    # Most works are only waited for: what is seldom needed is made when it is.
+    # Most works are only waited for: attributes that are rarely needed are created on demand.
     _signal: Any = None  # completes the future
     _future: Any = None
     _is_told: threading.Event | None = None
-    _followers: list[Any] | None = None  # begun by what follows this one, or them
+    _followers: list[Any] | None = None  # works begun by callbacks of this one
 
-    if TYPE_CHECKING:  # of the work that this is mixed into
+    if TYPE_CHECKING:  # methods of the work that this is mixed into
         _lock: Any
         _outputs: Sequence[Any]
 
         def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is completed; PyTorch passes a timeout of 0 for none.
+        """Wait until the operation is complete; PyTorch passes a timeout of 0 for none.
 
         Raises:
-            PeerError: it failed; MismatchError, PeerLostError and the others say how.
-            CollectiveTimeoutError: `timeout` is over; the operation still goes on.
+            PeerError: the operation failed; subclasses such as MismatchError and PeerLostError say
+                how.
+            CollectiveTimeoutError: `timeout` has passed; the operation still continues.
         """
         try:
             super().wait(timeout or None)  # type: ignore[misc]
@@ -109,7 +112,7 @@ class _Running:
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or with an error; never waits."""
+        """Whether the operation has ended, successfully or not; never waits."""
         if not super().is_completed():  # type: ignore[misc]
             return False
         if self._signal is not None:
@@ -117,22 +120,23 @@ class _Running:
         return True
 
     def result(self) -> list[Any]:
-        """The tensors that it fills in."""
+        """The tensors that the operation fills."""
         return list(self._outputs)
 
     def synchronize(self) -> None:
-        """Wait."""
+        """Wait until the operation is complete."""
         self.wait()
 
-    # torch's own would have the stream wait for what may need the stream itself: see Memory.finish.
+    # torch's version would make the stream wait for something that may need the stream itself: see
+    # Memory.finish.
     block_current_stream = synchronize
 
     def get_future(self) -> Any:  # noqa: ANN401 - of torch
-        """A future of `result()`; what follows it may wait for other operations.
+        """A future of `result()`; its callbacks may wait for other operations.
 
-        Asked for during a backward pass, as DDP does, its error is raised at the end of that pass
-        as what it is, not only as the RuntimeError that C++ makes of it; and so are those of what
-        its callbacks begin, as PowerSGD's do.
+        If requested during a backward pass, as DDP does, its error is raised unchanged at the end
+        of that pass, not only as the RuntimeError that C++ turns it into; and so are the errors of
+        operations that its callbacks begin, as PowerSGD's do.
         """
         if _is_for_typed_hook(self._outputs):
             self.wait()
@@ -171,7 +175,7 @@ class _Running:
         return self.result()
 
     def _tell_if_over(self) -> None:
-        """Once: complete the future."""
+        """Complete the future, only once."""
         if not super().is_completed():  # type: ignore[misc]
             return
         with self._lock:
@@ -180,7 +184,7 @@ class _Running:
             return
         outer, _telling.followers = _telling.followers, self._followers
         try:
-            signal.set_result(None)  # outside of the lock: what follows runs in here
+            signal.set_result(None)  # outside of the lock, because callbacks run in here
         finally:
             _telling.followers = outer
             self._is_told.set()
@@ -188,7 +192,7 @@ class _Running:
 
 @untraced
 class RunningWork(_Running, OneWork, dist.Work):
-    """An operation that goes on in the background."""
+    """An operation that continues in the background."""
 
     def __init__(
         self,
@@ -203,14 +207,14 @@ class RunningWork(_Running, OneWork, dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See _Running."""
-        # Most works are of this kind, and each step counts.
+        # Most works are of this kind, and every step counts.
         is_plain = self._finish is None and self._signal is None and not timeout
         if is_plain and self._native.wait(-1.0) == 0 and self._unfinished is None:
             return True
         return super().wait(timeout)
 
     def source_rank(self) -> int:
-        """Of a receive that is over: the sender's rank in the group."""
+        """For a completed receive: the sender's rank in the group."""
         return self.peer if self.operation == "irecv" else -1
 
     _source_rank = source_rank
@@ -237,7 +241,7 @@ def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
     """Several works as one."""
     for work in works:
         if not isinstance(work, DoneWork | RunningWork | RunningWorks):
-            work.wait()  # NCCL's, which has the stream wait, and not this thread
+            work.wait()  # NCCL's, which makes the stream wait, not this thread
     running = [work for work in works if isinstance(work, RunningWork | RunningWorks)]
     return RunningWorks(running, outputs) if running else DoneWork(outputs)
 
@@ -251,7 +255,7 @@ def _completed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
 def _future_of(outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - of torch
     """A future that knows on which GPUs its value will be.
 
-    What follows it then runs on streams that whoever waits for it waits for, as with NCCL's.
+    Callbacks then run on streams for which those who wait for the future wait too, as with NCCL.
     """
     gpus = {each.device for each in _tensors(outputs) if each.is_cuda}
     return Future(devices=sorted(gpus, key=str)) if gpus else Future()
@@ -266,21 +270,24 @@ def _tensors(outputs: Sequence[Any]) -> Iterator[Any]:
 
 
 def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:
-    """Whether DDP's built-in hook for 16-bit floats asks, which is C++ and calls during backward.
+    """Whether the caller is DDP's built-in hook for 16-bit floats, which is C++ and calls during
+    backward.
 
-    It takes only what C++ knows to be a list of tensors; a list from Python is any object to it.
+    It accepts only what C++ recognises as a list of tensors; to C++, a list from Python is an
+    opaque object.
     """
     if not any(getattr(output, "dtype", None) is torch.float16 for output in outputs):
         return False
-    caller = sys._getframe(1).f_back  # of get_future: a hook in Python, or who called backward
+    # the caller of get_future: a hook in Python, or the caller of backward
+    caller = sys._getframe(1).f_back
     return caller is None or caller.f_globals.get("__name__", "").startswith("torch.autograd")
 
 
 def _typed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
-    """A completed future of what C++ knows to be a list of tensors.
+    """A completed future of what C++ recognises as a list of tensors.
 
-    Only TorchScript makes one. Its futures for later would run on PyTorch's inter-op threads, which
-    abort the process now and then when it ends.
+    Only TorchScript creates one. Its futures for later would run on PyTorch's inter-op threads,
+    which occasionally abort the process when it ends.
     """
     return torch._C.fork(_same().same, outputs)
 

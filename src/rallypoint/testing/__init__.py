@@ -1,1 +1,1 @@
-"""Tools for tests of a cluster, for our own tests and for users': several hosts on one machine."""
+"""Tools that test clusters of several hosts on one machine, for our own tests and users'."""

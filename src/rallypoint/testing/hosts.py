@@ -4,9 +4,9 @@
           \\                 /
            bridge, in a namespace of its own
 
-A host has its own network, name, /etc/hosts, /dev/shm and process tree: when its first process
-ends, all its processes do, and the rest goes with them. Nothing touches the machine's own network.
-Needs root, or user namespaces; `why_not` says what is missing.
+A host has its own network, name, /etc/hosts, /dev/shm and process tree. When its first process
+ends, all its processes end, and everything else is released with them. Nothing touches the
+machine's own network. Needs root, or user namespaces; `why_not` says what is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOOLS = ("unshare", "nsenter", "ip", "nft")
 
 
 def why_not() -> str:
-    """Why there can be no test hosts here; empty if there can."""
+    """Why test hosts are impossible here; empty if they are possible."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} is not installed (packages util-linux, iproute2, nftables)"
@@ -59,7 +59,7 @@ class Namespace:
         return ["nsenter", "-t", str(self.pid), *as_root, *self._kinds, "--", *command]
 
     def run(self, *command: str) -> str:
-        """Run it to its end; what it printed.
+        """Run a command to its end; returns its output.
 
         Raises:
             subprocess.CalledProcessError: it failed.
@@ -68,7 +68,7 @@ class Namespace:
         return done.stdout
 
     def kill(self) -> None:
-        """At once and with all its processes, as if the power had gone."""
+        """Kill it and all its processes at once, as by a power failure."""
         if self._holder.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         self._holder.wait()
@@ -109,10 +109,10 @@ class Host(Namespace):
 
 
 class Hosts:
-    """A context manager: `count` hosts that reach each other, and nothing else.
+    """A context manager: `count` hosts that reach only each other.
 
     Attributes:
-        names: the /etc/hosts of all of them; to be written in place.
+        names: the /etc/hosts file of all hosts; must be modified in place.
     """
 
     def __init__(self, count: int) -> None:
@@ -138,7 +138,7 @@ class Hosts:
         self.close()
 
     def __getitem__(self, number: int) -> Host:
-        """The host of a number from 1 on."""
+        """The host with that number, from 1 on."""
         return self.hosts[number - 1]
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Hosts:
     # Faults.
 
     def pull_cable(self, number: int) -> None:
-        """Nothing goes to or from the host any more, and nobody is told."""
+        """Drop everything to and from the host, without notifying anybody."""
         self.switch.run("ip", "link", "set", f"port{number}", "down")
 
     def plug_cable(self, number: int) -> None:
@@ -160,7 +160,7 @@ class Hosts:
         self.switch.run("ip", "link", "set", f"port{number}", "up")
 
     def partition(self, left: Sequence[int], right: Sequence[int]) -> None:
-        """Drop silently whatever goes from one side to the other."""
+        """Silently drop everything between the two sides."""
         rules = [
             "add table bridge faults",
             "add chain bridge faults drops { type filter hook forward priority 0; }",
@@ -177,7 +177,7 @@ class Hosts:
         self.switch.run("nft", "delete table bridge faults")
 
     def repair(self) -> None:
-        """Undo all faults, whichever there are."""
+        """Undo all faults."""
         for host in self.hosts:
             self.plug_cable(host.number)
         if self.switch.run("nft", "list", "tables"):
@@ -208,7 +208,7 @@ class Hosts:
             f"hostname host{number} && mount --make-rprivate / && mount --bind {names} /etc/hosts"
             " && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && exec sleep infinity"
         )
-        # --fork: the child is the first process of a tree of its own, and its end is the tree's.
+        # --fork: the child is the first process of a new tree, whose end is the end of the tree.
         holder = self._hold(["--pid", "--fork", "--kill-child", "--mount-proc"], script)
         children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
         return Host(number, holder, int(children[0]))
@@ -220,7 +220,7 @@ class Hosts:
             [*_unshare(*more), "sh", "-c", text],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # unshare has a word to say when its child is killed
+            stderr=subprocess.PIPE,  # unshare prints a message when its child is killed
             text=True,
         )
         assert holder.stdout is not None

@@ -37,7 +37,7 @@ class RemoteShell:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What to say instead of ssh."""
+        """The command to use instead of ssh."""
         return (sys.executable, "-m", "rallypoint.testing.remote_shell", str(self._path))
 
     def __enter__(self) -> RemoteShell:
@@ -79,7 +79,7 @@ class RemoteShell:
 
 
 def _hang_up(client: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Wait for the client's end."""
+    """Wait for the client's end, and then hang up."""
     with contextlib.suppress(OSError):
         client.recv(1)
     if process.poll() is None:
@@ -89,7 +89,7 @@ def _hang_up(client: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _below(pid: int) -> list[int]:
-    """The command itself, below what entered the host."""
+    """The process of the command itself, below the one that entered the host."""
     with contextlib.suppress(OSError):
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(child) for child in found]
@@ -97,9 +97,9 @@ def _below(pid: int) -> list[int]:
 
 
 def main(path: str, *words: str) -> int:
-    """Be the client."""
+    """Act as the client."""
     rest = list(words)
-    while rest[0].startswith("-"):  # of those that ssh has, as -x
+    while rest[0].startswith("-"):  # options of ssh, such as -x
         del rest[0]
     name, *command = rest
     with socket.socket(socket.AF_UNIX) as server:

@@ -1,7 +1,8 @@
-"""One simulated agent: its own decisions, performed on a simulated network, with simulated workers.
+"""One simulated agent: its real decisions, carried out on a simulated network with simulated
+workers.
 
-Workers end late when asked to, and just in time when forced. The process may die between any two
-actions of one decision. It may also be stopped: then everything that it would receive waits.
+Workers end late when asked to, and at the last moment when forced. The process may die between any
+two actions of one decision. It may also be stopped: then everything that it would receive waits.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class SimAgent(Process):
             offset_s=cluster.random.uniform(0, 1000),
             speed=1 + cluster.random.uniform(-0.5, 0.5) * setup.drift,
         )
-        self.dies_after: int | None = None  # so many more actions
+        self.dies_after: int | None = None  # after so many more actions
         self.job = ""
         self.keeper: SimLink | None = None
         if cluster.keeper is not None:
@@ -77,22 +78,22 @@ class SimAgent(Process):
     # SIGSTOP and SIGCONT.
 
     def stop(self) -> None:
-        """Its process does nothing until `go_on`; its workers run, and its connections stay."""
+        """Stop its process until `go_on`; its workers run, and its connections stay open."""
         self._is_stopped = True
 
     def go_on(self) -> None:
-        """It hears all that has come meanwhile."""
+        """Let it continue, and receive all that has arrived meanwhile."""
         self._is_stopped = False
         while self._unheard and not self._is_stopped:
             self._unheard.popleft()()
 
     def _waits(self, what: Callable[[], object]) -> bool:
-        """Whether that has to wait, as the process is stopped."""
+        """Whether the call must wait, because the process is stopped."""
         if self._is_stopped:
             self._unheard.append(what)
         return self._is_stopped
 
-    # What the network tells.
+    # Calls from the network.
 
     def hear(self, sender: str, message: Message) -> None:
         """See Process."""
@@ -120,10 +121,10 @@ class SimAgent(Process):
             elif self.is_alive:
                 self.hear(KEEPER, answer)  # type: ignore[arg-type]
 
-    # What it does.
+    # Its actions.
 
     def perform(self, decision: Decision) -> None:
-        """Perform a decision, or die within it."""
+        """Carry out a decision, or die within it."""
         cluster = self._cluster
         if decision.reason:
             cluster.tell(f"{self.name} {self.core.part.value}: {decision.reason}")
@@ -155,7 +156,7 @@ class SimAgent(Process):
         return None
 
     def report(self, report: Report) -> None:
-        """Its workers, or a signal, report."""
+        """Receive a report from its workers, or of a signal."""
         if self.is_alive and not self._waits(lambda: self.report(report)):
             self.perform(self.core.reported(report, self.clock.now()))
 
@@ -175,7 +176,7 @@ class SimAgent(Process):
         self._cluster.begun(self, seat)
 
     def fail(self) -> None:
-        """A worker fails, and the rest of them ends."""
+        """Let a worker fail, and the others end."""
         seat = self.seat
         if seat is None or self._stopping or not self.is_alive:
             return
@@ -192,13 +193,13 @@ class SimAgent(Process):
         self._cluster.loop.after(0.05, lambda: self._end(seat, succeeded=False, causes=(cause,)))
 
     def succeed(self) -> None:
-        """All workers end well."""
+        """Let all workers succeed."""
         seat = self.seat
         if seat is not None and not self._stopping and self.is_alive:
             self._end(seat, succeeded=True)
 
     def leave(self) -> None:
-        """SIGTERM."""
+        """Send the agent SIGTERM."""
         if not self.is_alive or self.core.part is Part.DONE:
             return
         self._cluster.tell(f"{self.name}: SIGTERM")
@@ -207,7 +208,7 @@ class SimAgent(Process):
             self._end_later(self.seat, self._cluster.random.uniform(0.01, 0.3))
 
     def end_job(self) -> None:
-        """Ctrl-C."""
+        """Press Ctrl-C."""
         if self.is_alive and self.core.part is not Part.DONE:
             self._cluster.tell(f"{self.name}: SIGINT")
             self.report(StopAsked(node_rank=-1, text="SIGINT stopped it"))
@@ -216,7 +217,7 @@ class SimAgent(Process):
         seat = self.seat
         if seat is None or seat.number != stop.round:
             return
-        if stop.at_once:  # at most what an agent is allowed
+        if stop.at_once:  # at most the time that an agent is allowed
             kill_s = self._cluster.kill_s * self._cluster.random.uniform(0.1, 0.95)
             self._end_later(seat, kill_s)
         elif not self._stopping:
@@ -242,7 +243,7 @@ class SimAgent(Process):
         self._cluster.loop.after(delay_s, end)
 
     def start(self) -> None:
-        """The process begins."""
+        """Start the process."""
         self.perform(self.core.started(self.clock.now()))
 
     def _set_alarm(self) -> None:
@@ -262,6 +263,6 @@ class SimAgent(Process):
         wake_at = self.core.wake_at
         if wake_at is not None and now < wake_at - 1e-9:
             return self._set_alarm()
-        # Rounding must not make time stand still.
+        # Rounding must not stop time.
         self.perform(self.core.tick(max(now, wake_at or now)))
         return None

@@ -1,7 +1,7 @@
 """Ballots alone: production voters and campaigns, messages in any order, and no clock to help.
 
-Leases keep most rivals apart, and so hide whether ballots alone would. Here every candidate has its
-own list to propose, no voter is bound by time, and messages are delayed, lost and repeated at
+Leases keep most rivals apart, which hides whether ballots alone would. Here every candidate
+proposes its own list, no voter is bound by time, and messages are delayed, lost and repeated at
 random. Two different agreements with one number raise `ViolationError`.
 """
 
@@ -32,7 +32,7 @@ _ENDPOINT = Endpoint(host="a", port=1)
 
 
 class _Candidate:
-    """One agent's attempt to lead, and what it then has agreed."""
+    """One agent's attempt to lead, and what it then gets agreed on."""
 
     def __init__(self, campaign: Campaign) -> None:
         self.campaign = campaign
@@ -42,7 +42,7 @@ class _Candidate:
 
 
 class SimBallots:
-    """Some voters, and a bag of messages."""
+    """Voters, and a set of messages in transit."""
 
     def __init__(self, seed: int, rules: type[Rules]) -> None:
         self.random = Random(f"ballots {seed}")
@@ -65,19 +65,19 @@ class SimBallots:
             self._voters[member.key].learn(first)
 
     def run(self, steps: int) -> None:
-        """Let things happen.
+        """Let that many random events happen.
 
         Raises:
-            ViolationError: two agreements of one number hold.
+            ViolationError: there are two agreements with the same number.
         """
         for _ in range(steps):
-            self._now += 1e6  # nobody is bound by the time
+            self._now += 1e6  # no voter is bound by time
             if not self._bag or self.random.random() < 0.03:
                 self._campaign()
                 continue
             i = self.random.randrange(len(self._bag))
             sender, to, message = self._bag[i]
-            if self.random.random() < 0.95:  # else it comes again
+            if self.random.random() < 0.95:  # otherwise it is delivered again later
                 self._bag[i] = self._bag[-1]
                 self._bag.pop()
             if self.random.random() < 0.95:

@@ -1,10 +1,11 @@
-"""A simulated cluster: the agents' own decisions, with simulated workers, clocks and network.
+"""A simulated cluster: the agents' real decisions, with simulated workers, clocks and network.
 
     cluster = SimCluster(seed=7, nodes=5, min_nodes=2, max_nodes=5)
     cluster.start_all(); cluster.run(10); cluster.kill("n2"); cluster.run(10)
     cluster.check_progress()
 
-One seed is one story. What must never happen raises `ViolationError` at once (sim_witness.py).
+Each seed is one story. A violation of an invariant raises `ViolationError` at once
+(sim_witness.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rallypoint.testing.sim_witness import Witness
 
 
 class SimCluster:
-    """Agents, what runs, and what has been agreed."""
+    """The agents, the running workers, and the agreements."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class SimCluster:
         self.network = SimNetwork(self.loop, self.random)
         self.keeper = None if keeper is None else keeper(self.loop, self.random)
         self.kill_s, self.grace_s = 1.0, 0.1
-        self.works_for_s: float | None = None  # after which workers succeed
-        self.agents: dict[str, SimAgent] = {}  # the newest of each node, by name
+        self.works_for_s: float | None = None  # the time after which workers succeed
+        self.agents: dict[str, SimAgent] = {}  # by name, the latest of each node
         self.witness = Witness(self.loop, f"seed {seed}")
         self.tell = self.witness.tell
         self.is_calm = False
-        self.steady_keys = False  # a mutation: an agent that is started again has its old key
+        self.steady_keys = False  # a mutation for tests: a restarted agent keeps its old key
         self._names = names or tuple([f"n{i}" for i in range(nodes)])
         self._starts: Counter[str] = Counter()
         self._wishes = wishes
@@ -87,16 +88,16 @@ class SimCluster:
         self._is_fixed = is_fixed
 
     def register(self, setup: Setup) -> Register:
-        """One agent's, by the rules of this cluster."""
+        """One agent's register, by the rules of this cluster."""
         if issubclass(self.rules, KeyValueRules):
             return KeyValueRegister(setup, self.rules)
         return PeerRegister(setup, self.rules)
 
-    # What a story asks and does.
+    # Queries and actions of a story.
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All nodes."""
+        """The names of all nodes."""
         return self._names
 
     def is_alive(self, name: str) -> bool:
@@ -104,16 +105,16 @@ class SimCluster:
         return name in self.agents and self.agents[name].is_alive
 
     def leaders(self) -> list[str]:
-        """Who believes to coordinate."""
+        """The agents that believe they coordinate."""
         return [each.name for each in self.alive() if each.core.part is Part.LEADING]
 
     def start(self, name: str) -> SimAgent:
-        """An agent is started on that node, anew if it ran before."""
+        """Start an agent on that node, or restart it."""
         self._starts[name] += 1
         is_late = self.witness.newest is not None or self._starts[name] > 1
         self._late_endpoints += is_late and name in self._names[: self._endpoints]
-        # What an endpoint's agent promised dies with it. Documented; with three endpoints it takes
-        # two that are started again while none of the first job can be reached.
+        # The promises of an endpoint's agent die with it. This is documented; with three endpoints
+        # it takes two restarts while no agent of the first job can be reached.
         too_many = (self._endpoints - 1) // 2
         self.witness.may_fork = (
             self.keeper is None and not self._is_fixed and self._late_endpoints > too_many
@@ -139,32 +140,32 @@ class SimCluster:
         return agent
 
     def start_all(self, spread_s: float = 0.0) -> None:
-        """All agents, within that time."""
+        """Start all agents within that time."""
         for name in self._names:
             delay_s = self.random.uniform(0, spread_s) if spread_s else 0.0
             self.start_later(name, delay_s)
 
     def start_later(self, name: str, delay_s: float = 0.0) -> None:
-        """Then, if none runs there."""
+        """Start an agent after the delay, if none runs there by then."""
         self.loop.after(delay_s, lambda: self.is_alive(name) or self.start(name))
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let that much time pass."""
         self.loop.run(self.loop.now + seconds)
 
     def kill(self, name: str) -> None:
-        """kill -9 of the agent; its guardian ends the workers."""
+        """Kill the agent with SIGKILL; its guardian ends the workers."""
         agent = self.agents.get(name)
         if agent is not None and agent.is_alive:
             self.kill_agent(agent, "kill -9")
 
     def kill_agent(self, agent: SimAgent, how: str) -> None:
-        """That one is dead."""
+        """Kill this agent."""
         self.tell(f"{agent.name}: agent dies ({how})")
         self._bury(agent)
 
     def cut_later(self, groups: list[set[str]], delay_s: float) -> None:
-        """Then, if things still happen."""
+        """Cut the network after the delay, if faults still happen by then."""
 
         def cut() -> None:
             if not self.is_calm:
@@ -173,7 +174,7 @@ class SimCluster:
         self.loop.after(delay_s, cut)
 
     def cut(self, groups: list[set[str]]) -> None:
-        """Only who is in one group reaches each other."""
+        """Cut the network: only hosts in the same group reach each other."""
         self.tell(f"network: split into {' | '.join(' '.join(sorted(each)) for each in groups)}")
         if self.keeper is not None:
             self.keeper.cuts = {name for group in groups if KEEPER not in group for name in group}
@@ -183,25 +184,25 @@ class SimCluster:
                     self.network.cut(group, other)
 
     def deafen(self, name: str, names: set[str]) -> None:
-        """It is still heard, but hears nobody."""
+        """Cut one direction: the node is still heard, but hears nobody."""
         self.tell(f"network: {name} hears nobody")
         self.network.cut(names, {name})
 
     def mend(self, *, is_lost: bool = False) -> None:
-        """No cable is cut any more; what was sent meanwhile comes, unless it is lost."""
+        """Repair all cables; messages sent meanwhile arrive, unless `is_lost`."""
         self.tell("network: whole again")
         self.network.mend(is_lost=is_lost)
         if self.keeper is not None:
             self.keeper.cuts, self.keeper.is_away = set(), False
 
     def divided(self) -> tuple[set[str], set[str]]:
-        """Who knows the newest agreement, and who does not."""
+        """The nodes that know the latest agreement, and those that do not."""
         newest = self.witness.newest
         know = {each.name for each in self.alive() if each.core.agreement == newest}
         return know, set(self._names) - know
 
     def calm(self) -> None:
-        """Nothing happens from now on."""
+        """Stop all faults from now on."""
         self.is_calm = True
         self.mend()
         self.network.calm()
@@ -211,17 +212,17 @@ class SimCluster:
         for agent in self.alive():
             agent.dies_after = None
 
-    # What agents do.
+    # Calls from agents.
 
     def begun(self, agent: SimAgent, seat: Seat) -> None:
-        """Workers run."""
+        """An agent's workers have started."""
         agent.job = agent.core.job
         self.witness.begun(agent.key, agent.name, agent.job, seat)
         if self.works_for_s is not None:
             self.succeed_later(agent, self.works_for_s)
 
     def succeed_later(self, agent: SimAgent, delay_s: float) -> None:
-        """Its workers succeed then, if they still run."""
+        """Let its workers succeed after the delay, if they still run."""
         seat = agent.seat
 
         def succeed() -> None:
@@ -231,13 +232,13 @@ class SimCluster:
         self.loop.after(delay_s, succeed)
 
     def ended(self, agent: SimAgent, seat: Seat, *, succeeded: bool) -> None:
-        """They run no more."""
+        """An agent's workers have ended."""
         self.witness.ended(agent.job, seat, succeeded=succeeded)
         how = "succeeded" if succeeded else "ended"
         self.tell(f"{agent.name}: round {seat.number} {how}")
 
     def exited(self, agent: SimAgent) -> None:
-        """An agent's process ends by itself."""
+        """An agent's process has ended by itself."""
         assert agent.finish is not None
         self.tell(f"{agent.name}: agent exits ({agent.finish.outcome.value})")
         if agent.keeper is not None:
@@ -251,10 +252,10 @@ class SimCluster:
             agent.seat = None
         self.network.died(agent)
 
-    # What must hold.
+    # The invariants.
 
     def running(self) -> dict[str, int]:
-        """Which node runs which round."""
+        """The round that each node runs."""
         return {name: each.seat.number for name, each in self.agents.items() if each.seat}
 
     def alive(self) -> list[SimAgent]:
@@ -262,18 +263,18 @@ class SimCluster:
         return [agent for agent in self.agents.values() if agent.is_alive]
 
     def check_running(self) -> None:
-        """What runs is one round."""
+        """Check that all running workers belong to one round."""
         if len(set(self.running().values())) > 1 and not self.witness.may_fork:
             self.witness.violated(f"{self.running()} run at one time")
 
     def check_progress(self) -> None:
-        """After a long time without faults: whoever can run, runs."""
+        """Check, after a long time without faults, that everything that can run is running."""
         stuck = self.stuck()
         if stuck:
             self.witness.violated(stuck)
 
     def stuck(self) -> str:
-        """What is not as it must become, if there are no more faults."""
+        """What has not become as it must without further faults."""
         alive, job = self.alive(), self.witness.newest
         limits = self._common["limits"]
         assert isinstance(limits, Limits)
@@ -284,12 +285,13 @@ class SimCluster:
         ]
         if self.witness.may_fork or not held:
             return ""
-        # What those who decide on the next one know; others may know more, but are not asked.
+        # The latest agreement known to those that decide on the next one; others may know a later
+        # one, but are not asked.
         newest = max([each for each in held if each], key=lambda each: each.number)
         if newest.finish is not None or (newest.host, newest.round) in self.witness.results:
             return ""
         keys = {KEEPER, *[agent.key for agent in alive]}
-        for agent in alive:  # was something proposed that those who live cannot decide?
+        for agent in alive:  # was something proposed that the live agents cannot decide on?
             pending = agent.core.accepted
             if pending is None or pending.number <= newest.number:
                 continue
@@ -300,9 +302,9 @@ class SimCluster:
         running = self.running()
         if not rules.is_quorum(newest, keys):
             return f"{sorted(running)} run without a quorum" if running else ""
-        # Newcomers find the job at its endpoints only.
+        # New agents find the job only at its endpoints.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
-        # Who leaves stays a member until there is another agreement; drivers wait for two seconds.
+        # A leaving agent stays a member until the next agreement; drivers wait for two seconds.
         leaving = {each.key for each in alive if each.core.is_leaving}
         leaving &= {member.key for member in members}
         count = len(alive) if is_found or self.keeper is not None else len(members)

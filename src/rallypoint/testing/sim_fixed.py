@@ -1,8 +1,8 @@
 """Simulated clusters whose nodes are known from the start, and random stories of them.
 
-What must never happen there, beside what sim_witness.py watches: another coordinator than node 0, a
-round with other agents than the first one's, and one that node 0 begins although it knows that one
-of them is lost. In the end every job must end.
+Invariants in addition to those of sim_witness.py: only node 0 coordinates, all rounds have the same
+agents as the first, and node 0 begins no round when it knows that one of them is lost. In the end
+every job must end.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _EVENTS = (
 )
 _GENTLE = (*["stop", "go on"] * 3, "fail", "fail", "succeed")
 _FAULTS_S = 30.0
-_END_S = 60.0  # within which every job has ended
+_END_S = 60.0  # by then, every job must have ended
 
 
 class FixedCluster(SimCluster):
-    """Node 0 is ``n0``."""
+    """A simulated cluster with fixed nodes; node 0 is ``n0``."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class FixedCluster(SimCluster):
             wishes=tuple(range(nodes)),
         )
         self.network.breaks_after_s = breaks_after_s
-        self._places: dict[str, dict[int, str]] = {}  # by job: who has which rank
+        self._places: dict[str, dict[int, str]] = {}  # by job: the agent that has each rank
 
     def begun(self, agent: SimAgent, seat: Seat) -> None:
-        """Workers run."""
+        """An agent's workers have started."""
         super().begun(agent, seat)
         places = self._places.setdefault(agent.job, {})
         if places.setdefault(seat.node_rank, agent.key) != agent.key:
@@ -71,22 +71,22 @@ class FixedCluster(SimCluster):
             self.witness.violated(f"node 0 begins round {seat.number} without {sorted(lost)}")
 
     def check_leader(self) -> None:
-        """Only node 0 coordinates."""
+        """Check that only node 0 coordinates."""
         if not set(self.leaders()) <= {self.names[0]}:
             self.witness.violated(f"{self.leaders()} coordinate")
 
     def check_over(self) -> None:
-        """All agents have ended by themselves."""
+        """Check that all agents have ended by themselves."""
         left = [agent.name for agent in self.alive()]
         if left:
             self.witness.violated(f"{left} have not ended")
 
 
 def fixed_story(seed: int, **changes: object) -> FixedCluster:
-    """Play one story to its end; `changes` are those of the cluster, to doubt what it stands on.
+    """Play one story to its end; `changes` alter the cluster's parameters, to test its assumptions.
 
     Raises:
-        ViolationError: something happened that must never happen; it tells the story.
+        ViolationError: an invariant was violated; the message tells the story.
     """
     random = Random(f"static {seed}")
     nodes = random.choice([2, 2, 3, 5, 12])
@@ -102,7 +102,7 @@ def fixed_story(seed: int, **changes: object) -> FixedCluster:
         _befall(cluster, random, random.choice(events))
         cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 8.0]) * random.uniform(0.5, 1.5))
         cluster.check_leader()
-    if random.random() < 0.5:  # else what is cut stays cut
+    if random.random() < 0.5:  # otherwise the cut stays
         cluster.calm()
     for agent in cluster.alive():
         agent.go_on()
@@ -116,7 +116,7 @@ def fixed_story(seed: int, **changes: object) -> FixedCluster:
 
 
 def _befall(cluster: FixedCluster, random: Random, what: str) -> None:
-    """One thing happens."""
+    """Let one event happen."""
     names = list(cluster.names)
     name = random.choice(names)
     agent = cluster.agents.get(name)

@@ -3,7 +3,7 @@
     SimEtcd     transactions in order, revisions, leases
     SimStore    nothing but compare_set, each one a message of its own
 
-Harsher than real ones: a request whose answer is no longer awaited may still be carried out,
+It is harsher than real ones: a request whose answer is no longer awaited may still be carried out,
 seconds later.
 """
 
@@ -32,32 +32,32 @@ from rallypoint.rendezvous.keyvalue.voter import (
 )
 from rallypoint.testing.sim_clock import SimClock, SimLoop
 
-_PATIENCE_S = 2.0  # of the agents' client
+_PATIENCE_S = 2.0  # limit of the agents' client
 
 
 class SimLink(ABC):
-    """One agent's way to a keeper."""
+    """One agent's connection to a keeper."""
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """To the keeper."""
+        """Send a message to the keeper."""
 
     @abstractmethod
     def lost(self, key: str) -> None:
-        """An agent has ended."""
+        """An agent has been lost."""
 
     @abstractmethod
     def close(self) -> None:
-        """The agent ends by itself, and does not wait for what comes of that."""
+        """The agent ends by itself, without waiting for answers."""
 
 
 class SimKeeper(ABC):
-    """What keeps a cluster's agreements.
+    """Stores a cluster's agreements.
 
     Attributes:
-        places: where agents are told that it is.
-        min_delay_s, max_delay_s: one way.
-        is_away: whether it carries out nothing now.
+        places: the endpoints that agents are given for it.
+        min_delay_s, max_delay_s: of a message in one direction.
+        is_away: whether it currently carries out nothing.
         cuts: the hosts from which it cannot be reached.
     """
 
@@ -77,15 +77,15 @@ class SimKeeper(ABC):
         answered: Callable[[list[Answer]], None],
         rules: type[KeyValueRules] = KeyValueRules,
     ) -> SimLink:
-        """An agent's way to it."""
+        """Connect an agent to it."""
 
     @abstractmethod
     def forget(self) -> None:
-        """All its data are lost."""
+        """Lose all its data."""
 
 
 class SimServer(SimKeeper):
-    """What carries out requests, sooner or later."""
+    """A keeper that carries out requests, sooner or later."""
 
     def link(
         self,
@@ -99,11 +99,11 @@ class SimServer(SimKeeper):
 
     @abstractmethod
     def apply(self, request: Any) -> object:  # noqa: ANN401 - each keeper has its own kind
-        """Carry it out now."""
+        """Carry out a request now."""
 
     @abstractmethod
     def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
-        """What the client of an agent, which has that of `OneValue`, asks for to fulfil this."""
+        """The requests with which an agent's client (`OneValue`) fulfils this request."""
 
     def carry_out(
         self,
@@ -112,7 +112,7 @@ class SimServer(SimKeeper):
         then: Callable[[object], None],
         lost: Callable[[], None],
     ) -> None:
-        """Answer `then`, or at last `lost`."""
+        """Carry out a request and pass its answer to `then`, or eventually call `lost`."""
         random = self._random
         is_lost = self.is_away or host in self.cuts
         if is_lost and random.random() < 0.3:
@@ -138,22 +138,22 @@ class SimServer(SimKeeper):
 
 
 class SimEtcd(SimServer):
-    """The cluster."""
+    """A simulated etcd cluster."""
 
     places = (Endpoint(host="etcd", port=2379),)
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
         super().__init__(loop, random)
         self.revision = 1
-        self.pairs: dict[str, tuple[bytes, int, int]] = {}  # value, revision, lease
-        self._leases: dict[int, tuple[int, float]] = {}  # seconds, end
+        self.pairs: dict[str, tuple[bytes, int, int]] = {}  # key -> value, revision, lease
+        self._leases: dict[int, tuple[int, float]] = {}  # lease -> seconds, end
 
     def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
         """See SimKeeper."""
         return (yield request)
 
     def forget(self) -> None:
-        """See SimKeeper. Its revisions begin anew."""
+        """See SimKeeper. Its revisions start again."""
         self.pairs.clear()
         self._leases.clear()
         self.revision = 1
@@ -198,7 +198,7 @@ class SimEtcd(SimServer):
 
 
 class SimStore(SimServer):
-    """A store, of which one key is used."""
+    """A simulated store, of which one key is used."""
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
         super().__init__(loop, random)
@@ -221,7 +221,7 @@ class SimStore(SimServer):
         self.held = b""
 
     def apply(self, request: Swap) -> bytes:
-        """See SimKeeper. It is a store's compare_set."""
+        """See SimKeeper. This is a store's compare_set."""
         if request.expected and not self.held:
             return request.expected
         if request.expected == self.held:
@@ -230,7 +230,9 @@ class SimStore(SimServer):
 
 
 class SimKeyValueLink(SimLink):
-    """One agent's way to the keeper: one message at a time, of each kind only the newest."""
+    """One agent's connection to the keeper: one message at a time, and of each kind only the
+    latest.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """A simulated network of agents: ordered connections, delays, losses, cut cables, dead processes.
 
 Messages sent into a cut wait there, as in a TCP socket's buffer, and arrive when the cable is
-mended. The death of a process closes its connections, and the others learn of it, unless a cut is
-between. Deliberately harsher than TCP: single messages get lost. A lasting cut breaks connections
-only if `breaks_after_s` says so.
+repaired. The death of a process closes its connections, and the others learn of it, unless a cut
+separates them. It is deliberately harsher than TCP: single messages get lost. A lasting cut breaks
+connections only if `breaks_after_s` is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VOTES = frozenset({Prepare, Promise, Propose, Accepted})
 
 
 class Process(ABC):
-    """What the network needs of an agent's process."""
+    """The network's interface to an agent's process."""
 
     key: str
     host: str
@@ -30,45 +30,46 @@ class Process(ABC):
 
     @abstractmethod
     def hear(self, sender: str, message: Message) -> None:
-        """A message came."""
+        """A message has arrived."""
 
     @abstractmethod
     def hear_closed(self, key: str) -> None:
-        """A connection closed."""
+        """A connection has closed."""
 
     @abstractmethod
     def hear_unreachable(self, at: Endpoint) -> None:
-        """Nobody answers there."""
+        """Nobody answers at that endpoint."""
 
 
 class SimNetwork:
-    """Who reaches whom, and when."""
+    """Delivers messages: who reaches whom, and when."""
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
         self.loss = 0.0
         self.min_delay_s = 0.0002
         self.max_delay_s = 0.002
-        self.breaks_after_s: float | None = None  # cut for so long, connections end on both sides
+        # after a cut of this length, connections end on both sides
+        self.breaks_after_s: float | None = None
         self._loop = loop
         self._random = random
         self._by_key: dict[str, Process] = {}
         self._by_place: dict[Endpoint, Process] = {}
-        self._links: dict[str, dict[str, None]] = {}  # sets in a fixed order
+        self._links: dict[str, dict[str, None]] = {}  # sets, in a deterministic order
         self._arrival: dict[tuple[str, str], float] = {}
-        self._cuts: set[tuple[str, str]] = set()  # hosts, in the direction of the message
+        self._cuts: set[tuple[str, str]] = set()  # pairs of hosts, in the direction of the message
         self._held: list[tuple[Process, Process, Message | None]] = []
         self._ambushes: list[tuple[int, Callable[[], object]]] = []
         self._votes = 0
-        self._mended = 0  # how often
+        self._mended = 0  # the number of repairs
 
     def attach(self, process: Process) -> None:
-        """A process listens."""
+        """Let a process listen."""
         self._by_key[process.key] = process
         self._by_place[process.at] = process
         self._links[process.key] = {}
 
     def send(self, sender: Process, to: str, at: Endpoint | None, message: Message) -> None:
-        """Over a connection, or by making one."""
+        """Send a message over a connection, creating one if necessary."""
         if type(message) in _VOTES:
             self._count_vote()
         target = self._by_key.get(to)
@@ -85,7 +86,7 @@ class SimNetwork:
         self._carry(sender, target, message)
 
     def call(self, sender: Process, at: Endpoint, message: Message) -> None:
-        """Whoever is there."""
+        """Send a message to whichever process is at that endpoint."""
         target = self._by_place.get(at)
         if target is None or not target.is_alive:
             self._loop.after(self._delay_s(), lambda: sender.hear_unreachable(at))
@@ -93,7 +94,7 @@ class SimNetwork:
             self._carry(sender, target, message)
 
     def died(self, process: Process) -> None:
-        """Its connections close."""
+        """Close the connections of a dead process."""
         for key in self._links.pop(process.key):
             other = self._by_key[key]
             if key in self._links:
@@ -103,14 +104,14 @@ class SimNetwork:
             del self._by_place[process.at]
 
     def cut(self, senders: set[str], receivers: set[str]) -> None:
-        """From these hosts nothing reaches those."""
+        """Drop everything from these hosts to those."""
         self._cuts.update((a, b) for a in senders for b in receivers if a != b)
         if self.breaks_after_s is not None:
             end = partial(self._break, frozenset(senders), frozenset(receivers), self._mended)
             self._loop.after(self.breaks_after_s, end)
 
     def _break(self, senders: frozenset[str], receivers: frozenset[str], mended: int) -> None:
-        """Nothing was acknowledged since they were cut: both kernels end these connections."""
+        """Nothing has been acknowledged since the cut: both kernels end these connections."""
         if mended != self._mended:
             return
         ended: dict[tuple[str, str], None] = {}
@@ -123,7 +124,7 @@ class SimNetwork:
         waits, self._held = self._held, []
         for sender, target, message in waits:
             if {sender.host, target.host} & senders and {sender.host, target.host} & receivers:
-                if message is None:  # of one that died meanwhile
+                if message is None:  # from a process that has died meanwhile
                     ended[sender.key, target.key] = None
             else:
                 self._held.append((sender, target, message))
@@ -131,7 +132,7 @@ class SimNetwork:
             self._by_key[other].hear_closed(key)
 
     def ambush(self, votes: int, what: Callable[[], object]) -> None:
-        """Do that just before so many votes, and what asks for them, have been sent."""
+        """Call `what` just before that many votes, or requests for votes, have been sent."""
         self._ambushes.append((self._votes + votes, what))
 
     def _count_vote(self) -> None:
@@ -141,12 +142,12 @@ class SimNetwork:
             ambush[1]()
 
     def calm(self) -> None:
-        """Nothing is lost any more, and nothing lies in wait."""
+        """Stop losses and planned ambushes."""
         self.loss = 0.0
         self._ambushes.clear()
 
     def mend(self, *, is_lost: bool = False) -> None:
-        """All cables are whole again, and what waited comes, unless it is lost."""
+        """Repair all cables; waiting messages arrive, unless `is_lost`."""
         self._cuts.clear()
         self._mended += 1
         held, self._held = self._held, []
@@ -165,7 +166,7 @@ class SimNetwork:
             return
         if target.key not in self._links[sender.key]:
             if self._is_cut(sender, target):
-                return  # no connection can be made
+                return  # no connection can be created
             self._links[sender.key][target.key] = None
             self._links[target.key][sender.key] = None
         if self.loss and self._random.random() < self.loss:

@@ -1,8 +1,8 @@
 """The ideal register: one record in memory with an atomic compare-and-set, always available.
 
-It tests what is above a register (leader, follower, rounds, leases) without the parts below it: no
-ballot, no transaction, no revision. A claim holds until `valid_until`, in true time, counted from
-its last renewal.
+It is for testing what is built on a register (leader, follower, rounds, leases) without its parts:
+no ballot, no transaction, no revision. A claim holds until `valid_until`, in true time, counted
+from its last renewal.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _NEVER = float("-inf")
 
 
 class IdealRules(KeyValueRules):
-    """Of a register that is never away, so that nobody else's word counts."""
+    """The rules for a register that is always available, so that only its own word counts."""
 
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
     ) -> float:
-        """What it confirmed."""
+        """The latest agreement that it confirmed."""
         return heard.get(KEEPER, _NEVER)
 
 
 class SimRegister(SimKeeper):
-    """The record."""
+    """The register: one record."""
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
         super().__init__(loop, random)
@@ -70,11 +70,11 @@ class SimRegister(SimKeeper):
         return SimRegisterLink(self, setup, answered)
 
     def soon(self, event: Callable[[], None]) -> None:
-        """At this time, after what happens now."""
+        """Call `event` at the present time, but after the current event."""
         self._loop.after(0.0, event)
 
     def answer(self, setup: Setup, message: Message) -> Message | None:
-        """What that agent is told."""
+        """The answer to that agent."""
         finish = None if self.newest is None else self.newest.finish
         match message:
             case Join():
@@ -135,7 +135,7 @@ class SimRegister(SimKeeper):
 
 
 class SimRegisterLink(SimLink):
-    """One agent's way to it."""
+    """One agent's connection to the register."""
 
     def __init__(
         self, register: SimRegister, setup: Setup, answered: Callable[[list[Answer]], None]
@@ -143,11 +143,11 @@ class SimRegisterLink(SimLink):
         self._register, self._setup, self._answered = register, setup, answered
 
     def send(self, message: Message) -> None:
-        """See SimLink. It is answered once the agent has finished what it does now."""
+        """See SimLink. The answer comes once the agent has finished its current action."""
         self._register.soon(lambda: self._answer(message))
 
     def lost(self, key: str) -> None:
-        """See SimLink. A claim holds as long as its time."""
+        """See SimLink. A claim lasts for its full time."""
 
     def close(self) -> None:
         """See SimLink."""

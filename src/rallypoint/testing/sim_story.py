@@ -1,8 +1,9 @@
-"""Random stories of simulated clusters: which faults happen to which agents, from a seed.
+"""Random stories of simulated clusters: a seed determines which faults happen to which agents.
 
     a few seconds to gather -> faults of all kinds -> everything whole, and time to recover -> check
 
-One seed is one story; under other rules it is the same up to the first difference between agents.
+Each seed is one story; with another register it is the same up to the first difference between
+agents.
 
     python -m rallypoint.testing.sim_story 47              print that one, if something goes wrong
     python -m rallypoint.testing.sim_story 0 1000 2        play every second one up to 1000
@@ -29,27 +30,28 @@ TIMEOUTS = Timeouts(
     last_call_s=0.5,
     beat_s=0.75,
     missed_beats=4,
-    most_beats=4,  # more would take twice as long to simulate
+    most_beats=4,  # more would double the simulation's time
     close_s=6.0,
     outage_s=6.0,
 )
 MAX_SIZE = 200
 _SMALL = 12
 _FAULTS_S = 30.0
-_CALM_S = 90.0  # within which all is well again: after many changes newcomers wait for a minute
-_SETTLE_S = 8.0  # of these
+# by then everything must have recovered: after many changes newcomers wait for a minute
+_CALM_S = 90.0
+_SETTLE_S = 8.0  # the last part of this time
 
 
 def _begin(seed: int, max_size: int) -> tuple[Random, int, tuple[str, ...]]:
     random = Random(f"story {seed}")
     nodes = int(2 * (max_size / 2) ** (random.random() ** 4))  # mostly small
-    if random.random() < 0.5:  # few die, but who reaches whom changes all the time
+    if random.random() < 0.5:  # few die, but connectivity changes all the time
         return random, random.randint(2, min(7, max_size)), _DIVISIONS
     return random, nodes, _EVENTS
 
 
 def size_of(seed: int) -> int:
-    """How many nodes there are in that story."""
+    """The number of nodes in that story."""
     return _begin(seed, MAX_SIZE)[1]
 
 
@@ -86,7 +88,7 @@ def story(
     cluster.network.max_delay_s = random.choice([0.002, 0.02, 0.3])
     cluster.start_all(spread_s=random.choice([0.0, 2.0]))
     if events is _DIVISIONS and random.random() < 0.3:
-        _overtake(cluster)  # of those who begin the job
+        _overtake(cluster)  # those that begin the job
     cluster.run(random.uniform(0.0, 4.0))
     end = cluster.loop.now + faults_s
     while cluster.loop.now < end:
@@ -94,7 +96,7 @@ def story(
         cluster.run(random.choice([0.003, 0.05, 0.5, 2.0, 5.0]) * random.uniform(0.5, 1.5))
         cluster.check_running()
     cluster.calm()
-    for name in cluster.names:  # a scheduler would do so
+    for name in cluster.names:  # as a scheduler would
         if random.random() < 0.5:
             cluster.start_later(name)
     end = cluster.loop.now + _CALM_S
@@ -108,7 +110,7 @@ def story(
 def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
     cluster: SimCluster, random: Random, what: str
 ) -> None:
-    """One thing happens."""
+    """Let one event happen."""
     names = list(cluster.names)
     name = random.choice(names)
     places = names
@@ -137,7 +139,8 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
             for each in places:
                 random.choice(groups).add(each)
             cluster.cut(groups)
-        case "divide":  # those who know the newest agreement, those who do not, the coordinator
+        # separates those who know the latest agreement, those who do not, and the coordinator
+        case "divide":
             know, others = cluster.divided()
             alone = set(cluster.leaders()) if random.random() < 0.5 else set[str]()
             cluster.cut([know - alone, others - alone, alone])
@@ -153,14 +156,14 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
             _befall(cluster, random, random.choice(["split", "divide", "isolate"]))
         case "ambush":
             _ambush(cluster, random, random.choice([1, 1, 2, 3]))
-        case "some succeed":  # and the others later, if nothing comes between
+        case "some succeed":  # and the others later, if nothing intervenes
             for agent in cluster.alive():
                 cluster.succeed_later(agent, max(0.0, random.uniform(-4.0, 8.0)))
-        case "orphan":  # one, while the others lose their coordinator
+        case "orphan":  # kill one, while the others lose their coordinator
             cluster.cut([{name}, set(names) - {name}])
             for leader in cluster.leaders():
                 cluster.kill(leader)
-        case "crumble":  # some stay with a coordinator that has lost its quorum, and lose it then
+        case "crumble":  # some stay with a coordinator that has lost its quorum, then lose it too
             leaders = set(cluster.leaders())
             some = leaders | set(random.sample(names, len(names) // 2))
             cluster.cut([some, set(names) - some])
@@ -181,7 +184,7 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
 
 
 def _befall_keeper(cluster: SimCluster, keeper: SimKeeper, random: Random) -> None:
-    """Perhaps something happens to the keeper, too."""
+    """Perhaps let something happen to the keeper, too."""
     if random.random() < 0.2:
         keeper.is_away = not keeper.is_away
         cluster.tell(f"keeper: {'away' if keeper.is_away else 'here again'}")
@@ -190,11 +193,11 @@ def _befall_keeper(cluster: SimCluster, keeper: SimKeeper, random: Random) -> No
 
 
 def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
-    """So many things happen in the middle of ballots, where most can go wrong."""
+    """Let that many events happen in the middle of ballots, where most can go wrong."""
 
     def spring() -> None:
         what = random.choice(_SUDDEN)
-        if "kill" in what:  # the one that speaks now must finish its sentence
+        if "kill" in what:  # the sender must finish its message
             cluster.loop.after(0.0, lambda: _befall(cluster, random, what))
         else:
             _befall(cluster, random, what)
@@ -208,9 +211,9 @@ def _ambush(cluster: SimCluster, random: Random, count: int) -> None:
 
 
 def _overtake(cluster: SimCluster) -> None:
-    """The old members miss what is agreed, then what is agreed next; then its coordinator is gone.
+    """Let the old members miss one agreement, then the next; then its coordinator is gone.
 
-    They can go on from what they know, and meet those who know more.
+    They can continue from what they know, and then meet agents that know more.
     """
 
     def leave_behind() -> None:
@@ -228,7 +231,9 @@ def _overtake(cluster: SimCluster) -> None:
 
 
 def _duel(cluster: SimCluster) -> None:
-    """Several want to succeed a coordinator; the first to have something agreed dies at once."""
+    """Let several agents compete to replace a coordinator; the first to get an agreement dies at
+    once.
+    """
 
     def strike() -> None:
         newest = cluster.witness.newest
@@ -269,7 +274,7 @@ _DIVISIONS = (
 
 
 def first_violation(seeds: Iterable[int]) -> str:
-    """Play these stories up to the first in which something happens that must not; tell it."""
+    """Play these stories up to the first that violates an invariant, and return its text."""
     for seed in seeds:
         try:
             story(seed)

@@ -1,4 +1,4 @@
-"""An observer of a simulated cluster, who knows what no agent can, and records the story.
+"""An observer of a simulated cluster, which knows more than any agent, and records the story.
 
 It raises `ViolationError` when two agents hold different agreements with one number, when workers
 of two rounds run at the same time, when members differ on the membership, when a rank changes
@@ -18,25 +18,25 @@ from rallypoint.rendezvous.consensus.participant import Participant
 from rallypoint.rendezvous.job.round import Member, Seat
 from rallypoint.testing.sim_clock import SimLoop
 
-_SHOWN = 400  # lines of a story
+_SHOWN = 400  # the number of lines shown of a story
 _LINE = re.compile(r"^ *([0-9.]+)  (\S+)(?: \w+)?: (.*?)(?:, node \d+ of \d+)?$")
 
 
 class ViolationError(AssertionError):
-    """What must never happen has happened."""
+    """An invariant was violated."""
 
 
 class Witness:
-    """What has been agreed and what runs, in all jobs of the name.
+    """The agreements and running workers of all jobs with the same name.
 
     Attributes:
-        lines: what has happened, with its time.
-        agreed: by job, which is known by who began it, and by number.
+        lines: the events, with their times.
+        agreed: agreements by job, which is identified by the agent that began it, and by number.
         newest: the agreement with the highest number.
-        failures: rounds with a failed worker.
-        results: jobs and their rounds of which some workers have succeeded: who comes waits.
-        may_fork: whether a second job of the name may have begun; see SimCluster.
-        when_agreed: what to do, once, when there is a new agreement.
+        failures: the rounds with a failed worker.
+        results: the jobs and rounds in which some workers have succeeded: newcomers wait.
+        may_fork: whether a second job with the same name may have begun; see SimCluster.
+        when_agreed: called once at the next agreement.
     """
 
     def __init__(self, loop: SimLoop, title: str) -> None:
@@ -55,11 +55,11 @@ class Witness:
     # The story.
 
     def tell(self, text: str) -> None:
-        """Write it down."""
+        """Record a line."""
         self.lines.append(f"{self._loop.now:9.3f}  {text}")
 
     def violated(self, what: str) -> NoReturn:
-        """Tell all of it.
+        """Raise an error with the whole story.
 
         Raises:
             ViolationError: always.
@@ -70,7 +70,7 @@ class Witness:
     # Agreements.
 
     def look_at(self, key: str, agent: Participant) -> None:
-        """Compare what this agent holds with what all others ever held."""
+        """Compare what this agent holds with everything that any agent ever held."""
         decided = agent.agreement
         if decided is None or decided is self._held.get(key) or decided.number < 0:
             return
@@ -89,7 +89,7 @@ class Witness:
             self.violated(f"{text}, not {_text(known)}")
 
     def before_newest(self) -> tuple[Member, ...]:
-        """Who decided on the newest agreement."""
+        """The members that decided on the latest agreement."""
         newest = self.newest
         before = newest and self.agreed[newest.host].get(newest.number - 1)
         return before.members if before else ()
@@ -99,8 +99,8 @@ class Witness:
             self.violated(f"{new.restarts} restarts are charged for {len(self.failures)} failures")
         if not new.runs:
             return
-        # A round that was agreed on may have begun nowhere, which a new coordinator cannot know:
-        # ranks stay since that one, or since the one that ran before it.
+        # A round that was agreed on may not have started anywhere, which a new coordinator cannot
+        # know: ranks are unchanged since that round, or since the one that ran before it.
         ran: dict[str, int] = {}
         agreed: list[tuple[str, int]] = []
         for old in sorted(job.values(), key=lambda each: each.number):
@@ -121,7 +121,7 @@ class Witness:
     # Workers.
 
     def begun(self, key: str, name: str, job: str, seat: Seat) -> None:
-        """An agent starts workers."""
+        """An agent has started workers."""
         this = (job, seat.number)
         self._running[this] += 1
         others = [
@@ -137,7 +137,7 @@ class Witness:
             self.violated(f"round {seat.number} is not the same for all")
 
     def ended(self, job: str, seat: Seat, *, succeeded: bool = False) -> None:
-        """They run no more."""
+        """An agent's workers have ended."""
         self._running[job, seat.number] -= 1
         if succeeded:
             self.results.add((job, seat.number))
@@ -150,7 +150,7 @@ def _text(agreement: Agreement) -> str:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """With one line for many agents that do or say the same."""
+    """Shorten a story: one line for many agents that do or say the same."""
     short: list[str] = []
     for what, group in groupby(lines, key=_what):
         several = list(group)

@@ -1,7 +1,7 @@
 """One flat set of keys and queues, with the connections that wait for them or watch them.
 
-Unbound connections share one; each round of a fenced namespace has its own, which ends with the
-round. Pure data: store_state.py decides which messages are sent.
+Unbound connections share one keyspace; each round of a fenced namespace has its own, which ends
+with the round. Pure data: store_state.py decides which messages are sent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Keyspace:
     members: set[int] = field(default_factory=set)
 
     def has(self, key: bytes) -> bool:
-        """Tell whether a waiter for `key` has nothing to wait for."""
+        """Return whether a waiter for `key` is already satisfied."""
         return key in self.entries or key in self.queues
 
     def value(self, key: bytes) -> bytes:
@@ -55,7 +55,7 @@ class Keyspace:
         return b"".join(wire.blob(self.value(key)) for key in keys)
 
     def number(self, key: bytes) -> int | None:
-        """Return the value as a counter, 0 if the key is missing, None if it is no number."""
+        """Return the value as a counter, 0 if the key is missing, None if it is not a number."""
         entry = self.entries.get(key)
         if entry is None:
             return 0
@@ -74,16 +74,16 @@ class Keyspace:
         return value
 
     def line(self, opcode: Opcode) -> dict[bytes, list[int]]:
-        """Return where those who wait by `opcode` stand in line."""
+        """Return the queues of connections that wait by `opcode`."""
         return self.takers if opcode is Opcode.QUEUE_TAKE else self.waiters
 
     def fence(self, by: int) -> None:
-        """Round `by` has begun: nothing of this one remains."""
+        """End this round because round `by` has begun: nothing of it remains."""
         self.fenced_by = by
         for content in (self.entries, self.queues, self.waiters, self.takers, self.watchers):
             content.clear()
 
     def fenced_text(self) -> str:
-        """Say what a client of this round, which is over, did not know."""
+        """Return the message for a client of this round, which is over."""
         name = self.name.decode(errors="replace")
         return f"round {self.round} of '{name}' ended when round {self.fenced_by} began"

@@ -1,9 +1,9 @@
-"""What the store's server does with each request: the reference for the native server.
+"""The behaviour of the store's server for each request: the reference for the native server.
 
 Messages and `now` are inputs, actions with their reasons are outputs; connections are plain ids.
-Semantics are those of torch 2.13's libuv server where that is sound; where it is not (a queue push
-that leaves a waiter registered, a wait on a non-empty queue that never ends), this one is right,
-and a waiter is released only by keys that exist. A thin driver owns the sockets.
+The semantics are those of torch 2.13's libuv server where that is correct. Where it is not (a queue
+push that leaves a waiter registered, a wait on a non-empty queue that never ends), this one is, and
+a waiter is released only by keys that exist. A thin driver owns the sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rallypoint.store.numbers import wrapped
 from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Reply, Request, Status
 from rallypoint.testing.store_keyspace import Entry, Keyspace
 
-HANDSHAKE_S = 30.0  # a client that has not said VALIDATE by then is closed
+HANDSHAKE_S = 30.0  # a client is closed if it has not sent VALIDATE by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class _ViolationError(Exception):
 
 
 class _RefusedError(Exception):
-    """The request is refused: with an ERROR for who has probed, by the end for who has not."""
+    """The request is refused: by an ERROR reply if the client has probed, otherwise by closing the
+    connection.
+    """
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -54,7 +56,9 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Wait:
-    """What a connection waits for. `asked` is kept for the answer, `missing` shrinks to nothing."""
+    """What a connection waits for. `asked` is kept for the answer; `missing` shrinks until it is
+    empty.
+    """
 
     opcode: Opcode
     asked: tuple[bytes, ...]
@@ -80,7 +84,7 @@ class State:
         self._actions: list[Action] = []
 
     def connect(self, connection: int, now: float) -> None:
-        """Take note of a new connection."""
+        """Register a new connection."""
         self._connections[connection] = _Connection(now, self._default)
         self._default.members.add(connection)
 
@@ -96,7 +100,7 @@ class State:
             self._actions.append(Close(connection, str(violation)))
         except _RefusedError as refused:
             if client.tagged and request.opcode in _UNREPLIED:
-                pass  # the next request that has a reply learns of it
+                pass  # the next request with a reply reports it
             elif client.tagged:
                 body = wire.u8(refused.code) + wire.blob(str(refused).encode())
                 self._send(connection, body, Status.ERROR)
@@ -106,7 +110,9 @@ class State:
         return self._drain()
 
     def disconnect(self, connection: int) -> list[Action]:
-        """Forget a connection that its peer closed: its wait, its watches, its ephemeral keys."""
+        """Forget a connection that its peer closed, with its wait, its watches and its ephemeral
+        keys.
+        """
         self._forget(connection)
         return self._drain()
 
@@ -229,7 +235,7 @@ class State:
         expected, new = request.values
         entry = space.entries.get(request.key)
         if entry is None and expected:
-            self._send(connection, wire.blob(expected))  # as torch: the caller cannot tell
+            self._send(connection, wire.blob(expected))  # as in torch: the caller cannot tell
         elif entry is None or entry.value == expected:
             self._put(space, request.key, new)
             self._send(connection, wire.blob(new))
@@ -312,7 +318,7 @@ class State:
             return
         wait, client.wait = client.wait, None
         if wait.opcode is Opcode.WAIT_GET:
-            # A key may have gone again while the others were awaited; its value is still owed.
+            # A key may have been deleted while others were awaited; its value is still owed.
             wait.missing = {key for key in wait.asked if not client.space.has(key)}
             if wait.missing:
                 self._register(connection, client, wait)
@@ -325,7 +331,7 @@ class State:
         else:
             self._send(connection, wire.u8(wire.STOP_WAITING))
 
-    # Queues. One with items in it has no takers waiting, and an empty one does not exist.
+    # Queues. A non-empty queue has no waiting takers, and an empty one does not exist.
 
     def _push(self, connection: int, client: _Connection, request: Request) -> None:
         space, key = client.space, request.key
@@ -385,7 +391,9 @@ class State:
         self._send(connection, wire.i64(number))
 
     def _fence(self, space: Keyspace, by: int) -> None:
-        """End a round: its keys go at once, and whoever waits or watches in it is told why."""
+        """End a round: its keys are deleted at once, and those that wait or watch in it are told
+        why.
+        """
         watching = {watcher for watcher, _ in space.watchers}
         waiting = {member for member in space.members if self._connections[member].wait}
         space.fence(by)
