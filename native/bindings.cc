@@ -26,7 +26,7 @@ namespace {
 
 namespace store = rallypoint::store;
 
-// The machine as the tests drive it: bytes in; (connection, bytes) and reasons out.
+// The machine as tests drive it: bytes in; (connection, bytes) and reasons out.
 class StoreMachine {
  public:
   explicit StoreMachine(nb::bytes token) : machine_(std::string(token.c_str(), token.size())) {}
@@ -68,7 +68,7 @@ class StoreMachine {
   store::Machine machine_;
 };
 
-// Addresses of 16 bytes each, one after the other.
+// Concatenated addresses of 16 bytes each.
 void allow(store::Server& server, nb::bytes packed) {
   std::vector<store::HostAddress> hosts(packed.size() / sizeof(store::HostAddress));
   std::memcpy(hosts.data(), packed.c_str(), hosts.size() * sizeof(store::HostAddress));
@@ -80,8 +80,8 @@ void allow(store::Server& server, nb::bytes packed) {
   throw nb::python_error();
 }
 
-// Sends a short request and returns what one recv brings: a round trip for one change of the GIL.
-// The socket blocks and has its time-outs set in the kernel; when one is over, errno is EAGAIN.
+// Sends a short request and returns what one recv reads: a round trip with a single release of the
+// GIL. The socket blocks, with time-outs set in the kernel; when one expires, errno is EAGAIN.
 nb::bytes exchange(int fd, nb::bytes request) {
   char reply[4096];
   const char* next = request.c_str();
@@ -139,7 +139,7 @@ void bind_store(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
-  // PyTorch's C++ holds what a failed backward pass left until after the interpreter has ended.
+  // PyTorch's C++ keeps what a failed backward pass left until after the interpreter has ended.
   nb::set_leak_warnings(false);
   module.doc() = "Rallypoint's native core.";
   rallypoint::python::bind_arena(module);

@@ -1,6 +1,6 @@
 // The descriptors that a server or the engine has open, in memory that a forked child can read at
-// any moment: it inherits them all, and must close them without looking at anything that was being
-// changed.
+// any moment: it inherits them all, and must close them without reading anything that was being
+// modified.
 #pragma once
 
 #include <sys/mman.h>

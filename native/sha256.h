@@ -13,7 +13,7 @@ using Digest = std::array<uint8_t, 32>;
 Digest sha256(std::string_view message);
 Digest hmac_sha256(std::string_view key, std::string_view message);
 
-// Takes the same time wherever the difference is.
+// Takes the same time wherever the first difference is.
 bool equal_in_constant_time(std::string_view a, std::string_view b);
 
 inline std::string_view view(const Digest& digest) {

@@ -57,7 +57,7 @@ std::byte* Arena::take(std::byte* base, Segment& segment, std::size_t bytes) {
   return nullptr;
 }
 
-// Sealed, so that nobody who has mapped it can find it shorter than it was.
+// Sealed, so that a process that has mapped it never finds it shorter than it was.
 Arena::Segments::iterator Arena::add_segment(std::size_t bytes) {
   const int fd = memfd_create("rallypoint-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return segments_.end();
@@ -76,12 +76,12 @@ Arena::Segments::iterator Arena::add_segment(std::size_t bytes) {
   return segments_.emplace(static_cast<std::byte*>(base), std::move(segment)).first;
 }
 
-// The pages go back to the system, whoever else has mapped them. One empty segment is kept.
+// The pages go back to the system, even if others have mapped them. One empty segment is kept.
 void Arena::release(std::byte* at) {
   if (at == nullptr) return;
   const std::lock_guard lock(mutex_);
   auto found = segments_.upper_bound(at);
-  if (found == segments_.begin()) return;  // its parent's
+  if (found == segments_.begin()) return;  // memory of the parent
   auto& [base, segment] = *--found;
   const auto block = segment.used.find(static_cast<std::size_t>(at - base));
   if (block == segment.used.end()) return;
@@ -129,7 +129,7 @@ bool Arena::adopt(std::byte* base, std::size_t bytes, int fd) {
 void Arena::abandon(std::byte* base, bool is_used) {
   const std::lock_guard lock(mutex_);
   const auto found = segments_.find(base);
-  if (found == segments_.end() || !found->second.is_adopted) return;  // or its parent's
+  if (found == segments_.end() || !found->second.is_adopted) return;  // or memory of the parent
   const auto bytes = static_cast<off_t>(found->second.bytes);
   if (!is_used) fallocate(found->second.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes);
   close(found->second.fd);

@@ -3,10 +3,10 @@
 //   arena of a process     | segment: 64 MiB or more | segment | ...     each a memfd, without a
 //   name block                  whole pages of one segment, given back to the system when freed
 //
-// What other libraries have put into files of the same kind is adopted as a segment of its own.
+// Memory that other libraries have put into such files is adopted as a separate segment.
 //
-// Peers open a segment by /proc/PID/fd and map it when they first see a message in it
-// (peer_memory.h). A child after fork shares these arrays with its parent: they are not copied on
+// Peers open a segment through /proc/PID/fd and map it when they first see a message in it
+// (peer_memory.h). A forked child shares these arrays with its parent: they are not copied on
 // write.
 #pragma once
 
@@ -18,12 +18,12 @@
 
 namespace rallypoint {
 
-// Where something lies in its owner's arena.
+// A place in its owner's arena.
 struct ArenaPlace {
-  std::uint64_t segment;  // its inode; 0: in no arena
-  std::uint64_t device;   // that the inode is of
+  std::uint64_t segment;  // its inode; 0 if in no arena
+  std::uint64_t device;   // the inode's device
   std::uint64_t offset;
-  std::int32_t fd;  // of the owner
+  std::int32_t fd;  // the owner's descriptor
 };
 
 class Arena {
@@ -32,14 +32,14 @@ class Arena {
 
   // Zeroed, at a page boundary; null if there is no memory.
   std::byte* allocate(std::size_t bytes);
-  // Does nothing for null, nor for what this process did not allocate.
+  // Does nothing for null, or for memory that this process did not allocate.
   void release(std::byte* at);
-  // Memory of another library: the whole of a file that has no name, and is not to be cut short,
-  // mapped at `base`. It must stay so until it is abandoned; false if it is another file.
+  // Adopts memory of another library: a complete unnamed file that will not be truncated, mapped at
+  // `base`. It must stay like this until it is abandoned. Returns false for any other file.
   bool adopt(std::byte* base, std::size_t bytes, int fd);
-  // Unless anybody else still uses the memory, whoever has mapped the file need not keep its pages.
+  // Unless `is_used`, processes that have mapped the file need not keep its pages.
   void abandon(std::byte* base, bool is_used);
-  // Whether the bytes lie in a block, or several, of one segment, and where.
+  // Whether the bytes lie in blocks of one segment, and where.
   bool locate(const std::byte* at, std::size_t bytes, ArenaPlace& place) const;
 
  private:
@@ -50,7 +50,7 @@ class Arena {
     std::size_t bytes;
     std::map<std::size_t, std::size_t> free;  // offset -> bytes; no two touch
     std::map<std::size_t, std::size_t> used;
-    bool is_adopted = false;  // then neither has anything in it
+    bool is_adopted = false;  // then both are empty
   };
   using Segments = std::map<std::byte*, Segment>;  // by their base
 

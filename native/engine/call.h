@@ -10,12 +10,12 @@
 
 namespace rallypoint {
 
-// What is called, in the eight bytes that are compared with the last call's.
+// What is called, in eight bytes that are compared with those of the last call.
 struct Operator {
   std::uint16_t collective;
   DType dtype;
   ReduceOp op;
-  std::int32_t root;  // of a send or recv: the tag
+  std::int32_t root;  // for a send or recv: the tag
 
   std::uint64_t bits() const { return std::bit_cast<std::uint64_t>(*this); }
 };
@@ -28,13 +28,13 @@ struct Block {
 struct Call {
   const Program* program;
   Operator what;
-  std::uint64_t count;     // items of a block; where they differ, of the largest
+  std::uint64_t count;     // items of a block; if lengths differ, of the largest
   const std::byte* input;  // all blocks, one after the other,
   std::byte* output;
   double timeout_s;
-  const Block* input_blocks = nullptr;  // or, unless null, each where it says
+  const Block* input_blocks = nullptr;  // or, unless null, each at its own place
   const Block* output_blocks = nullptr;
-  // Where a rank does not know the lengths of all blocks, the largest is agreed on first: an
+  // If a rank does not know the lengths of all blocks, the largest is agreed on first, by an
   // all_reduce of one integer.
   const Program* agreement = nullptr;
 };

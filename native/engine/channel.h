@@ -1,13 +1,13 @@
-// Messages through shared memory: numbered lines, and rings for what does not fit into a line.
-// Those to and from ranks on other hosts go by a transport; only who sends to such a rank need
-// know.
+// Messages through shared memory: numbered lines, and rings for payloads that do not fit into a
+// line. Messages to and from ranks on other hosts use a transport; only the sender to such a rank
+// needs to know.
 //
 // A channel connects an ordered list of members that run the same programs in the same order: the
-// ranks of the communicator. Every message has a place that both ends
-// compute from the iteration and its ordinal, so nothing is negotiated. A line or a piece of ring
-// is used again only when each of its receivers has said, by its progress, that it is done.
+// ranks of the communicator. Every message has a place that both ends compute from the iteration
+// and its ordinal, so nothing is negotiated. A line or a piece of a ring is reused only when the
+// progress counters of all its receivers show that they are done.
 //
-// It never waits: what cannot be done now names the member it depends on.
+// It never waits: an operation that is not possible now returns the member it depends on.
 #pragma once
 
 #include <cstddef>
@@ -25,19 +25,19 @@ namespace rallypoint {
 
 class Channel;
 
-// What was put somewhere, and who must take it before that place is free.
+// What occupies a place, and who must take it before the place is free.
 struct Occupant {
   Channel* channel = nullptr;  // null: free
   std::uint64_t iteration = 0;
   const std::vector<Receiver>* receivers = nullptr;
 };
 
-// The sender's ring of payloads: taken at the tail, given back at the head, oldest first.
+// The sender's ring of payloads: allocated at the tail, freed at the head, oldest first.
 class Ring {
  public:
   explicit Ring(std::byte* base) : base_(base) {}
 
-  // Returns null while full; `blocker` is then the rank that must get on.
+  // Returns null while full; `blocker` is then the rank that must make progress.
   std::byte* take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker);
   std::uint64_t offset(const std::byte* at) const { return static_cast<std::uint64_t>(at - base_); }
 
@@ -53,14 +53,14 @@ class Ring {
   std::deque<Piece> pieces_;
 };
 
-// Where a member's lane lies in the region.
+// The location of a member's lane in the region.
 struct Port {
-  Line* lines = nullptr;  // null: on another host
+  Line* lines = nullptr;  // null: it is on another host
   const std::byte* ring = nullptr;
   Progress* progress = nullptr;
 };
 
-// Where a message goes, between reserve and publish.
+// The place of a message, between reserve and publish.
 struct Slot {
   Line* line;
   std::uint64_t offset;
@@ -68,7 +68,7 @@ struct Slot {
 
 class Channel {
  public:
-  // All ranks.
+  // The channel of all ranks.
   static Channel collective(Region& region, std::deque<Ring>& rings, MessageTransport* wire);
 
   std::uint32_t self() const { return self_; }
@@ -77,15 +77,16 @@ class Channel {
     return calls_[member][number % kCalls];
   }
 
-  // Sender: room for a message, or null and the rank that must get on first. A message that is to
-  // be read elsewhere only needs room for its Place, and its slot's offset is then set to kExposed.
+  // Sender: returns room for a message, or null and the rank that must make progress first. A
+  // message that receivers will read elsewhere only needs room for its Place, and its slot's offset
+  // is then set to kExposed.
   std::byte* reserve(const Program& program, std::uint32_t lane, const Operation& send,
                      std::uint64_t iteration, std::size_t bytes, Slot& slot,
                      std::uint32_t& blocker);
   void publish(const Slot& slot, const Operation& send, std::uint64_t iteration, std::size_t bytes,
                std::uint64_t signature);
 
-  // Sender: gets on with a message to a rank on another host; returns whether all of it has gone.
+  // Sender: continues a message to a rank on another host; returns whether all of it has been sent.
   bool send_far(const Receiver& to, std::uint32_t lane, const Operation& send,
                 std::uint64_t iteration, std::uint64_t signature, std::uint64_t bytes,
                 std::span<const iovec> payload) const {
@@ -93,21 +94,21 @@ class Channel {
     return wire_->send(members_[to.rank], message, payload);
   }
 
-  // Receiver: the line of a message once it is there, or null.
+  // Receiver: the line of a message once it has arrived, or null.
   const Line* peek(const Program& program, const Operand& from, std::uint64_t iteration) const;
-  // Its payload, or null if the line makes no sense.
+  // Its payload, or null if the line is invalid.
   const std::byte* payload(const Line& line, const Operand& from) const;
   bool is_far(const Operand& from) const {
     return ports_[from.peer * kLanes + from.lane].lines == nullptr;
   }
-  // A message from another host is waited for; its payload may go straight to `target`, unless
-  // null.
+  // Announces that a message from another host is awaited; its payload may be written directly to
+  // `target`, unless null.
   void expect(const Operand& from, std::uint64_t iteration, std::uint64_t signature,
               std::byte* target, std::uint64_t bytes) const {
     const Expected message{sequence(iteration, from.ordinal), signature, target, bytes};
     wire_->expect(members_[from.peer], from.lane, message);
   }
-  // Such a message has been taken.
+  // Releases such a message after it was taken.
   void release(const Operand& from, std::uint64_t iteration) const {
     wire_->release(members_[from.peer], from.lane, sequence(iteration, from.ordinal));
   }
@@ -118,7 +119,7 @@ class Channel {
   }
   void wake(std::uint32_t member) const { region_->wake(members_[member]); }
 
-  // Whether all receivers are done with what was put somewhere; if not, one that is not.
+  // Whether all receivers have taken what occupies a place; if not, one that has not.
   bool is_taken(const Occupant& occupant, std::uint32_t& blocker) const;
 
   std::uint64_t iterations = kFirstOrdinal;  // run so far, the same on all members
@@ -143,12 +144,12 @@ class Channel {
   std::vector<CallRecord*> calls_;      // by member
   std::vector<Ring*> rings_;            // by lane, of this rank
   std::vector<Occupant> occupants_;     // by lane and line, of this rank
-  std::vector<std::uint64_t> seen_;     // progress by member and lane, as last looked up
+  std::vector<std::uint64_t> seen_;     // progress by member and lane, as last read
 };
 
-// The path of every message, in the header so that it can be inlined.
+// On the path of every message, hence in the header for inlining.
 
-// Progress lies in the receiver's cache: look it up only when the last look does not suffice.
+// Progress is in the receiver's cache: read it only if the last known value does not suffice.
 inline bool Channel::is_taken_cached(const Occupant& occupant, std::uint32_t& blocker) {
   for (const Receiver& receiver : *occupant.receivers) {
     const std::size_t port = receiver.rank * kLanes + receiver.lane;
@@ -163,8 +164,8 @@ inline bool Channel::is_taken_cached(const Occupant& occupant, std::uint32_t& bl
   return true;
 }
 
-// The peer may be looking at the line all the time: all stores to it come at once, or it would
-// travel back and forth between them.
+// The peer may be polling the line: all stores to it are made together, or the cache line would
+// bounce between the two cores.
 inline void Channel::publish(const Slot& slot, const Operation& send, std::uint64_t iteration,
                              std::size_t bytes, std::uint64_t signature) {
   Line& line = *slot.line;

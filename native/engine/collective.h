@@ -1,13 +1,14 @@
 #pragma once
 
-// The collectives that the engine itself asks for or tells of. All others are programs to it.
+// The collectives that the engine itself uses or reports. All others are just programs to it.
 
 #include <cstdint>
 
 namespace rallypoint::collective {
 
 // Their numbers in base/collective.py.
-inline constexpr std::uint16_t kAllReduce = 0;  // of the largest block, where blocks differ
+// also used to agree on the largest block, where blocks differ
+inline constexpr std::uint16_t kAllReduce = 0;
 inline constexpr std::uint16_t kSend = 4;
 
 }  // namespace rallypoint::collective

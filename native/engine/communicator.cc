@@ -17,15 +17,15 @@ constexpr double kForeverS = 1e9;
 constexpr double kLeaveS = 2;
 constexpr unsigned kLeaveLookUs = 200;
 constexpr unsigned kLockLooks = 50;
-// A call of so few items that did not wait takes some microseconds.
+// A call of at most this many items that did not wait takes some microseconds.
 constexpr std::uint64_t kQuickItems = 1 << 14;
-constexpr unsigned kTurns = 4;  // of calls, before other communicators have theirs
-constexpr unsigned kLooks = 3;  // in vain, before it is noted where the program waits
+constexpr unsigned kTurns = 4;  // of calls, before other communicators have their turns
+constexpr unsigned kLooks = 3;  // without success, before it is recorded where the program waits
 constexpr std::uint16_t kReceive = 0xFFFF;
 
 constexpr unsigned kLooksForMail = 16;
 
-// A host that also notes, once a wait takes long, where the program stands.
+// A host that also records, once a wait takes long, where the program is.
 class Noter : public Host {
  public:
   explicit Noter(Host& host) : host_(host) {}
@@ -49,7 +49,7 @@ class Noter : public Host {
   bool has_waited_ = false;
 };
 
-// Waits for the collective that is running, whichever that is.
+// Waits for the collective that is currently running.
 class CallNoter final : public Noter {
  public:
   CallNoter(Host& host, GroupWaits& waits) : Noter(host), waits_(waits) {}
@@ -76,7 +76,8 @@ class CallNoter final : public Noter {
   std::uint64_t noted_ = 0;
 };
 
-// Waits for a send or receive; of a receive it also notes what has come from there instead.
+// Waits for a send or receive; for a receive, it also records which other message has arrived
+// instead.
 class TransferNoter final : public Noter {
  public:
   TransferNoter(Host& host, GroupWaits& waits, const Work& work, const Mailbox& mailbox,
@@ -127,7 +128,7 @@ std::vector<std::uint32_t> ranks_of(const std::vector<FarRank>& far) {
   return ranks;
 }
 
-// Let each send know which receivers share memory with this rank.
+// Tells each send which receivers share memory with this rank.
 void part_receivers(Program& program, const Region& region) {
   for (auto& lane : program.lanes) {
     for (Operation& operation : lane) {
@@ -171,7 +172,7 @@ void Communicator::leave() {
     const double until_s = now_s() + kLeaveS;
     mailbox_.finish(until_s);
     const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-    if (lock) wire->finish_writing();  // or else a thread still waits for a peer
+    if (lock) wire->finish_writing();  // otherwise a thread still waits for a peer
     while (lock && wire->unconfirmed() > 0 && !region_.poisoned() && region_.first_lost() < 0 &&
            now_s() < until_s) {
       usleep(kLeaveLookUs);
@@ -199,12 +200,12 @@ bool Communicator::end_calls(double most_s) {
   }
 }
 
-// Only for what will then be read: what stays would ring again and again.
+// Only for what will then be read: unread data would ring the bell again and again.
 void Communicator::arm() {
   if (transports_.messages == nullptr) return;
   if (!queue_.is_empty()) {
     const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-    if (lock) transports_.messages->arm();  // or else another thread is at it
+    if (lock) transports_.messages->arm();  // otherwise another thread is working on it
   }
   mailbox_.arm();
 }
@@ -242,7 +243,7 @@ Trouble Communicator::run(const Call& call, Host& host) {
   {
     std::unique_lock lock(collective_.mutex, std::try_to_lock);
     if (!lock) {
-      host.before_wait();  // its owner may need the GIL to get on
+      host.before_wait();  // its owner may need the GIL to proceed
       lock.lock();
     }
     if (queue_.is_empty() && call.agreement == nullptr) {
@@ -257,18 +258,19 @@ Trouble Communicator::run(const Call& call, Host& host) {
   }
   const auto work = std::make_shared<Work>();
   queue_.push(call, work);
-  // The call refers to the caller's memory: stay until nobody uses it any more.
+  // The call refers to the caller's memory: stay until it is no longer in use.
   return finish(*work, host);
 }
 
 Trouble Communicator::finish(const Work& work, Host& host) {
   if (wait(work, kForeverS, host)) return work.trouble();
-  host.before_wait();  // whoever has the lock may need the GIL to get on
+  host.before_wait();  // the holder of the lock may need the GIL to proceed
   {
     std::unique_lock lock(collective_.mutex, std::defer_lock);
     for (unsigned look = 0; look < kLockLooks && !lock.try_lock(); ++look) usleep(kLeaveLookUs);
     if (work.is_done()) return work.trouble();
-    // Without the lock another thread is in a call: peers are told of the trouble, but not in what.
+    // Without the lock, another thread is in a call: peers are told of the trouble, but not in
+    // which call.
     collective_.interrupt(lock.owns_lock());
   }
   NoHost patient;
@@ -284,7 +286,7 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_
   serve();
   const bool is_first = queue_.is_empty();
   queue_.push(call, std::move(work));
-  // What is small is begun here: that costs less than waking the thread, which sees to the rest.
+  // A small operation is begun here: that costs less than waking the thread, which does the rest.
   if (!at_once && is_first && progress(false) && queue_.is_empty()) return true;
   ProgressThread::instance().notify(at_once);
   return true;
@@ -342,8 +344,8 @@ Trouble Communicator::transfer(Transfer& transfer, Host& host) {
   return Trouble::interrupted;
 }
 
-// As long as there is no other transfer, and this one need not sleep: it then needs no list to be
-// in, and no work that outlives the call. Returns whether it is over.
+// Carries out a transfer while it is the only one and need not sleep: it then needs no place in a
+// list, and no work that outlives the call. Returns whether it has ended.
 bool Communicator::carry_out(Mailbox::Item& item, Host& host) {
   Mailbox::Step step = mailbox_.step(item);
   if (step == Mailbox::Step::done || step == Mailbox::Step::others) {
@@ -378,7 +380,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
       } else if (waiter.pause(transfer.asked)) {
         has_slept = true;
         if (noter.is_interrupted() || now_s() > until_s) break;
-        // Who waits for a time may do something else afterwards.
+        // A caller that waits for a limited time may do something else afterwards.
         if (!is_said && !has_end && host.is_alone()) {
           mailbox_.set_waiting(&transfer);
           is_said = true;
@@ -395,7 +397,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
 bool Communicator::progress(bool has_slept) {
   bool moved = !mailbox_.is_empty() && mailbox_.advance(has_slept);
   const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-  if (!lock) return moved;  // another thread is at it
+  if (!lock) return moved;  // another thread is working on it
   NoHost host;
   for (unsigned turn = 0; turn < kTurns && queue_.advance(has_slept, host) == Step::moved; ++turn) {
     moved = true;

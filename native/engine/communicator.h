@@ -1,7 +1,7 @@
-// What a process holds of one group: the region, the programs it has been taught, and the channels.
+// A process's part of one group: the region, the programs it has been taught, and the channels.
 //
-// Which program serves a call is decided elsewhere; it is asked for once per kind of call, by
-// `find`, and remembered by `teach`.
+// The program for a call is chosen elsewhere; `find` looks it up once per kind of call, and `teach`
+// stores it.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ namespace rallypoint {
 
 class Communicator final : public Progressable {
  public:
-  // `far` are the ranks on other hosts, to which `connect` makes the transports. `description` of
-  // the group is for the flight record.
+  // `far` are the ranks on other hosts, for which `connect` creates the transports. `description`
+  // of the group is for the flight record.
   Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy policy,
                const std::vector<FarRank>& far, const MakeTransports& connect,
                std::string_view description = {});
@@ -37,7 +37,7 @@ class Communicator final : public Progressable {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Whether this process has it from the one that forked it: it is then to be left alone.
+  // Whether this process inherited it by fork: it must then be left alone.
   bool is_parents() const { return generation_ != generation(); }
   Region& region() { return region_; }
   const Region& region() const override { return region_; }
@@ -51,24 +51,24 @@ class Communicator final : public Progressable {
   std::string teach(std::uint64_t kind, std::span<const std::int32_t> words, std::uint32_t rank,
                     std::uint32_t ranks, bool averages_at_once);
 
-  // Runs a collective of all ranks in the calling thread, after those that were submitted before.
+  // Runs a collective of all ranks in the calling thread, after those submitted before.
   Trouble run(const Call& call, Host& host);
-  // Carries it out in the background, `at_once` if it is worth waking a thread. If there are too
-  // many already it waits; returns false if that was interrupted.
+  // Carries it out in the background; `at_once` says whether that is worth waking a thread. If
+  // there are too many already, it waits; returns false if that was interrupted.
   bool submit(const Call& call, std::shared_ptr<Work> work, bool at_once, Host& host);
-  // The same for a send or receive. It never waits, as what peers wait for may be begun only
-  // afterwards; if there are very many already, it returns false.
+  // The same for a send or receive. It never waits, because what peers wait for may be begun only
+  // afterwards; if very many are outstanding already, it returns false.
   bool post(Transfer& transfer, std::shared_ptr<Work> work);
   // Sends or receives in the calling thread.
   Trouble transfer(Transfer& transfer, Host& host);
-  // Gets on with the communicator's operations until this one is done or the time is over, or the
-  // host is interrupted; returns whether it is done.
+  // Makes progress with the communicator's operations until this one is done, the time is over, or
+  // the host is interrupted; returns whether it is done.
   bool wait(const Work& work, double timeout_s, Host& host);
   bool wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host);
-  // The same for a collective that nobody else can wait for: with what interrupts the wait it ends,
-  // too, and the group with it.
+  // The same for a collective for which nobody else can wait: an interruption of the wait ends the
+  // collective, and the group with it.
   Trouble finish(const Work& work, Host& host);
-  // Gets on without waiting, for some turns of a call.
+  // Makes progress without waiting, for some turns of a call.
   bool progress(bool has_slept) override;
   void arm() override;
   // Ends the wait of every rank with an error, and every later call; takes part still.
@@ -76,7 +76,7 @@ class Communicator final : public Progressable {
   // Waits until no call of this process is under way; if there are any, revokes first. Returns
   // false if that takes longer than `most_s`.
   bool end_calls(double most_s);
-  // Takes part no more. What is on its way to other hosts is waited for, within reason.
+  // Leaves the group. Data on its way to other hosts is waited for, within limits.
   void leave();
   bool shares_cores() const override { return policy_.spins == 0; }
   bool has_work() const override {
@@ -101,7 +101,7 @@ class Communicator final : public Progressable {
   std::once_flag served_;
   std::atomic<bool> is_served_{false};  // by the progress thread
   Mailbox mailbox_;
-  std::atomic<unsigned> mail_waiters_{0};  // they get on with the mailbox themselves
+  std::atomic<unsigned> mail_waiters_{0};  // they advance the mailbox themselves
   std::unordered_map<std::uint64_t, const Program*> kinds_;
   std::vector<std::unique_ptr<Program>> programs_;  // never dropped: messages refer to them
   GroupWaits waits_{record_};

@@ -30,7 +30,7 @@ void copy_past_caches(std::byte* target, const std::byte* source, std::size_t by
     _mm_stream_si128(to + 3, d);
   }
   if (at < bytes) std::memcpy(target + at, source + at, bytes - at);
-  _mm_sfence();  // or other threads might see what follows before it
+  _mm_sfence();  // otherwise other threads might see later stores first
 }
 
 #else

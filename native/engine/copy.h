@@ -1,4 +1,4 @@
-// Copying what no cache would hold.
+// Copies data that is too large for any cache.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 namespace rallypoint {
 
-inline constexpr std::uint64_t kHugeBytes = 16 << 20;  // about what caches hold
+inline constexpr std::uint64_t kHugeBytes = 16 << 20;  // about the size of caches
 
-// Writes past the caches: a target that is not in them need not be read first.
+// Writes around the caches: a target that is not in them need not be read first.
 void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes);
 
 // One part of a message.

@@ -6,8 +6,8 @@
 namespace rallypoint {
 namespace {
 
-// What takes milliseconds to arrive is not worth a core's time that others could use; but who
-// sleeps between two pieces of it is woken late each time.
+// A message that takes milliseconds is not worth a core's time that others could use; but a thread
+// that sleeps between two pieces of it is woken late each time.
 constexpr unsigned kFarYields = 300;
 constexpr std::uint64_t kFarLongBytes = 128 << 10;
 
@@ -26,7 +26,7 @@ Trouble Executor::run(const Call& call, Host& host) {
   return Trouble::none;
 }
 
-// The rest of a call that could not be run in one go.
+// Completes a call that could not be run in one go.
 Trouble Executor::wait(Host& host) {
   resume();
   WaitPolicy policy = policy_;

@@ -26,16 +26,16 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Returns `none` or what went wrong; after trouble the region is poisoned, and says whose fault.
+  // Returns `none` or the trouble. After trouble the region is poisoned, and records the culprit.
   // One call at a time: threads take `mutex` first.
   Trouble run(const Call& call, Host& host);
   std::mutex mutex;
 
-  // The same without waiting: after `begin`, `step` until it is finished or failed. Who has slept
-  // says so, and trouble is then looked for.
+  // The same without waiting: after `begin`, call `step` until it is finished or failed. With
+  // `has_slept`, it then looks for trouble.
   void begin(const Call& call);
   Step step(bool has_slept, Host& host);
-  // This rank gives up; with the mutex, peers are told in which call it is.
+  // This rank gives up; if it has the mutex, peers are told in which call it is.
   void interrupt(bool has_mutex) { observer_.interrupt(has_mutex); }
   // The rank that the call waits for, once it is blocked.
   std::uint32_t blocker() const { return runner_.blocker(); }

@@ -1,4 +1,4 @@
-// The copy of a far rank's outbox, where a mailbox looks for its envelopes as if it were on this
+// A copy of a far rank's outbox, in which a mailbox looks for its envelopes as if it were on this
 // host. Transports write it; this is all they need to know of its layout.
 #pragma once
 
@@ -14,10 +14,10 @@ class FarOutbox {
  public:
   FarOutbox(const Region& region, std::uint32_t rank) : region_(region), rank_(rank) {}
 
-  // Begins an envelope at a place: where its payload goes, if it comes along (is_small). Null if
-  // the place is in use, or the envelope makes no sense.
+  // Begins an envelope in a slot: returns where its payload goes, if it comes with the envelope
+  // (is_small); null if the slot is in use, or the envelope is invalid.
   std::byte* begin(int slot, const Mail& mail) const;
-  // The payload is there: receives may match it.
+  // The payload is complete: receives may match the envelope.
   void publish(int slot, std::uint64_t sequence) const;
 
   // Whether the payload comes with the envelope.

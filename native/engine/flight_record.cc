@@ -19,12 +19,12 @@ namespace {
 constexpr std::size_t kBytes = kRecordPages * kRecordPage;
 constexpr std::string_view kNoNames = "{}";
 
-// The header of this process's record, where each call looks whether it is traced.
+// The header of this process's record, in which each call checks whether it is traced.
 constinit std::atomic<RecordHeader*> kept{nullptr};
 
 struct Record {
   std::mutex mutex;
-  RecordHeader* header = nullptr;  // null also in a forked child: it is its parent's
+  RecordHeader* header = nullptr;  // null also in a forked child: the record is its parent's
 
   GroupPage* page(unsigned number) const {
     return reinterpret_cast<GroupPage*>(header + 1) + number;
@@ -42,7 +42,7 @@ void put(char (&to)[kSize], std::string_view text) {
   text.copy(to, kSize - 1);
 }
 
-// The memory is for one process; what another left in it gives way if that is gone.
+// The memory is for one process; the record of another process is replaced if that process is gone.
 bool claim(RecordHeader& header) {
   std::int32_t owner = 0;
   const auto own = static_cast<std::int32_t>(getpid());
@@ -61,11 +61,11 @@ bool is_traced() {
   return header != nullptr && header->trace_until.load(std::memory_order_relaxed) != 0;
 }
 
-// A call that ends, before its place may be used again.
+// Traces a call that ends, before its entry may be reused.
 void trace(const RecordedCall& call, std::uint64_t word) {
   RecordHeader& header = *kept.load(std::memory_order_relaxed);
   if (call.ended_ns > header.trace_until.load(std::memory_order_relaxed)) {
-    header.trace_until.store(0, std::memory_order_relaxed);  // whoever traced is gone
+    header.trace_until.store(0, std::memory_order_relaxed);  // the tracing program is gone
     return;
   }
   if (header.groups.load(std::memory_order_relaxed) >= kTracePage) return;
@@ -109,7 +109,7 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
     return false;
   }
   header->magic.store(0, std::memory_order_relaxed);
-  if (header->groups.exchange(0) != 0) {  // of a program that ran here before
+  if (header->groups.exchange(0) != 0) {  // from a program that ran here before
     madvise(header + 1, kBytes - kRecordPage, MADV_REMOVE);
   }
   header->version = kRecordVersion;
@@ -126,7 +126,7 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
 void CallSite::write(std::uint64_t number_plus_one, std::string_view site) {
   constexpr std::size_t kBytesOfText = sizeof text;
   std::uint64_t words[std::size(decltype(text){})] = {};
-  // What is too long loses its beginning: the end of a path says more.
+  // Text that is too long is truncated at the front: the end of a path says more.
   const std::size_t most = kBytesOfText - 1;
   if (site.size() > most) site.remove_prefix(site.size() - most);
   std::memcpy(words, site.data(), site.size());
@@ -136,7 +136,7 @@ void CallSite::write(std::uint64_t number_plus_one, std::string_view site) {
   number.store(number_plus_one, std::memory_order_release);
 }
 
-// A page that was never used, or else the first that its group has left.
+// Takes a page that was never used, or else the first one that its group has left.
 GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   Record& state = record();
   const std::lock_guard lock(state.mutex);
@@ -204,7 +204,7 @@ void GroupRecord::leave() {
 }
 
 std::uint64_t GroupRecord::running() const {
-  // The last one begun, wherever it lies: this is asked by threads that do not run it.
+  // Finds the last call begun, wherever it is: threads that do not run it ask for it.
   std::uint64_t last = 0;
   for (const RecordedCall& call : page_->calls) {
     last = std::max(last, call.word.load(std::memory_order_acquire));

@@ -1,15 +1,15 @@
-// The flight record: what this process is in and was in last, group by group, in memory that
-// outlives it. The launcher made that memory, and reads it when something went wrong.
+// The flight record: the current and last calls of this process, group by group, in memory that
+// outlives it. The launcher created that memory, and reads it when something went wrong.
 //
 //   | header | group | group | ...      a page each; those of no group are never touched
 //
-// A call is written when it begins, and its state changed when it ends: stores into one line of the
-// cache, and a coarse clock. A reader takes an entry only if its word is the same before and after:
-// the word holds the call's number plus one and its state, and is changed first and last.
+// A call is written when it begins, and its state changes when it ends: stores into one cache line,
+// and a coarse clock. A reader accepts an entry only if its word is the same before and after: the
+// word holds the call's number plus one and its state, and is changed first and last.
 // src/rallypoint/base/flight_record.py reads this layout. Without a launcher there is no record.
 //
-// While somebody traces (docs/decisions/084-traces.md), each call that ends is also written into a
-// ring of all groups, in pages that no group has used, and times are exact.
+// While a program traces (docs/decisions/084-traces.md), each call that ends is also written into a
+// ring for all groups, in pages that no group has used, and times are exact.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,11 @@ namespace rallypoint {
 inline constexpr std::uint32_t kRecordMagic = 0x52504652;
 inline constexpr std::uint32_t kRecordVersion = 2;
 inline constexpr std::size_t kRecordPage = 4096;
-inline constexpr unsigned kRecordPages = 1024;  // of a process: the header and the groups
+inline constexpr unsigned kRecordPages = 1024;  // pages of a process: the header and the groups
 inline constexpr unsigned kRecordedCalls = 32;
 inline constexpr unsigned kRecordedTransfers = 16;
-inline constexpr unsigned kTracePage = 512;  // where the ring begins; groups stay below meanwhile
+// Where the ring begins; groups use only pages below it meanwhile.
+inline constexpr unsigned kTracePage = 512;
 inline constexpr unsigned kTracedCalls = (kRecordPages - kTracePage) * kRecordPage / 64;
 inline constexpr std::uint32_t kTraceVersion = 1;
 
@@ -45,8 +46,8 @@ struct alignas(64) RecordedCall {
 static_assert(sizeof(RecordedCall) == 64);
 inline constexpr std::uint64_t kChanging = static_cast<std::uint64_t>(CallState::running);
 
-// The line of the program where a thread waits for a call: noted only if it has waited for long. Of
-// a receive, behind a NUL, the tag of a message that has come from there instead.
+// The line of the program where a thread waits for a call, recorded only if it has waited for long.
+// For a receive it is followed by a NUL and the tag of a message that has arrived instead.
 struct alignas(64) CallSite {
   std::atomic<std::uint64_t> number;  // the call's plus one; 0 while it changes
   Relaxed<std::uint64_t> text[23];    // ends with a NUL
@@ -65,8 +66,8 @@ enum class GroupPresence : std::uint32_t {
 struct alignas(kRecordPage) GroupPage {
   std::atomic<GroupPresence> presence;
   std::uint32_t unused;
-  std::atomic<std::uint64_t> queued;  // collectives that were begun in the background and go on
-  char description[1024 - 2 * sizeof(CallSite) - 16];  // JSON, filled up with NULs
+  std::atomic<std::uint64_t> queued;  // collectives begun in the background that have not ended
+  char description[1024 - 2 * sizeof(CallSite) - 16];  // JSON, padded with NULs
   CallSite call_site;
   CallSite transfer_site;
   RecordedCall calls[kRecordedCalls];  // by number
@@ -92,23 +93,24 @@ struct alignas(kRecordPage) RecordHeader {
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint32_t> groups;      // pages that have ever been used
   std::atomic<std::uint32_t> unrecorded;  // groups for which there was no page
-  char names[kRecordPage - 60];           // JSON, filled up with NULs
+  char names[kRecordPage - 60];           // JSON, padded with NULs
   std::uint32_t unused[2];
-  std::atomic<std::uint64_t> traced;       // calls that were ever written into the ring
-  std::atomic<std::uint64_t> trace_until;  // CLOCK_MONOTONIC; whoever traces moves it on; 0: nobody
-  std::uint32_t trace_version;             // that this process writes
+  std::atomic<std::uint64_t> traced;  // calls that were ever written into the ring
+  // CLOCK_MONOTONIC; the tracing program extends it; 0: no tracing
+  std::atomic<std::uint64_t> trace_until;
+  std::uint32_t trace_version;  // the version that this process writes
   std::uint32_t unused_too;
-  std::atomic<std::uint32_t> asked;     // counted up by a reader who wants to know more of other
+  std::atomic<std::uint32_t> asked;     // incremented by a reader who wants to know more of other
   std::atomic<std::uint32_t> answered;  // backends' groups; the last question that was answered
 };
 static_assert(sizeof(RecordHeader) == kRecordPage);
 
-// Have this process write its record at `offset` of a file of memory; the descriptor may be closed
-// afterwards. `names` says what the numbers in it mean; "{}": not known yet, to be called again.
-// Returns whether it does: one process does, and the file must be large enough.
+// Makes this process write its record at `offset` of a file in memory; the descriptor may be closed
+// afterwards. `names` explains the numbers in it; "{}" means not yet known, to be called again.
+// Returns whether it does: only one process does, and the file must be large enough.
 bool open_flight_record(int fd, std::uint64_t offset, std::string_view names);
 
-// One group's page, as its communicator writes it. Without a record all of it does nothing.
+// One group's page, as its communicator writes it. Without a record, all methods do nothing.
 class GroupRecord {
  public:
   explicit GroupRecord(std::string_view description);
@@ -120,8 +122,8 @@ class GroupRecord {
   bool is_kept() const { return page_ != nullptr; }
   const GroupPage* page() const { return page_; }
 
-  // A collective begins, or ends; one after the other. `numbers`: how many calls it is to the
-  // executor.
+  // A collective begins, or ends; one after the other. `numbers`: how many calls it counts as for
+  // the executor.
   void begin(std::uint64_t what, std::uint64_t count, unsigned numbers) {
     if (page_ == nullptr || has_failed_) return;
     RecordedCall& call = page_->calls[number_ % kRecordedCalls];
@@ -143,10 +145,10 @@ class GroupRecord {
   void unqueue() {
     if (page_ != nullptr) page_->queued.fetch_sub(1, std::memory_order_relaxed);
   }
-  // The number of the collective that is running, plus one, or 0; on any thread.
+  // The number of the running collective plus one, or 0; on any thread.
   std::uint64_t running() const;
 
-  // Sends and receives: any number at a time, on any thread. Null if too many are going on.
+  // Sends and receives: any number at a time, on any thread. Null if too many are in progress.
   RecordedCall* post(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
   static void finish(RecordedCall& call, Trouble trouble);
 
@@ -162,7 +164,7 @@ class GroupRecord {
   GroupPage* page_;
   RecordedCall* current_ = nullptr;
   std::uint64_t number_ = 0;
-  bool has_failed_ = false;  // whatever is called afterwards fails too, and says nothing
+  bool has_failed_ = false;  // later calls fail too, and are not recorded
   std::atomic<std::uint64_t> transfers_{0};
 };
 

@@ -1,10 +1,10 @@
-// What a group of another backend (gloo, NCCL) is in, in two pages of the flight record.
+// The calls of a group of another backend (gloo, NCCL), in two pages of the flight record.
 //
 //   | status, description | calls, by number ... | sends and receives |
 //
-// The calls are what that backend says of itself, folded in by the scribe (scribe/scribe.h); an
-// entry of a number is written once, and whether it is done follows also from the status, which is
-// newer. Sends and receives are written by whoever makes them (pytorch/other_backends.py).
+// The calls are what that backend reports, merged in by the scribe (scribe/scribe.h); an entry is
+// written once for each number, and whether it is done also follows from the status, which is
+// newer. Sends and receives are written by the thread that makes them (pytorch/other_backends.py).
 // src/rallypoint/base/foreign_page.py reads this layout.
 #pragma once
 
@@ -19,12 +19,13 @@ inline constexpr unsigned kForeignCalls = 32;
 inline constexpr unsigned kForeignTransfers = 16;
 
 struct alignas(64) ForeignCall {
-  std::atomic<std::uint64_t> word;          // as a RecordedCall's
-  Relaxed<std::uint64_t> since_ns;          // CLOCK_MONOTONIC
-  Relaxed<std::uint64_t> ended_ns;          // 0: not known
-  Relaxed<std::uint64_t> count_of_backend;  // its own number of it; messages are counted as well
-  char operation[48];                       // as the backend calls it
-  char dtype[16];                           // the same
+  std::atomic<std::uint64_t> word;  // as a RecordedCall's
+  Relaxed<std::uint64_t> since_ns;  // CLOCK_MONOTONIC
+  Relaxed<std::uint64_t> ended_ns;  // 0: not known
+  // The backend's own number for it; messages are counted as well.
+  Relaxed<std::uint64_t> count_of_backend;
+  char operation[48];  // as the backend calls it
+  char dtype[16];      // the same
   std::int64_t shape[8];
   std::uint32_t dimensions;  // ~0: not known
 };
@@ -36,7 +37,7 @@ struct alignas(64) ForeignTransfer {
   Relaxed<std::uint64_t> count;  // items
   Relaxed<std::uint32_t> peer;   // a rank in the group, or ~0 for any
   Relaxed<std::int32_t> tag;
-  Relaxed<std::uint32_t> sends;  // or else it receives
+  Relaxed<std::uint32_t> sends;  // otherwise it is a receive
   char dtype[28];
 };
 static_assert(sizeof(ForeignTransfer) == 64);
@@ -47,7 +48,7 @@ struct alignas(kRecordPage) ForeignPage {
   Relaxed<std::uint64_t> looked_ns;   // when the scribe last looked; 0: never
   Relaxed<std::uint64_t> changed_ns;  // when it first saw the present number of the last call
   Relaxed<std::uint64_t> enqueued;    // the backend's count of its last call,
-  Relaxed<std::uint64_t> completed;   // and of the last that is done
+  Relaxed<std::uint64_t> completed;   // and of the last completed one
   std::atomic<std::uint64_t> transfers_begun;
   char description[1024 - 6 * sizeof(std::uint64_t)];  // JSON, filled up with NULs
   ForeignCall calls[kForeignCalls];                    // by number
@@ -73,14 +74,14 @@ struct CallOfBackend {
 // One thread at a time.
 void write(ForeignPage& page, const CallOfBackend& call);
 
-// Any thread; which of the transfers it is, or -1 if all are under way.
+// Any thread; returns the index of the transfer, or -1 if all are in use.
 int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32_t tag,
                    std::uint64_t count, std::string_view dtype);
 void end_transfer(ForeignPage& page, unsigned which, CallState how);
-// It was refused, so the backend has not counted it either.
+// The backend refused the transfer, so it has not counted it either.
 void withdraw_transfer(ForeignPage& page, unsigned which);
 
-// Whether whoever reads the record has asked for more than the status since `answer_question`.
+// Whether a reader of the record has asked for more than the status since `answer_question`.
 bool is_asked_for_more();
 void answer_question();
 

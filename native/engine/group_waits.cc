@@ -22,7 +22,7 @@ void GroupWaits::wait_for(const RecordedCall& call, std::uint64_t number_plus_on
   const auto state = static_cast<CallState>(word & 3);
   const std::lock_guard lock(mutex_);
   if (state == CallState::running) {
-    if (since_ns != wait.since_ns()) wait.over();  // the one before ended while nobody waited
+    if (since_ns != wait.since_ns()) wait.over();  // the previous one ended while nobody waited
     wait.look(since_ns, [this] { return longest_gap_ns(); });
   } else if (state == CallState::done && since_ns == wait.since_ns()) {
     longest_ns_ = std::max(longest_ns_, coarse_now_ns() - since_ns);
@@ -30,8 +30,8 @@ void GroupWaits::wait_for(const RecordedCall& call, std::uint64_t number_plus_on
   }
 }
 
-// From one call to the next, of those that are still here; or the longest that one was waited for.
-// The group's own beginning counts as a call.
+// The longest time from one call to the next, among those still recorded, or that one was waited
+// for. The group's own beginning counts as a call.
 std::uint64_t GroupWaits::longest_gap_ns() const {
   std::uint64_t begun[kRecordedCalls + kRecordedTransfers + 1];
   unsigned count = 0;

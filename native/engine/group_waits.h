@@ -1,5 +1,5 @@
-// For how long calls of a group have been waited for, in this process, so that its launcher is told
-// of what takes too long (long_wait.h). Only threads that have slept come here.
+// Measures how long calls of a group have been waited for in this process, so that its launcher is
+// told of waits that take too long (long_wait.h). Only threads that have slept come here.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ class GroupWaits {
   explicit GroupWaits(GroupRecord& record) : record_(record) {}
 
   GroupRecord& record() const { return record_; }
-  // The program waits for that collective (its number plus one), or transfer: to be called again
-  // and again, and once more when it waits no longer.
+  // The program waits for that collective (its number plus one), or transfer: to be called
+  // repeatedly, and once more when the wait is over.
   [[gnu::cold]] void wait_for(std::uint64_t number_plus_one);
   [[gnu::cold]] void wait_for(const RecordedCall& transfer);
 

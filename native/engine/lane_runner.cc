@@ -8,7 +8,7 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 1 << 20;  // some 100 us, of all lanes
+constexpr std::uint64_t kTurnBytes = 1 << 20;  // about 100 us, over all lanes
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void LaneRunner::misfit(const Line& line, std::uint32_t member, bool is_whole,
   finding_.expected = bytes;
 }
 
-// Look whether every message that the operation needs is there, and where.
+// Checks whether every message that the operation needs has arrived, and where it is.
 inline bool LaneRunner::gather(const Operation& reduce, std::uint64_t iteration,
                                std::uint64_t bytes) {
   const std::byte** source = sources_.data();
@@ -84,7 +84,7 @@ inline bool LaneRunner::gather(const Operation& reduce, std::uint64_t iteration,
   return true;
 }
 
-// The chunks of a message lie one after the other.
+// The chunks of a message are consecutive.
 template <bool kSimple>
 inline void LaneRunner::combine(const Operation& reduce, std::uint64_t piece) {
   if (reduce.targets.empty()) return;
@@ -97,7 +97,7 @@ inline void LaneRunner::combine(const Operation& reduce, std::uint64_t piece) {
       if (!operand.remote) *source = piece_of<kSimple>(operand.chunks, offset, piece).at;
       ++source;
     }
-    // What came over the network may have gone straight to where it belongs.
+    // A message from the network may have been written directly to its target.
     const bool is_there = reduce.operands.size() == 1 && sources_[0] == target.at;
     if (length == 0) continue;
     const std::uint64_t divisor = reduce.operands.size() > 1 ? prepared_.divisor : 1;
@@ -115,8 +115,8 @@ inline void LaneRunner::combine(const Operation& reduce, std::uint64_t piece) {
   }
 }
 
-// A full ring stops its sender, and so does a message that is read where it lies, so it must not
-// oversleep; lines are many, and it looks for itself now and then.
+// A full ring stops its sender, and so does a message that is read in place, so the sender must not
+// oversleep; lines are many, and senders check for themselves now and then.
 void LaneRunner::wake_senders(const Operation& reduce) {
   Region::fence();
   for (const Operand& operand : reduce.operands) {
@@ -154,19 +154,19 @@ inline bool LaneRunner::send(std::uint32_t lane, const Operation& send, std::uin
   }
   channel_.publish(slot, send, iteration, bytes, prepared_.signature);
   far_sends_[lane].sent = 0;
-  // Both ways of a trial are timed until the receivers are done.
+  // Both alternatives of a trial are timed until the receivers are done.
   if constexpr (!kSimple) {
     if (times_) await(send, iteration);
   }
   return true;
 }
 
-// Straight from the user's memory, to each receiver as far as its connection takes it.
+// Sends directly from the user's memory, to each receiver as much as its connection accepts.
 template <bool kSimple>
 bool LaneRunner::send_far(std::uint32_t lane, const Operation& send, std::uint64_t piece,
                           std::uint64_t bytes) {
   FarSend& state = far_sends_[lane];
-  if (state.sent == send.far.size()) return true;  // what is left goes to this host
+  if (state.sent == send.far.size()) return true;  // the others are on this host
   if (state.sent == 0) state.is_sent.assign(send.far.size(), false);
   state.payload.clear();
   for (std::uint32_t offset = 0; offset < (kSimple ? 1 : send.count); ++offset) {
@@ -268,14 +268,14 @@ Step LaneRunner::advance(std::uint32_t number) {
   return Step::finished;
 }
 
-// What happens between the arrival of a message and the next send is what a chain of small calls
-// waits for; the rest is done while the peers' answers travel. Flattened for the same reason: calls
-// between its parts were a sixth of its instructions.
+// The work between the arrival of a message and the next send is on the critical path of a chain of
+// small calls; everything else is done while the peers' answers travel. The function is flattened
+// for the same reason: calls between its parts were a sixth of its instructions.
 [[gnu::flatten]] Step LaneRunner::advance() {
   if (prepared_.is_simple) return advance<true>(0);
   bool finished = true;
   bool moved = false;
-  left_ = turn_;  // the first lanes that can go on do, as some are to be ahead of others
+  left_ = turn_;  // the first lanes that can proceed do, because some should run ahead of others
   for (std::uint32_t lane = 0; lane < prepared_.lane_count; ++lane) {
     if (lanes_[lane].piece == prepared_.cut.pieces) continue;
     const Step step = advance<false>(lane);
@@ -287,7 +287,7 @@ Step LaneRunner::advance(std::uint32_t number) {
   return finished ? Step::finished : moved ? Step::moved : Step::blocked;
 }
 
-// AVG: divide each piece of the output once all lanes are past it, while it is in the cache.
+// AVG: divides each piece of the output once all lanes are past it, while it is in the cache.
 void LaneRunner::finish_pieces() {
   std::uint64_t complete = prepared_.cut.pieces;
   for (std::size_t lane = 0; lane < prepared_.program->lanes.size(); ++lane) {

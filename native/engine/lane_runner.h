@@ -1,8 +1,8 @@
 // Takes the operations of each lane in order, piece by piece, until all are done.
 //
-// It names no algorithm and knows no transport beyond what Channel offers. A lane that cannot go on
-// is left and tried again, so that one thread runs all lanes. It never waits, and tells nobody of
-// what it finds wrong.
+// It names no algorithm and knows no transport beyond what Channel offers. A lane that cannot
+// proceed is left and tried again later, so that one thread runs all lanes. It never waits, and
+// only returns errors that it finds.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,7 +23,7 @@ namespace rallypoint {
 
 enum class Step { finished, moved, blocked, failed };
 
-// What a message has shown to be wrong.
+// An error that a message has shown.
 struct Finding {
   Trouble trouble = Trouble::none;
   std::uint32_t culprit = 0;  // a member of the channel
@@ -33,7 +33,7 @@ struct Finding {
 
 class LaneRunner {
  public:
-  // `spins`: looks at a line before a lane counts as blocked, if there is only one.
+  // `spins`: how often to poll a line before a lane counts as blocked, if there is only one.
   LaneRunner(Region& region, PeerMemory& memory, Channel channel, unsigned spins)
       : region_(region),
         memory_(memory),
@@ -48,8 +48,8 @@ class LaneRunner {
     if (!prepared_.fits(call)) prepare();
     if (prepared_.may_expose) look_at_memory();
   }
-  // Runs every lane as far as it goes, but of a long call no more than a turn: others take theirs
-  // in between.
+  // Runs every lane as far as possible, but no more than one turn of a long call: others have their
+  // turns in between.
   Step advance();
   void finish() {
     if (!prepared_.is_simple) rewind();
@@ -77,13 +77,13 @@ class LaneRunner {
     std::byte* at;
     std::uint64_t items;
   };
-  // An operand that is to be copied from a peer's memory.
+  // An operand to be copied from a peer's memory.
   struct Read {
     std::size_t operand;
     std::uint32_t member;
     std::uint64_t address;
   };
-  // How far a lane's message to other hosts has got.
+  // How much of a lane's message to other hosts has been sent.
   struct FarSend {
     std::vector<bool> is_sent;  // by receiver
     std::size_t sent = 0;
@@ -95,7 +95,7 @@ class LaneRunner {
   void look_at_memory();
   void note_time();
 
-  // kSimple: nothing is cut, which is so for most small calls and saves the arithmetic.
+  // kSimple: nothing is split, which holds for most small calls and saves the arithmetic.
   template <bool kSimple>
   Step advance(std::uint32_t lane);
   template <bool kSimple>
@@ -149,7 +149,7 @@ class LaneRunner {
   Lane lanes_[kLanes];
   std::uint64_t finished_ = 0;        // pieces of the output that are complete
   std::uint32_t blocker_ = 0;         // the rank that a blocked lane depends on
-  const Operand* missing_ = nullptr;  // what the last operation that was blocked waits for
+  const Operand* missing_ = nullptr;  // the operand for which the last blocked operation waits
   Finding finding_;
   std::vector<std::byte> scratch_;
   std::vector<const std::byte*> sources_;  // of the current reduce, by operand
@@ -159,17 +159,17 @@ class LaneRunner {
   const std::byte* readable_input_ = nullptr;
   const std::byte* readable_output_ = nullptr;
   ReadingTrials trials_;
-  ReadingTrial* trial_ = nullptr;  // of calls like this one; null: nothing is tried
-  bool times_ = false;             // this call, which began then
+  ReadingTrial* trial_ = nullptr;  // for calls like this one; null: there is no trial
+  bool times_ = false;             // whether this call is timed, and when it began
   double began_s_ = 0;
   std::vector<std::size_t> exposed_operands_;  // of the current reduce,
-  std::vector<Read> reads_;                    // and those of them that are not in reach
+  std::vector<Read> reads_;                    // and those of them that are not mapped here
   std::vector<std::byte> staging_;
   std::vector<const std::byte*> staged_;  // by operand
   std::vector<Occupant> awaited_;         // messages that receivers may still be reading
 };
 
-// Of every message, so in the header, where they can be inlined.
+// On the path of every message, hence in the header for inlining.
 
 template <bool kSimple>
 inline LaneRunner::Piece LaneRunner::piece_of(const Chunks& chunks, std::uint32_t offset,

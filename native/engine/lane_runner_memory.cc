@@ -3,8 +3,8 @@
 //   sender     its line says where the message lies; the call ends when all have taken it
 //   receiver   reads and combines it, and then looks whether that memory was still the message
 //
-// A sender that is in trouble says so in the region before its caller gets the memory back. So what
-// was read is good if there is no trouble afterwards; otherwise it is never used.
+// A sender in trouble says so in the region before its caller gets the memory back. So what was
+// read is valid if there is no trouble afterwards; otherwise it is never used.
 
 #include <cstring>
 
@@ -13,7 +13,8 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::uint64_t kStepBytes = 256 << 10;  // what is read stays in the cache until it is used
+// Data that is read stays in the cache until it is used.
+constexpr std::uint64_t kStepBytes = 256 << 10;
 
 }  // namespace
 
@@ -30,8 +31,8 @@ void LaneRunner::note_time() {
   times_ = false;
 }
 
-// Whether this rank's arrays are memory that others can read at all. What was so in the last call
-// is not looked at again: it takes a system call.
+// Whether this rank's arrays are memory that others can read at all. The result of the last call is
+// reused for the same arrays, because checking takes a system call.
 bool LaneRunner::are_buffers_readable() {
   const bool is_known =
       call_->input == readable_input_ && call_->output == readable_output_ && !prepared_.has_tables;
@@ -53,8 +54,8 @@ bool LaneRunner::are_buffers_readable() {
   return true;
 }
 
-// Where a message is for others, if they are to read it there. Scratch memory is not: later pieces
-// use it again.
+// The place of a message, if others should read it there. Scratch memory does not qualify: later
+// pieces reuse it.
 bool LaneRunner::find_place(const Operation& send, std::uint64_t piece, std::uint64_t bytes,
                             Place& place) {
   if (bytes < kExposedBytes || send.count != 1 || send.source.buffer == Buffer::scratch)
@@ -81,7 +82,7 @@ bool LaneRunner::expose(std::uint32_t lane, const Operation& send, std::uint64_t
 
 // The call does not end before the message has been taken.
 void LaneRunner::await(const Operation& send, std::uint64_t iteration) {
-  // Who has taken a later piece has taken this one.
+  // A receiver that has taken a later piece has taken this one.
   for (Occupant& known : awaited_) {
     if (known.receivers == &send.receivers) {
       known.iteration = iteration;
@@ -99,7 +100,7 @@ bool LaneRunner::are_awaited_taken() {
   return true;
 }
 
-// Where the messages are for this process, as far as they are within its reach.
+// Finds where this process can read the messages, as far as they are mapped here.
 void LaneRunner::reach(const Operation& reduce, std::uint64_t bytes) {
   reads_.clear();
   for (const std::size_t i : exposed_operands_) {
@@ -111,7 +112,7 @@ void LaneRunner::reach(const Operation& reduce, std::uint64_t bytes) {
   }
 }
 
-// Whether all that was read was still what had been sent.
+// Whether everything that was read was still what had been sent.
 bool LaneRunner::is_good() {
   std::atomic_thread_fence(std::memory_order_acquire);
   if (!region_.poisoned()) return true;

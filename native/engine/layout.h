@@ -1,4 +1,4 @@
-// The shared region of one communicator: what every rank maps, and where each word lies.
+// The shared region of one communicator: what every rank maps, and the position of each word.
 //
 //   | header | rank 0 | rank 1 | ...          each rank writes only its own area, but for the
 //                                             header's poison and the peers' bells
@@ -12,7 +12,7 @@
 //   blocks     per envelope: the same; and a wide one, for one large message to a single rank
 //
 // Counters only grow and are never reset. The pages of unused lanes and envelopes are never
-// touched, so that they take no memory. This file decides layout only.
+// touched, so they occupy no memory. This file defines only the layout.
 #pragma once
 
 #include <atomic>
@@ -38,10 +38,10 @@ inline constexpr std::size_t kMailBytes = 32 << 10;    // a block of an envelope
 inline constexpr std::size_t kWideBytes = 1 << 20;     // for one large message at a time
 inline constexpr std::uint64_t kInline = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExposed = kInline - 1;
-inline constexpr unsigned kOperationBits = 16;  // of a sequence or progress number
+inline constexpr unsigned kOperationBits = 16;  // bits of a sequence or progress number
 
-// What numbers of messages and calls begin with, and bells: tests have them begin just below where
-// 32 bits no longer suffice.
+// The first value of the numbers of messages and calls, and of bells: tests begin just below the
+// point where 32 bits no longer suffice.
 #ifndef RALLYPOINT_FIRST_ORDINAL
 #define RALLYPOINT_FIRST_ORDINAL 0
 #endif
@@ -61,7 +61,7 @@ struct alignas(kLineBytes) Progress {
   std::atomic<std::uint64_t> value;
 };
 
-// A number that others may read at any time, and judge by another one whether it is of any use.
+// A number that others may read at any time; another number tells them whether it is valid.
 template <typename T>
 class Relaxed {
  public:
@@ -76,7 +76,7 @@ class Relaxed {
   std::atomic<T> value_;
 };
 
-// What a rank called: enough to tell a mismatch in words. `number` is the call's plus one, and zero
+// What a rank called: enough to describe a mismatch. `number` is the call's plus one, and zero
 // while the record changes.
 struct alignas(64) CallRecord {
   std::atomic<std::uint64_t> number;
@@ -88,10 +88,10 @@ struct alignas(64) CallRecord {
   Relaxed<std::int32_t> root;  // of a send or recv: the tag
 };
 
-// A message to one rank. The sender clears `sequence` first and writes it last, so that who reads
-// meanwhile finds it changed. The message is gone once the receiver acknowledges its ordinal and
-// all before, in its own area; or, if it is taken out of turn or waited for, once the receiver
-// clears `sequence`. Tiny payloads come with the line.
+// A message to one rank. The sender clears `sequence` first and writes it last, so that a
+// concurrent reader finds it changed. The message is gone once the receiver acknowledges its
+// ordinal and all before, in its own area; or, if it is taken out of order or its sender waits,
+// once the receiver clears `sequence`. Tiny payloads come with the line.
 enum class Request : std::uint32_t { none, matched, parts };
 
 struct alignas(kLineBytes) Envelope {
@@ -113,9 +113,9 @@ struct alignas(kLineBytes) Envelope {
 };
 static_assert(sizeof(Envelope) == kLineBytes);
 
-// How many parts have gone through a block, of all messages together. What fits into the block is
-// not counted as taken, and a message's first part is there when its envelope is, which says how
-// many there were before.
+// The number of parts that have passed through a block, over all messages. Parts of a message that
+// fits into the block are not counted as taken; a message's first part is present as soon as its
+// envelope is, which contains the count before it.
 struct alignas(kLineBytes) Parts {
   std::atomic<std::uint32_t> written;
   alignas(64) std::atomic<std::uint32_t> taken;
@@ -125,14 +125,14 @@ struct alignas(kLineBytes) Outbox {
   std::atomic<std::uint64_t> published;  // the last sequence, set after its envelope's
 };
 
-// What a rank waits for that will do nothing else: `epoch` is odd while it does.
+// What a rank waits for while it does nothing else: `epoch` is odd during the wait.
 struct alignas(64) Waiting {
   std::atomic<std::uint64_t> epoch;
   std::atomic<std::uint32_t> peer;
   std::atomic<std::int32_t> tag;
   std::atomic<std::int32_t> slot;  // of a send, or -1
   std::atomic<std::uint32_t> sends;
-  std::atomic<std::uint32_t> unsent;  // sends that found no room yet, at all times
+  std::atomic<std::uint32_t> unsent;  // sends that have found no room yet, always up to date
 };
 
 enum class Presence : std::uint32_t { absent, here, left };
@@ -140,7 +140,8 @@ enum class Presence : std::uint32_t { absent, here, left };
 struct alignas(kLineBytes) RankState {
   std::atomic<std::uint32_t> presence;
   std::atomic<std::int32_t> pid;
-  std::atomic<std::uint64_t> word_at;  // in its memory: its pid, for others to try to read
+  // An address in its memory that holds its pid, for others to try to read.
+  std::atomic<std::uint64_t> word_at;
   alignas(64) std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleeping;
   alignas(64) std::atomic<std::uint32_t> core;  // where it last waited, plus one
@@ -174,13 +175,13 @@ struct CircleMember {
   std::uint64_t epoch;  // of its wait
 };
 
-// What went wrong, whose doing it is, and who has found that.
+// The trouble, its culprit, and the rank that found it.
 struct Blame {
   Trouble trouble = Trouble::none;
   std::uint32_t culprit = 0;
   std::uint32_t reporter = 0;
 
-  // In one word, so that a reporter that is killed has told all of it or nothing.
+  // In one word, so that a reporter that is killed has written all of it or nothing.
   std::uint64_t packed() const {
     return std::uint64_t{culprit} << 40 | std::uint64_t{reporter} << 16 |
            static_cast<std::uint64_t>(trouble);
@@ -191,8 +192,8 @@ struct Blame {
   }
 };
 
-// The first rank in trouble writes it; from then on every rank refuses to work. The details come
-// after the blame, and never if their writer is killed in between.
+// The first rank in trouble writes it; from then on every rank refuses to work. The details follow
+// the blame, and are missing if their writer is killed in between.
 struct alignas(kLineBytes) Poison {
   std::atomic<std::uint64_t> blame;  // packed; 0: none
   std::atomic<std::uint32_t> is_complete;
@@ -212,7 +213,7 @@ struct Header {
   Poison poison;
 };
 
-// Where everything lies, from the number of ranks alone.
+// The position of everything, from the number of ranks alone.
 class Layout {
  public:
   explicit constexpr Layout(std::size_t ranks) : ranks_(ranks) {}
@@ -233,7 +234,7 @@ class Layout {
   constexpr std::size_t parts(std::size_t rank) const {
     return envelopes(rank) + kEnvelopes * sizeof(Envelope);
   }
-  // By sender: the ordinal before which all its messages have been taken.
+  // For each sender, the ordinal before which all its messages have been taken.
   constexpr std::size_t taken(std::size_t rank) const {
     return parts(rank) + (kEnvelopes + 1) * sizeof(Parts);
   }

@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::uint64_t kTimesTheGap = 10;
 
-// Where it is told. A program may close the descriptor, and open something else under its number.
+// Where long waits are reported. A program may close the descriptor, and open another file under
+// its number.
 struct Launcher {
   std::mutex mutex;
   int fd = -1;
@@ -37,7 +38,7 @@ void send(std::uint64_t waited_ns, bool is_over) {
   struct stat status{};
   if (to.fd < 0 || fstat(to.fd, &status) != 0) return;
   if (status.st_dev != to.device || status.st_ino != to.inode) return;
-  // By hand: a program's locale may write 30,5.
+  // Formatted by hand, because a program's locale may write 30,5.
   const auto ms = static_cast<unsigned long long>(waited_ns / 1'000'000);
   char packet[96];
   const int length = std::snprintf(

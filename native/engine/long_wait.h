@@ -1,29 +1,30 @@
-// Tells the launcher of a call that has been waited for too long, so that it looks at the whole job
+// Tells the launcher of a call that has been waited for too long, so that it inspects the whole job
 // (docs/decisions/083-says-so-by-itself.md).
 //
-// Nothing wakes up for it: whoever waits looks at other things now and then anyway. Too long is the
-// time that the launcher set, or ten times the longest that the group has taken from one call to
-// the next, whichever is more. It is told again each time it has doubled, and when it is over.
+// Nothing wakes up for it: a waiting thread checks other things now and then anyway. The limit is
+// the time that the launcher set, or ten times the longest that the group has taken from one call
+// to the next, whichever is longer. The wait is reported again each time it has doubled, and when
+// it is over.
 #pragma once
 
 #include <cstdint>
 
 namespace rallypoint {
 
-// Tell over this socket, whose packets base/control_message.py reads. 0 s: tell nothing.
+// Report to this socket, whose packets base/control_message.py reads. 0 s: never report.
 void tell_long_waits(int fd, double after_s);
 
 class LongWait {
  public:
-  // A call that began then is still waited for; `longest_gap_ns` is only asked if it matters.
-  // Returns whether it was told now.
+  // A call that began at `since_ns` is still waited for; `longest_gap_ns` is evaluated only if it
+  // matters. Returns whether the wait was reported now.
   template <typename Gap>
   bool look(std::uint64_t since_ns, const Gap& longest_gap_ns) {
     return is_due(since_ns) && tell(longest_gap_ns());
   }
-  // What was told to wait goes on.
+  // The call that was reported as waiting continues.
   void over();
-  // When the call began that was looked at last; 0: none was.
+  // The time when the last checked call began; 0: there was none.
   std::uint64_t since_ns() const { return since_ns_; }
 
  private:

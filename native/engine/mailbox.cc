@@ -13,7 +13,7 @@ namespace rallypoint {
 namespace {
 
 constexpr unsigned kFinishLookUs = 200;
-constexpr unsigned kLookClosely = 8;  // every so many looks
+constexpr unsigned kLookClosely = 8;  // every eighth check
 
 }  // namespace
 
@@ -62,8 +62,8 @@ Mailbox::Step Mailbox::step(Item& item) {
   return moved ? Step::moved : Step::blocked;
 }
 
-// It begins at once unless others wait for the same: they come first. To ask all of them each time
-// would take long where there are thousands.
+// It begins at once unless others wait for the same, which come first. Asking all of them each time
+// would take long if there are thousands.
 void Mailbox::post(Item item) {
   Items posted;
   Items finished;
@@ -84,7 +84,7 @@ void Mailbox::post(Item item) {
   finish(finished);
 }
 
-// Sends to one receiver, or receives of one tag, from whomever.
+// The queue of sends to one receiver, or of receives of one tag from any rank.
 std::uint64_t Mailbox::queue_of(const Transfer& transfer) {
   if (transfer.sends) return std::uint64_t{1} << 32 | transfer.peer;
   return static_cast<std::uint32_t>(transfer.tag);
@@ -123,8 +123,9 @@ bool Mailbox::advance(bool has_slept) {
   return moved;
 }
 
-// In the order in which they were posted, so that messages cannot overtake each other. What arrives
-// during a pass is left to the next one: a receive must not get what an earlier one just missed.
+// In the order in which they were posted, so that messages cannot overtake each other. A message
+// that arrives during a pass is left to the next one: a receive must not get what an earlier one
+// just missed.
 bool Mailbox::advance(Items& items, bool has_slept, Items& finished) {
   bool moved = false;
   std::fill(is_blocked_.begin(), is_blocked_.end(), false);
@@ -176,7 +177,7 @@ void Mailbox::finish(double until_s) {
     if (!courier_->poll()) usleep(kFinishLookUs);
   }
   courier_->finish_writing();
-  // What comes in and is not read would, when the connection is closed, stop what goes out.
+  // Incoming data that is not read would, when the connection is closed, discard outgoing data.
   while (courier_->unconfirmed() > 0 && is_worth_waiting()) {
     if (!courier_->poll()) usleep(kFinishLookUs);
   }

@@ -3,17 +3,17 @@
 //   sender's outbox      | 32 envelopes | 32 blocks |
 //   receiver             takes the oldest of the sender's envelopes that matches, and clears it
 //
-// Who sends writes its own outbox, so that a pair of ranks needs no more than a word: how many of
-// the one's messages the other has taken. Envelopes are used in turn, so a receiver knows where the
-// next message will be, and a tiny one is all in that line. Others go in parts through the
-// envelope's block, copied in by the sender while the receiver copies out; if they fit into it, the
-// sender goes on. Large ones in memory that is in reach (peer_memory.h) stay there until they are
-// received. Messages between hosts go by a transport, and appear in a copy of their sender's
-// outbox. A rank that waits in vain takes in what fills a sender's outbox: what it waits for may be
-// behind.
+// A sender writes to its own outbox, so a pair of ranks needs only one word: how many of one's
+// messages the other has taken. Envelopes are used in turn, so a receiver knows where the next
+// message will be, and a tiny one fits into that line. Larger ones go in parts through the
+// envelope's block: the sender copies in while the receiver copies out, and if the message fits
+// into the block, the sender continues at once. Large ones in memory that others can read
+// (peer_memory.h) stay there until they are received. Messages between hosts use a transport, and
+// appear in a copy of their sender's outbox. A rank that has waited without success takes in the
+// messages that fill a sender's outbox: the one it waits for may be behind them.
 //
-// It never waits: `advance` gets on as far as that goes, and so does `step` with a transfer that
-// is the only one, without any of what it takes to have several.
+// It never waits: `advance` makes all possible progress, and so does `step` with a transfer that is
+// the only one, without the bookkeeping that several need.
 #pragma once
 
 #include <cstddef>
@@ -39,9 +39,10 @@
 
 namespace rallypoint {
 
-inline constexpr std::uint64_t kTurnBytes = 4 << 20;  // of a message at a time: others get on too
+// Of one message at a time, so that others make progress too.
+inline constexpr std::uint64_t kTurnBytes = 4 << 20;
 
-// Of parts, whose numbers may have passed the largest one: only neighbours are compared.
+// For numbers of parts, which may wrap around: only neighbouring ones are compared.
 inline bool is_before(std::uint32_t one, std::uint32_t other) {
   return static_cast<std::int32_t>(one - other) < 0;
 }
@@ -51,32 +52,33 @@ class Mailbox final : public Alarm {
   using Item = PendingTransfer;
   enum class Step { done, moved, blocked, others };
 
-  // `courier` is null if all ranks are on this host. `spins`: how often to look for a part that is
-  // being copied, before getting on with something else.
+  // `courier` is null if all ranks are on this host. `spins`: how often to poll for a part that is
+  // being copied before doing something else.
   Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailTransport> courier,
           unsigned spins);
 
-  // Gets on with a transfer that nobody else knows of. It is done, perhaps with trouble; or, if
-  // `others` come first, or it takes long, it must be posted.
+  // Makes progress with a transfer that nobody else knows. When it returns, the transfer is done,
+  // perhaps with trouble; or it must be posted, because `others` come first, or it takes long.
   Step step(Item& item);
-  // Takes care of it from now on; transfer and work must stay where they are until it is done.
-  // Begins at once, if that is possible.
+  // Takes over a transfer; transfer and work must stay in place until it is done. It begins at once
+  // if possible.
   void post(Item item);
-  // Gets on with all; returns whether anything moved. Who has slept looks for trouble.
+  // Makes progress with all transfers; returns whether anything moved. With `has_slept`, it looks
+  // for trouble.
   bool advance(bool has_slept);
   bool is_empty() const { return pending_.load(std::memory_order_acquire) == 0 && !has_backlog(); }
-  // Whether messages that count as sent wait for their connection.
+  // Whether messages that count as sent still wait for their connection.
   bool has_backlog() const { return courier_ != nullptr && courier_->has_backlog(); }
   void arm() override;
-  // Sends nothing more; until the time, waits for what is on its way to other hosts.
+  // Stops sending; waits until that time for messages in transit to other hosts.
   void finish(double until_s);
   std::size_t size() const { return pending_.load(std::memory_order_acquire); }
 
-  // Of a receive that waits: the tag of the oldest message from there that nobody has asked for.
+  // For a waiting receive: the tag of the oldest message from its source that no receive asks for.
   std::optional<std::int32_t> unwanted_tag(const Transfer& receive) const;
 
-  // A thread waits for this transfer, and nobody else in the process will do anything: then ranks
-  // that wait for each other in a circle are in trouble. Null when it waits no more.
+  // A thread waits for this transfer, and nothing else in the process will communicate: ranks that
+  // then wait for each other in a cycle are in trouble. Null when it no longer waits.
   void set_waiting(const Transfer* transfer);
   // Ends the transfer, unless it is done, and with it all operations of all ranks.
   void interrupt(const Transfer& transfer);
@@ -84,7 +86,7 @@ class Mailbox final : public Alarm {
  private:
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
   using Items = std::list<Item>;
-  // Where the next message of a sender is expected. Read also by who only looks for news.
+  // Where the next message of a sender is expected. Also read by threads that only check for news.
   struct Expected {
     Relaxed<std::uint32_t> slot;
     Relaxed<std::uint64_t> seen;  // the last sequence for which all envelopes were looked at
@@ -141,7 +143,8 @@ class Mailbox final : public Alarm {
   WaitCircles circles_;
   Items sends_;
   Items receives_;
-  // How many have not begun, of those that may be after the same: room at a receiver, or a message.
+  // How many transfers have not begun, of those that may compete for the same: room at a receiver,
+  // or a message.
   std::unordered_map<std::uint64_t, std::size_t> queued_;
   std::uint32_t unsent_ = 0;  // how many of these are sends
   Stash stash_;
@@ -149,8 +152,8 @@ class Mailbox final : public Alarm {
   std::uint64_t numbers_ = 0;
   std::uint64_t sequence_ = 0;           // of the last message sent
   std::vector<std::uint64_t> ordinals_;  // by receiver: how many messages,
-  std::vector<std::uint64_t> taken_;     // and how many were taken when last looked up
-  std::uint64_t used_ = 0;               // envelopes that have not been seen to be free again
+  std::vector<std::uint64_t> taken_;     // and how many were taken as of the last check
+  std::uint64_t used_ = 0;               // envelopes not yet seen to be free again
   std::uint32_t receivers_[kEnvelopes];  // whose they were
   int next_ = 0;                         // the envelope in turn
   int wide_slot_ = 0;                    // the envelope that has the wide block,

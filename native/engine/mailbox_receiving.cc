@@ -28,8 +28,8 @@ bool Mailbox::receive(Item& item, bool& done) {
   return moved;
 }
 
-// Whether a message of the source may be there that nobody has looked at: asked without the lock,
-// and all the time by who waits for one.
+// Whether the source may have a message that nobody has examined: asked without the lock, and
+// continuously by a rank that waits for one.
 bool Mailbox::has_news(std::uint32_t source, bool looks_closely) const {
   const Expected& next = expected_[source];
   const std::uint64_t seen = next.seen;
@@ -55,7 +55,7 @@ bool Mailbox::match(Item& item) {
       if (limits_[source] == 0) {
         limits_[source] = boxes_.published(source).load(std::memory_order_acquire) + 1;
       }
-      if (!any && item.seen == limits_[source]) continue;  // nothing has come since it looked
+      if (!any && item.seen == limits_[source]) continue;  // nothing has arrived since it checked
       stashed = stash_.find(source, transfer.tag);
       const std::uint64_t limit = stashed != nullptr ? stashed->sequence : limits_[source];
       slot = boxes_.find(source, region_.rank(), &transfer.tag, limit);
@@ -66,7 +66,7 @@ bool Mailbox::match(Item& item) {
       }
     }
     if (any) last_source_ = source;
-    circles_.end(transfer);  // before others can see that what it waited for is gone
+    circles_.end(transfer);  // before others can see that its reason to wait is gone
     transfer.peer = source;
     if (slot < 0) {
       stashed->is_wanted = true;
@@ -93,7 +93,7 @@ std::optional<std::int32_t> Mailbox::unwanted_tag(const Transfer& receive) const
   return std::nullopt;
 }
 
-// The message that must be the oldest of its source, if it is there.
+// The slot of the message that must be the source's oldest, if it has arrived.
 int Mailbox::find_expected(std::uint32_t source, std::int32_t tag) const {
   const Expected& next = expected_[source];
   const int slot = static_cast<int>(next.slot);
@@ -118,9 +118,9 @@ bool Mailbox::take(Item& item, Envelope& from, bool& done) {
   return take_parts(item, from, done);
 }
 
-// The sender may use the envelope again. A message in its turn is only counted, as clearing its
-// line would make the next store, which may be the answer, wait for that. Nobody is woken for sure
-// by small ones: who waits for room looks for itself within a millisecond.
+// The sender may reuse the envelope. A message taken in order is only counted, because clearing its
+// line would delay the next store, which may be the answer. Senders are not reliably woken for
+// small messages: one that waits for room checks for itself within a millisecond.
 void Mailbox::release(Item& item, Envelope& from) {
   const std::uint32_t source = item.transfer->peer;
   const bool may_be_awaited = from.is_synchronous || is_large(from.bytes);
@@ -137,14 +137,15 @@ void Mailbox::release(Item& item, Envelope& from) {
   }
   if (may_be_awaited) Region::fence();
   region_.wake(source);
-  // The sender's memory may have been given up in the meantime.
+  // The sender may have released its memory in the meantime.
   if (was_exposed) {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (region_.poisoned()) item.trouble = Trouble::aborted;
   }
 }
 
-// From the sender's memory; in parts, if that turns out not to be possible.
+// Reads the payload from the sender's memory, or requests it in parts if that turns out to be
+// impossible.
 bool Mailbox::take_exposed(Item& item, Envelope& from, bool& done) {
   const Transfer& transfer = *item.transfer;
   Place place;
@@ -156,7 +157,7 @@ bool Mailbox::take_exposed(Item& item, Envelope& from, bool& done) {
   } else {
     const Trouble trouble =
         memory_.read(transfer.peer, place.address + item.moved, transfer.data + item.moved, length);
-    if (trouble == Trouble::peer_lost) return false;  // as will be noticed
+    if (trouble == Trouble::peer_lost) return false;  // which will be noticed elsewhere
     if (trouble != Trouble::none) {
       item.takes_parts = true;
       item.moved = 0;
@@ -233,7 +234,8 @@ bool Mailbox::take_stashed(Item& item, bool& done) {
   return true;
 }
 
-// Who has slept has waited in vain: perhaps what it waits for finds no room.
+// A rank that has slept has waited without success: perhaps the message that it waits for finds no
+// room.
 bool Mailbox::advance_stash(bool has_slept) {
   if (region_.poisoned()) {
     pending_.fetch_sub(stash_.clear());

@@ -1,4 +1,4 @@
-// How a mailbox sends: an envelope, and then, of what does not fit into it, part after part.
+// How a mailbox sends: an envelope and, if the payload does not fit into it, part after part.
 
 #include <algorithm>
 #include <bit>
@@ -42,8 +42,8 @@ bool Mailbox::send(Item& item, bool& done) {
   return true;
 }
 
-// The receiver may be looking at the line all the time: all stores to it come at once, or it would
-// travel back and forth between them. The first part is there when the envelope is.
+// The receiver may be polling the line: all stores to it are made together, or the cache line would
+// bounce between the two cores. The first part is present when the envelope is.
 void Mailbox::put(Item& item, int slot) {
   const Transfer& transfer = *item.transfer;
   const std::uint32_t self = region_.rank();
@@ -56,7 +56,7 @@ void Mailbox::put(Item& item, int slot) {
   if (!is_tiny) {
     const Room room = boxes_.room_of(self, slot, transfer.bytes, is_wide);
     item.before = room.progress.written.load(std::memory_order_relaxed);
-    if (!room.holds(transfer.bytes) &&  // what fitted was not counted
+    if (!room.holds(transfer.bytes) &&  // payloads that fitted were not counted
         room.progress.taken.load(std::memory_order_relaxed) != item.before) {
       room.progress.taken.store(item.before, std::memory_order_relaxed);
     }
@@ -100,7 +100,7 @@ bool Mailbox::take_wide(const Item& item) {
   return true;
 }
 
-// Where a message is for others, if its receiver is to read it there.
+// The place of a message, if its receiver should read it there.
 bool Mailbox::find_place(Item& item, Place& place) {
   static_assert(sizeof place <= sizeof(Envelope::payload));
   const Transfer& transfer = *item.transfer;
@@ -110,7 +110,7 @@ bool Mailbox::find_place(Item& item, Place& place) {
 }
 
 // Smaller messages are copied: their senders need not wait until they are received, and programs
-// may count on that.
+// may rely on that.
 bool Mailbox::is_to_be_read(Item& item) {
   if ((memory_.reach & kAlways) != 0) return true;
   if ((memory_.reach & kPrivate) == 0 || item.transfer->bytes <= kWideBytes) return false;
@@ -122,8 +122,8 @@ bool Mailbox::is_to_be_read(Item& item) {
   return trial.reads();
 }
 
-// An envelope for a message to the peer, or -1. Whether others are free again is not looked up
-// before that is needed, as their lines lie in the receivers' caches.
+// An envelope for a message to the peer, or -1. Whether others are free again is checked only when
+// needed, because their lines are in the receivers' caches.
 int Mailbox::room_for(std::uint32_t peer) {
   look_at(next_);
   if ((used_ & bit(next_)) != 0 || is_full_for(peer)) {
@@ -145,7 +145,8 @@ bool Mailbox::is_full_for(std::uint32_t peer) const {
   return count >= most;
 }
 
-// What a receiver says lies in its cache: look it up only when the last look does not suffice.
+// A receiver's acknowledgement is in its cache: read it only if the last known value does not
+// suffice.
 void Mailbox::look_at(int slot) {
   if ((used_ & bit(slot)) == 0) return;
   const Envelope& last = boxes_.envelope(region_.rank(), slot);
@@ -213,8 +214,8 @@ bool Mailbox::send_far(Item& item, bool& done) {
   return true;
 }
 
-// One part after the other, so that other messages get between them. The last has gone when the
-// stream has nothing left to do.
+// Sends one part after the other, so that other messages can come between them. The last one is
+// gone when the stream has nothing left to do.
 bool Mailbox::go_on_sending_far(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (courier_->is_taken(transfer.peer, item.slot)) {

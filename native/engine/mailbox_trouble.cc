@@ -1,4 +1,4 @@
-// What keeps a send or a receive from going on, and how all ranks are told.
+// What prevents a send or receive from making progress, and how all ranks are told.
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,8 @@ constexpr std::int32_t kReceive = -1;  // a CallRecord's collective
 
 }  // namespace
 
-// A peer that is gone may have sent its last message just before: believe it the second time.
+// A peer that is gone may have sent its last message just before: trust the observation only the
+// second time.
 Trouble Mailbox::look_for_trouble(Item& item) {
   const Transfer& transfer = *item.transfer;
   if (item.began_s == 0) item.began_s = now_s();
@@ -37,7 +38,7 @@ Trouble Mailbox::look_for_trouble(Item& item) {
   return circles_.look(item, sends_);
 }
 
-// The peer, if it left; for any rank, the last of the others, if all left.
+// The peer, if it has left; for a receive from any rank, the last of the others, if all have left.
 std::uint32_t Mailbox::gone_peer(std::uint32_t peer) const {
   if (peer != kAnyRank) return has_left(peer) ? peer : kAnyRank;
   std::uint32_t gone = kAnyRank;
@@ -49,13 +50,13 @@ std::uint32_t Mailbox::gone_peer(std::uint32_t peer) const {
   return gone;
 }
 
-// Who left another host may have messages under way.
+// A rank that left on another host may have messages in transit.
 bool Mailbox::has_left(std::uint32_t rank) const {
   return region_.presence(rank) == Presence::left &&
          (!region_.is_far(rank) || courier_->state(rank) != ConnectionState::open);
 }
 
-// Without a connection, although its host says nothing.
+// Whether the peer has no connection although its host reports nothing.
 bool Mailbox::is_cut_off(Item& item) const {
   const std::uint32_t peer = item.transfer->peer;
   if (peer == kAnyRank || !region_.is_far(peer)) return false;

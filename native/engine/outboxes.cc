@@ -11,12 +11,13 @@ namespace {
 constexpr std::uint64_t kPartBytes = 16 << 10;  // the smallest
 constexpr std::uint64_t kLongPartBytes = 64 << 10;
 constexpr std::uint64_t kHugePartBytes = kWideBytes / 4;
-constexpr std::uint64_t kWindowBytes = 128 << 10;  // of parts under way, if they are so small
+constexpr std::uint64_t kWindowBytes = 128 << 10;  // of parts in flight, if they are so small
 constexpr std::uint64_t kFewestParts = 4;
 
 }  // namespace
 
-// Small parts, so that both copy at the same time; of longer messages longer ones, which cost less.
+// Small parts, so that both ranks copy at the same time; for longer messages larger ones, which
+// cost less.
 Room Outboxes::room_of(std::uint32_t rank, int slot, std::uint64_t bytes, bool is_wide) const {
   auto* const progress = region_.at<Parts>(rank, region_.layout().parts(rank));
   if (!is_wide) return {block(rank, slot), kPartBytes, kMailBytes / kPartBytes, progress[slot]};

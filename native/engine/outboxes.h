@@ -1,4 +1,4 @@
-// The outboxes of all ranks as they lie in the region: which messages are there, and for whom.
+// The outboxes of all ranks as laid out in the region: which messages are there, and for whom.
 #pragma once
 
 #include <atomic>
@@ -43,21 +43,21 @@ class Outboxes {
     return region_.at<std::atomic<std::uint64_t>>(by, region_.layout().taken(by))[from];
   }
 
-  // The sequence of the message that is there for a rank, or 0. Who is not that rank sees it
-  // perhaps while it goes, and another one comes.
+  // The sequence of the message in a slot for a rank, or 0. Another rank may see it while it is
+  // being replaced.
   std::uint64_t sequence_for(std::uint32_t to, std::uint32_t from, int slot) const;
-  // The oldest that nobody has taken, with a sequence below the limit; -1 if there is none. A tag
-  // of null is any tag.
+  // The oldest message that nobody has taken, with a sequence below the limit; -1 if there is none.
+  // A null tag means any tag.
   int find(std::uint32_t source, std::uint32_t to, const std::int32_t* tag,
            std::uint64_t limit) const;
   // How many messages wait for a rank.
   unsigned waiting_for(std::uint32_t from, std::uint32_t to) const;
-  // How many of a rank's envelopes may be there for one receiver: the others need room too,
-  // however much that one leaves lying. Between hosts each pair has room of its own.
+  // The most envelopes of a rank that may hold messages for one receiver: the others need room too,
+  // however many messages that one leaves unread. Between hosts each pair has its own room.
   unsigned room_for_one(std::uint32_t peer) const {
     return region_.ranks() > 2 && !region_.is_far(peer) ? kEnvelopes / 2 : kEnvelopes;
   }
-  // Whether a rank has no room for a further message to this one.
+  // Whether a rank has no room for another message to this one.
   bool is_crowded(std::uint32_t source) const;
 
  private:

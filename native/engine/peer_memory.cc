@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kAttempts = 20;  // while the system is short of memory
 constexpr unsigned kAttemptUs = 1000;
-constexpr std::size_t kMostViews = 256;  // of arenas; beyond, they are forgotten and seen anew
+// Of arenas; above this, they are dropped and mapped again on demand.
+constexpr std::size_t kMostViews = 256;
 
 // 0, or an error number.
 int read_memory(pid_t pid, std::uint64_t address, std::byte* target, std::uint64_t bytes) {
@@ -48,13 +49,13 @@ PeerMemory::PeerMemory(Region& region)
   region.state(region.rank()).word_at.store(reinterpret_cast<std::uint64_t>(&word_));
 }
 
-// Where Yama restricts reading to ancestors, all that descend from this rank's parent are let in,
-// as its peers do. Elsewhere this does nothing.
+// Where Yama restricts reading to ancestors, permit all descendants of this rank's parent to read,
+// as its peers do. Elsewhere this has no effect.
 void PeerMemory::let_peers_read() {
   if (const pid_t parent = getppid(); parent > 1) prctl(PR_SET_PTRACER, parent, 0, 0, 0);
 }
 
-// Opening a file of a process's table takes the same right as finding out where it works.
+// Opening a file of a process's table needs the same permission as reading its working directory.
 PeerMemoryAccess PeerMemory::probe() const {
   PeerMemoryAccess found = kArenas | kPrivate | kAlways;
   for (std::uint32_t rank = 0; rank < region_.ranks(); ++rank) {
@@ -108,7 +109,7 @@ PeerViews::View PeerViews::view_of(std::uint32_t rank, const ArenaPlace& place) 
   const int seals = fcntl(fd, F_GET_SEALS);
   const bool is_sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
   if (fstat(fd, &status) == 0 && status.st_ino == place.segment && status.st_dev == place.device &&
-      (is_sealed || status.st_nlink == 0)) {  // what is adopted cannot be sealed
+      (is_sealed || status.st_nlink == 0)) {  // adopted memory cannot be sealed
     const auto bytes = static_cast<std::size_t>(status.st_size);
     void* const base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (base != MAP_FAILED) {
@@ -118,7 +119,7 @@ PeerViews::View PeerViews::view_of(std::uint32_t rank, const ArenaPlace& place) 
     }
   }
   close(fd);
-  // What failed may work the next time: the process may have been out of descriptors.
+  // A failure may be temporary: the process may have been out of descriptors.
   if (view.base != nullptr) views_[file] = view;
   return view;
 }

@@ -1,12 +1,12 @@
-// The memory of other ranks of this host, read where it lies.
+// Reading the memory of other ranks of this host in place.
 //
 //   private        process_vm_readv, where the kernel permits it (Yama, containers)
 //   in an arena    mapped here too, once it is first seen (arena.h)
 //   this process   ranks may be threads of one
 //
 // Nobody writes into another rank's memory: whatever happens, a rank that returned from a call with
-// an error may free what it passed. Who reads must therefore look, after reading, whether the group
-// is in trouble: only if not, what was read is what was meant.
+// an error may free what it passed. A reader must therefore check, after reading, whether the group
+// is in trouble: only if not, the data is valid.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@
 
 namespace rallypoint {
 
-// What of each other's memory all ranks of a host can read: bits.
+// Which of each other's memory all ranks of a host can read, as bits.
 using PeerMemoryAccess = unsigned;
 inline constexpr PeerMemoryAccess kArenas = 1;
 inline constexpr PeerMemoryAccess kPrivate = 2;
@@ -31,7 +31,7 @@ inline constexpr PeerMemoryAccess kAlways = 4;  // private memory, without a tri
 // Where a message lies in its sender's memory.
 struct Place {
   std::uint64_t address;
-  ArenaPlace arena;  // the same, if it is in one
+  ArenaPlace arena;  // the same place, if it is in an arena
 };
 
 class PeerMemory {
@@ -40,15 +40,16 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  // Lets the ranks of this host read this process's memory, as far as that is for it to say.
+  // Permits the ranks of this host to read this process's memory, as far as that is in its power.
   static void let_peers_read();
 
-  // What this rank can read of all others of this host; they must have mapped the region by now.
+  // Which memory this rank can read of all others on this host, which must have mapped the region.
   PeerMemoryAccess probe() const;
-  // What all of them can: the same on each, and settled before the first call.
+  // Which memory all of them can read: the same on each, and fixed before the first call.
   PeerMemoryAccess reach = 0;
 
-  // Sender: whether others can read this private memory; that of a device, for one, they cannot.
+  // Sender: whether others can read this private memory; they cannot, for instance, if it is a
+  // device's.
   bool can_expose(const std::byte* at) const;
   Place place_of(const std::byte* at, std::uint64_t bytes) const;
 
@@ -56,7 +57,7 @@ class PeerMemory {
   Trouble read(std::uint32_t rank, std::uint64_t address, std::byte* target,
                std::uint64_t bytes) const;
 
-  // For tests: treat other ranks of this process as if they were of another.
+  // For tests: if false, other ranks of this process are treated like those of another process.
   bool knows_itself = true;
 
   bool is_own(std::uint32_t rank) const { return pid_of(rank) == pid_ && knows_itself; }
@@ -67,21 +68,21 @@ class PeerMemory {
  private:
   const Region& region_;
   pid_t pid_;
-  std::uint64_t word_;  // that peers try to read
+  std::uint64_t word_;  // which peers try to read
 };
 
-// Other ranks' arenas as one receiver has mapped them; not for several threads at once.
+// Other ranks' arenas as one receiver has mapped them; not thread-safe.
 class PeerViews {
  public:
   explicit PeerViews(const PeerMemory& memory) : memory_(memory) {}
 
-  // Where the bytes are for this process, until `trim`, or null: PeerMemory must read them.
+  // Where the bytes are in this process, valid until `trim`; null if PeerMemory must read them.
   const std::byte* find(std::uint32_t rank, const Place& place, std::uint64_t bytes);
   void trim();
 
  private:
   struct View {
-    std::shared_ptr<const std::byte> base;  // null: it cannot be mapped
+    std::shared_ptr<const std::byte> base;  // null: mapping failed
     std::uint64_t bytes = 0;
   };
   View view_of(std::uint32_t rank, const ArenaPlace& place);

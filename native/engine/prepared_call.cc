@@ -53,7 +53,7 @@ PreparedCall::PreparedCall(const Call& call, PeerMemoryAccess reach)
   divisor = averages && !divides ? program->ranks : 1;
   may_expose = reach != 0 && !program->copies && !divides && cut.piece * cut.item >= kExposedBytes;
   is_simple = cut.is_simple && !divides && !has_tables && !may_expose;
-  // What an all_reduce in place receives was read there shortly before.
+  // The target of an in-place all_reduce was read shortly before.
   const bool is_read_before = call.input == call.output && program->max_operands > 1;
   past_caches = !is_read_before && block_bytes * program->output_blocks >= kHugeBytes;
   reducer = rallypoint::reducer(what.dtype, divides ? ReduceOp::sum : what.op);

@@ -1,5 +1,5 @@
-// What follows from the kind and size of a call alone, so that calls like the last one need not
-// work it out again.
+// Everything that depends only on the kind and size of a call, so that similar calls need not
+// compute it again.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace rallypoint {
 
-// Smaller messages are copied, as it costs more to wait until they have been read where they lie.
+// Smaller messages are copied, because waiting until they have been read in place costs more.
 inline constexpr std::uint64_t kExposedBytes = 32 << 10;  // in arenas
 inline constexpr std::uint64_t kReadBytes = 64 << 10;     // by the kernel
 
-// How the items of a call are cut: blocks into chunks, chunks into pieces of at most a message.
+// How the items of a call are split: blocks into chunks, chunks into pieces of at most one message.
 struct Cut {
   std::uint64_t item = 0;    // bytes
   std::uint64_t count = 0;   // items of a block
   std::uint64_t chunk = 0;   // items of all chunks but the last ones, which may be shorter
   std::uint64_t piece = 0;   // items
   std::uint64_t pieces = 0;  // iterations of the program
-  bool is_simple = false;    // one lane, one chunk, one piece: nothing is cut
+  bool is_simple = false;    // one lane, one chunk, one piece: nothing is split
 
   Cut() = default;
   Cut(const Program& program, std::uint64_t count, std::uint64_t item);
@@ -29,9 +29,9 @@ struct Cut {
 
 struct PreparedCall {
   PreparedCall() = default;
-  // `reach`: what ranks of this host may read of each other's memory.
+  // `reach`: which of each other's memory ranks of this host may read.
   PreparedCall(const Call& call, PeerMemoryAccess reach);
-  // Whether it is the same for this call.
+  // Whether the preparation is valid for this call, too.
   bool fits(const Call& call) const {
     return program == call.program && cut.count == call.count && what.bits() == call.what.bits() &&
            !has_tables && call.input_blocks == nullptr && call.output_blocks == nullptr;
@@ -41,11 +41,11 @@ struct PreparedCall {
   Operator what{};
   std::uint32_t lane_count = 0;
   Cut cut;
-  bool is_simple = false;  // nothing is cut, and messages are copied
+  bool is_simple = false;  // nothing is split, and messages are copied
   std::uint64_t block_bytes = 0;
-  bool has_tables = false;   // of blocks that lie apart
-  bool past_caches = false;  // is received: no cache holds it, nor the place for it
-  bool may_expose = false;   // ranks of this host may read messages where they lie
+  bool has_tables = false;   // for blocks that are not contiguous
+  bool past_caches = false;  // for receiving: no cache holds the data or its target
+  bool may_expose = false;   // ranks of this host may read messages in place
   Reducer reducer = nullptr;
   Reducer average = nullptr;
   std::uint64_t divisor = 1;  // within a reduction

@@ -25,7 +25,7 @@ void begin_child() {
   descriptors().close_all();
 }
 
-// When the program is loaded: there is one thread, and there are no descriptors yet.
+// At load time there is one thread, and there are no descriptors yet.
 [[maybe_unused]] const bool is_prepared = [] {
   descriptors();
   return pthread_atfork(nullptr, nullptr, begin_child) == 0;

@@ -1,9 +1,9 @@
 // What belongs to this process and not to the children that it forks: descriptors, threads, locks.
 //
 // A forked child inherits the connections of its parent's groups, and none of its threads. It
-// closes the descriptors at once, only its own copies: as long as it held them, nobody would see
-// that the parent has died. Locks and threads it has anew, when it first needs them; what its
-// parent's were in the midst of is never touched.
+// closes its copies of the descriptors at once: as long as it held them, nobody would see the
+// parent's death. It creates its own locks and threads when it first needs them; whatever state its
+// parent's were in is never touched.
 #pragma once
 
 #include <atomic>
@@ -11,22 +11,22 @@
 
 namespace rallypoint {
 
-// How many forks lie between the process that loaded the engine and this one: what was made under
-// another number is a parent's.
+// The number of forks between the process that loaded the engine and this one: objects created
+// under another number belong to a parent.
 extern std::atomic<unsigned> forks;
 inline unsigned generation() { return forks.load(std::memory_order_relaxed); }
 
-// Has forked children close the descriptor; returns it.
+// Makes forked children close the descriptor; returns it.
 int own(int fd);
-// Closes what is owned.
+// Closes an owned descriptor.
 void close_owned(int fd);
 
-// Starts a thread that ends with the process, and that the program's signals do not interrupt. What
-// it does wrong itself (SIGSEGV and the like) is reported as in any other thread.
+// Starts a thread that ends with the process, and that the program's signals do not interrupt. Its
+// own faults (SIGSEGV and the like) are reported as in any other thread.
 void start_thread(std::function<void()> body);
 
-// The only T of a process, made when it is first needed and never destroyed: threads may outlive
-// whatever else ends with the process.
+// The only T of a process, created on first use and never destroyed: threads may outlive everything
+// else at the end of the process.
 template <typename T>
 class PerProcess {
  public:

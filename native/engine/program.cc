@@ -11,7 +11,7 @@ namespace {
 constexpr std::int32_t kSend = 1;
 constexpr std::int32_t kReduce = 2;
 constexpr std::uint32_t kMaxRanks = 1 << 24;
-// Of the largest items, even one of each chunk must fit into a message.
+// Even one item of the largest type from each chunk must fit into a message.
 constexpr std::uint32_t kMostSpan = kBlockBytes / kMostItemBytes;
 constexpr std::uint32_t kMaxOperations = (1 << kOperationBits) - 2;
 
@@ -51,7 +51,7 @@ std::uint64_t chunks_in(const Program& program, Buffer buffer) {
   }
 }
 
-// Lengths are a matter of the index modulo the number of chunks, so that all must agree in that.
+// Lengths depend on the index modulo the number of chunks, so all chunks must agree in it.
 void read_chunks(Reader& reader, const Program& program, Chunks& chunks) {
   chunks.buffer = static_cast<Buffer>(reader.next(3));
   chunks.index = reader.next(chunks_in(program, chunks.buffer));

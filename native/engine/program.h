@@ -18,7 +18,7 @@ struct Chunks {
   std::uint32_t index;
 };
 
-// A rank that takes a message, and the operation of its lane that does so.
+// A rank that takes a message, and the operation in its lane that does so.
 struct Receiver {
   std::uint32_t rank;
   std::uint32_t lane;
@@ -28,9 +28,9 @@ struct Receiver {
 struct Operand {
   bool remote;
   Chunks chunks;          // local
-  std::uint32_t peer;     // remote: who sends it,
-  std::uint32_t lane;     // in which of its lanes,
-  std::uint32_t ordinal;  // as which of that lane's sends
+  std::uint32_t peer;     // remote: the sender,
+  std::uint32_t lane;     // the sender's lane,
+  std::uint32_t ordinal;  // the number of the send in that lane
 };
 
 struct Operation {
@@ -60,9 +60,10 @@ struct Program {
   std::uint32_t sends;     // the most sends in any lane of any rank
   std::uint32_t max_span;  // the most chunks in one operation of any rank
   std::uint32_t max_operands;
-  bool copies;                    // in place, what was sent may be overwritten before it is taken
-  bool hears_from_all;            // this rank takes a message from every other
-  bool averages_at_once = false;  // every reduction of several operands has the inputs of all ranks
+  bool copies;          // in place, what was sent may be overwritten before it is taken
+  bool hears_from_all;  // this rank takes a message from every other
+  // Every reduction of several operands combines the inputs of all ranks.
+  bool averages_at_once = false;
   std::vector<std::vector<Operation>> lanes;
 
   // Whether blocks may be of different lengths.

@@ -18,15 +18,15 @@
 namespace rallypoint {
 namespace {
 
-constexpr unsigned kYields = 20;         // with nothing moving, before it sleeps;
+constexpr unsigned kYields = 20;         // without progress, before it sleeps;
 constexpr unsigned kSharedYields = 200;  // where the peer that it waits for may want this core
-// And for how long: with much else to run, each time may take as long as the others' turns
-// together, and who yields does not look for trouble.
+// The time limit for yielding: on a busy machine, each yield may take as long as all other threads'
+// turns together, and a thread that yields does not look for trouble.
 constexpr std::uint64_t kLongestYieldNs = 20'000'000;
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
-constexpr long kDozeUs = 1000;           // how late it may see what came without a call,
-constexpr unsigned kDozes = 100;         // and how often it looks before it waits to be called
+constexpr long kDozeUs = 1000;           // how late it may notice what came without a call,
+constexpr unsigned kDozes = 100;         // and how often it checks before it waits to be called
 
 constexpr long kFutexWaitMany = 449;
 constexpr std::uint32_t kWord32 = 2;
@@ -82,7 +82,7 @@ void ProgressThread::remove(Progressable& member) {
   std::erase(members_, &member);
 }
 
-// The thread holds the mutex also in its sleep: wake it, and it lets visitors go first.
+// The thread holds the mutex even while it sleeps: wake it, and it lets visitors go first.
 ProgressThread::Visit::Visit(ProgressThread& progress) : progress_(progress) {
   progress_.visitors_.fetch_add(1);
   progress_.notify(true);
@@ -145,8 +145,9 @@ bool ProgressThread::pass(bool has_slept, unsigned& patience) {
   return moved;
 }
 
-// Sleep until a bell rings of a communicator that has work, or there is something new. Say that we
-// sleep, look once more, and only then sleep: a sender sees the one or we the other.
+// Sleep until the bell of a communicator with work rings, or there is something new. Announce the
+// sleep, check once more, and only then sleep: then either a sender sees the announcement, or we
+// see its message.
 void ProgressThread::sleep(std::uint32_t calls, long most_us) {
   std::vector<FutexWaiter> words = {
       {calls, reinterpret_cast<std::uint64_t>(&calls_), kWord32 | kPrivate, 0}};

@@ -1,8 +1,8 @@
 // The thread that carries out operations while their callers do something else: one for all
 // communicators of the process, started when first needed, asleep while there is nothing to do.
 //
-// It knows neither operations nor Python: it asks each communicator to get on, and sleeps on the
-// bells of those that wait for a peer.
+// It knows neither operations nor Python: it asks each communicator to make progress, and sleeps on
+// the bells of those that wait for a peer.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,18 @@
 
 namespace rallypoint {
 
-// What the thread serves.
+// An object that the thread serves.
 class Progressable {
  public:
   virtual ~Progressable() = default;
   virtual bool has_work() const = 0;
   // Whether there are more ranks on this host than cores.
   virtual bool shares_cores() const = 0;
-  // Gets on without waiting; returns whether anything moved. Who has slept looks for trouble.
+  // Makes progress without waiting; returns whether anything moved. With `has_slept`, it looks for
+  // trouble.
   virtual bool progress(bool has_slept) = 0;
   virtual const Region& region() const = 0;
-  // See to it that the bell rings also for what comes from other hosts.
+  // Make the bell ring also for messages from other hosts.
   virtual void arm() = 0;
 };
 
@@ -34,9 +35,9 @@ class ProgressThread {
   ProgressThread() = default;
 
   void add(Progressable& member);
-  // Afterwards the thread does not touch it any more.
+  // After this call the thread does not touch the member any more.
   void remove(Progressable& member);
-  // There is something to do: at once, or when the thread next looks, within a millisecond.
+  // There is work: to be done at once, or when the thread next checks, within a millisecond.
   void notify(bool at_once);
 
  private:
@@ -52,7 +53,8 @@ class ProgressThread {
   };
 
   void run();
-  // Lets all get on; `patience`: how often to yield, if nothing has moved; 0 without any work.
+  // Lets all members make progress; `patience`: how often to yield if nothing has moved; 0 if there
+  // is no work.
   bool pass(bool has_slept, unsigned& patience);
   void sleep(std::uint32_t calls, long most_us);
 

@@ -1,4 +1,4 @@
-// Calls of a communicator that are carried out one after the other by whoever has time: the
+// Calls of a communicator, carried out one after the other by any thread that has time: the
 // progress thread, or a thread that waits for one of them.
 #pragma once
 
@@ -24,7 +24,7 @@ class Queue {
   // The call must stay where it is until the work is done.
   void push(const Call& call, std::shared_ptr<Work> work);
   std::shared_ptr<Work> first();  // null if there is none
-  // Gets on with the first call as far as that goes. The caller holds the executor's mutex.
+  // Makes all possible progress with the first call. The caller holds the executor's mutex.
   Step advance(bool has_slept, Host& host);
 
  private:

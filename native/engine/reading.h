@@ -1,10 +1,10 @@
-// Whether a rank's private messages are read where they lie, or copied: what took it less time.
+// Decides by measuring whether a rank's private messages are read in place or copied.
 //
 // A message through a ring is copied twice, by two ranks that overlap; one that the kernel reads is
-// copied once, by pages that it pins one by one. Which is faster depends on the processor, on the
-// size, and on how the array was allocated (huge pages are pinned at once), so it is tried: for
-// each program and size some of the first calls are made in either way. What a rank finds counts
-// for what it sends. Results do not depend on it: operands and their order are the same.
+// copied once, in pages that the kernel pins one by one. Which is faster depends on the processor,
+// the size, and how the array was allocated (huge pages are pinned at once). So it is tried: for
+// each program and size, some of the first calls are made in each way. A rank's result applies to
+// what it sends. Computed results do not depend on it: the operands and their order are the same.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@ namespace rallypoint {
 
 class ReadingTrial {
  public:
-  // Whether the call that begins now is to be read.
+  // Whether the messages of the call that begins now should be read in place.
   bool reads() const { return is_open() ? round() % 2 == 1 : reads_; }
   bool is_open() const { return calls_ < kCalls; }
-  // How long that call took.
+  // Records how long that call took.
   void note(double seconds) {
-    // The first call of a round pays for what the way before has left in the caches.
+    // The first call of a round pays for what the previous way has left in the caches.
     const unsigned place = calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) % kRound;
     round_s_ = place == 0 ? 0 : round_s_ + seconds;
     if (place == kRound - 1) {
@@ -51,8 +51,8 @@ class ReadingTrial {
 
 class ReadingTrials {
  public:
-  // That of calls of a program, or none, with about so many bytes; it stays where it is. Sizes that
-  // are more than any cache holds are alike.
+  // The trial for calls of a program, or of none, with about so many bytes; its address is stable.
+  // All sizes larger than any cache share one.
   ReadingTrial& of(const void* program, std::uint64_t bytes) {
     constexpr unsigned kLargest = 25;
     const auto size = static_cast<unsigned>(std::bit_width(bytes));

@@ -21,8 +21,8 @@ DECLARE_LOOPS(avx512)
 namespace {
 
 #if defined(__x86_64__)
-// Every CPU with AVX2 has F16C; a hypervisor may hide it. Asked of the CPU, once: clang 14 knows no
-// __builtin_cpu_supports("f16c").
+// Every CPU with AVX2 has F16C, but a hypervisor may hide it. The CPU is asked once, directly:
+// clang 14 lacks __builtin_cpu_supports("f16c").
 bool has_f16c() {
   static const bool has = [] {
     unsigned eax, ebx, ecx, edx;

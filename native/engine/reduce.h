@@ -25,7 +25,7 @@ enum class DType : std::uint8_t {
 };
 inline constexpr unsigned kDTypes = 15;
 
-// torch.distributed's numbers. PREMUL_SUM is a sum of inputs that were scaled before.
+// The numbers are torch.distributed's. PREMUL_SUM is a sum of inputs that were scaled before.
 enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, band, bor, bxor, premul_sum };
 inline constexpr unsigned kReduceOps = 9;
 
@@ -59,7 +59,7 @@ inline constexpr std::size_t kMostItemBytes = 16;
 using Reducer = void (*)(std::byte* target, const std::byte* const* operands,
                          std::size_t operands_n, std::size_t items, std::uint64_t divisor);
 
-// The loops for the widest vectors that this CPU has, or null if the operator does not apply.
+// The loop for the widest vectors that this CPU has, or null if the operator does not apply.
 Reducer reducer(DType dtype, ReduceOp op);
 
 // target[i] = source[i] * factor; returns false, and does nothing, for integers. They may be the

@@ -16,8 +16,8 @@
 namespace rallypoint::LOOPS {
 namespace {
 
-// Integers add and multiply modulo 2^n, as NumPy's do; in C++ only unsigned ones may, and only if
-// they are not narrower than int, to which they would be promoted.
+// Integers add and multiply modulo 2^n, like NumPy's. In C++ only unsigned types may do so, and
+// only if they are not narrower than int, to which they would be promoted.
 template <typename T, bool kInteger = std::is_integral_v<T>>
 struct Wrapping {
   using type = T;
@@ -28,7 +28,8 @@ struct Wrapping<T, true> {
       std::conditional_t<(sizeof(T) < sizeof(unsigned)), unsigned, std::make_unsigned_t<T>>;
 };
 
-// As NumPy and PyTorch multiply; std::complex would treat infinities, at a great cost.
+// Multiplies like NumPy and PyTorch; std::complex would treat infinities specially, at a great
+// cost.
 template <typename T>
 struct Complex {
   T re;
@@ -104,7 +105,7 @@ void quadruple(T* target, const T* a, const T* b, const T* c, const T* d, std::s
   }
 }
 
-// More operands go through a piece of stack, so that the target may be any of them.
+// More operands are combined in a small buffer on the stack, so that the target may be any of them.
 template <typename Op, typename T>
 void many(T* target, const T* const* operands, std::size_t n, std::size_t items) {
   constexpr std::size_t kPiece = 4096 / sizeof(T);
@@ -178,7 +179,7 @@ void reduce_half(std::byte* target_bytes, const std::byte* const* operand_bytes,
 
 template <typename T>
 Reducer for_integer(ReduceOp op) {
-  using U = std::make_unsigned_t<T>;  // the same loops wherever the sign makes no difference
+  using U = std::make_unsigned_t<T>;  // the same loops where the sign makes no difference
   switch (op) {
     case ReduceOp::sum:
       return reduce<U, Sum>;
@@ -263,9 +264,9 @@ void by_parts(std::byte* target, const std::byte* const* operands, std::size_t n
   kReduceParts(target, operands, n, 2 * items, divisor);
 }
 
-// Complex numbers have no order. GCC 12 multiplies them with fused instructions where there are
-// any, whatever -ffp-contract says: results would have other bits than on CPUs without AVX-512.
-// Narrower loops do it instead (reduce.cc).
+// Complex numbers have no order. GCC 12 multiplies them with fused instructions if available,
+// whatever -ffp-contract says: results would differ in bits from those of CPUs without AVX-512.
+// Narrower loops are used instead (reduce.cc).
 template <typename T>
 Reducer for_complex(ReduceOp op) {
   switch (op) {

@@ -25,8 +25,8 @@ namespace {
 constexpr double kDetailsS = 0.2;  // writing them takes microseconds
 constexpr unsigned kDetailsLookUs = 100;
 
-// Ranks that are threads of one process share a mapping: the thread sanitizer could not follow what
-// they tell each other through two.
+// Ranks that are threads of one process share a mapping: the thread sanitizer could not follow
+// communication through two.
 std::shared_ptr<std::byte> map(int fd, const struct stat& status) {
   struct Mappings {
     std::mutex mutex;
@@ -47,7 +47,7 @@ std::shared_ptr<std::byte> map(int fd, const struct stat& status) {
   return mapping;
 }
 
-// Memory of this process alone, of which only what is touched counts.
+// Memory of this process alone, of which only touched pages count.
 std::shared_ptr<std::byte> map_private(std::size_t bytes) {
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,6 +1,7 @@
-// A rank's view of the shared region: the mapping, its peers, and their lives.
+// A rank's view of the shared region: the mapping, its peers, and whether they are alive.
 //
-// It knows who is there, how to wake a sleeper, and how to spread trouble. It moves no messages.
+// It knows which ranks there are, how to wake a sleeper, and how to spread trouble. It moves no
+// messages.
 #pragma once
 
 #include <poll.h>
@@ -15,31 +16,33 @@
 
 namespace rallypoint {
 
-// Asks whether ranks on different hosts wait for each other in a circle: passed on by each to whom
-// it waits for, until it comes back to the first.
+// A probe asks whether ranks on different hosts wait for each other in a cycle: each rank passes it
+// on to the rank that it waits for, until it comes back to the first.
 struct Probe {
-  std::uint64_t epoch;     // of the first one's wait
-  std::uint64_t sequence;  // of the last one's message: of the last it got, or the one it sends
-  std::int32_t slot;       // of its envelope, if it sends
+  std::uint64_t epoch;  // the epoch of the first rank's wait
+  // Of the last rank's message: the last that it received, or the one that it sends.
+  std::uint64_t sequence;
+  std::int32_t slot;  // of its envelope, if it sends
   std::vector<CircleMember> members;
 };
 inline constexpr std::size_t kMostProbed = 56;
 
-// Tells ranks on other hosts what those on this one see in the region, and the region what they
-// tell. Any thread may call it.
+// Exchanges with ranks on other hosts what the ranks of each host see in their region. Any thread
+// may call it.
 class Messenger {
  public:
   virtual ~Messenger() = default;
   virtual void spread(const Poison& poison) = 0;
-  // Have a rank say what its call of this number is, once it has called it; its record then appears
-  // here, as if it were on this host.
+  // Asks a rank what its call of this number is, once it has made it; its record then appears here,
+  // as if it were on this host.
   virtual void ask(std::uint32_t rank, std::uint64_t number) = 0;
   // This rank has recorded its call of this number.
   virtual void answer(std::uint64_t number) = 0;
-  // To a rank `via` one on another host, which is that rank itself if it is there.
+  // Sends a probe to a rank by way of `via`, a rank on another host, which is that rank itself if
+  // it is there.
   virtual void send_probe(std::uint32_t via, std::uint32_t rank, const Probe& probe) = 0;
   virtual std::vector<Probe> take_probes() = 0;
-  // Takes leave of all: that no more is heard of this rank is then no loss.
+  // Says goodbye to all ranks: the silence of this rank then is not a loss.
   virtual void leave() = 0;
 };
 
@@ -59,7 +62,7 @@ class Region {
 
   bool is_far(std::uint32_t rank) const { return far_[rank]; }
   bool has_far() const { return mirror_ != nullptr; }
-  // What lies at an offset of the layout that belongs to the rank.
+  // The object at an offset of the layout that belongs to the rank.
   template <typename T>
   T* at(std::uint32_t rank, std::size_t offset) const {
     return reinterpret_cast<T*>((far_[rank] ? mirror_.get() : base_) + offset);
@@ -67,16 +70,16 @@ class Region {
   RankState& state(std::uint32_t rank) const { return *states_[rank]; }
   CallRecord* calls(std::uint32_t rank) const { return at<CallRecord>(rank, layout_.calls(rank)); }
   Poison& poison() const { return reinterpret_cast<Header*>(base_)->poison; }
-  // Whether there is trouble. Who sees some may give memory back to the program: whoever still
-  // reads a message there, and finds it overwritten, must then see the trouble too.
+  // Whether there is trouble. A rank that sees trouble may give memory back to the program: a rank
+  // that still reads a message there, and finds it overwritten, must then see the trouble too.
   bool poisoned() const {
     if (poison().blame.load(std::memory_order_acquire) == 0) return false;
     std::atomic_thread_fence(std::memory_order_release);
     return true;
   }
   Blame blame() const { return Blame::unpacked(poison().blame.load(std::memory_order_acquire)); }
-  // Whether the details of the trouble are there. Waits a little for who may still be writing them:
-  // it may also have been killed.
+  // Whether the details of the trouble are there. Waits a little for a rank that may still be
+  // writing them: it may also have been killed.
   bool await_details() const;
 
   // Opens handles on the processes of this host's peers; each must have mapped the region by now.
@@ -84,7 +87,7 @@ class Region {
   int watch_peers();
   // A rank whose process is gone although it never left, or -1.
   int first_lost();
-  // A far rank is gone, although it never left.
+  // Marks a far rank as gone although it never left.
   void lose(std::uint32_t rank);
   // All other ranks that have left, or whose process is gone, as far as is known here.
   std::vector<std::uint32_t> gone() const;
@@ -93,26 +96,26 @@ class Region {
   }
   void leave();
 
-  // On which core this rank is.
+  // Publishes the core on which this rank runs.
   void say_core() const;
   // Whether the rank was last seen on another core than this one.
   bool is_elsewhere(std::uint32_t rank) const;
 
-  // Call after a store that the rank may be waiting for. A sleeper first says so, then looks again;
-  // the fence makes sure that one of the two sees the other.
+  // Call after a store that the rank may be waiting for. A sleeper first announces its sleep, then
+  // checks again; the fence makes sure that one of the two sees the other.
   void wake(std::uint32_t rank) const {
     if (state(rank).sleeping.load(std::memory_order_relaxed) != 0) ring(rank);
   }
   void wake_self() const { ring(rank_); }
   static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-  // The first call wins and all ranks are woken.
+  // The first call takes effect and wakes all ranks.
   void spread(Trouble trouble, std::int32_t culprit, const CallRecord* theirs,
               const CallRecord* ours, std::uint64_t sent = 0, std::uint64_t expected = 0,
               double timeout_s = 0);
-  // Ranks that wait for each other in a circle.
+  // Spreads that ranks wait for each other in a cycle.
   void spread_circle(const std::vector<CircleMember>& members);
-  // What a far rank has spread.
+  // Takes over what a far rank has spread.
   void adopt(const Poison& theirs);
   void set_messenger(Messenger* messenger) { messenger_ = messenger; }
   Messenger* messenger() const { return messenger_; }  // null: all ranks are on this host

@@ -9,7 +9,7 @@ namespace rallypoint {
 std::size_t Stash::take_in() {
   std::size_t count = 0;
   for (std::uint32_t source = 0; source < region_.ranks(); ++source) {
-    // Large ones, which take memory, and those whose senders wait, only if that does not help.
+    // Large messages, which take memory, and those whose senders wait, only if that does not help.
     if (boxes_.is_crowded(source)) count += take_in_from(source, false);
     if (boxes_.is_crowded(source)) count += take_in_from(source, true);
   }

@@ -1,5 +1,5 @@
-// Messages that a rank takes in although it does not want them yet, so that their sender has room
-// for the one that it waits for.
+// Messages that a rank takes in before it wants them, so that their sender has room for the one
+// that the rank waits for.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,11 @@ class Stash {
   Stash(const Region& region, const Outboxes& boxes) : region_(region), boxes_(boxes) {}
 
   bool is_empty() const { return messages_.empty(); }
-  // Begins to take in what leaves a sender no room for a further message to this rank; returns how
-  // many messages. They then are to be received, as others are.
+  // Begins to take in the messages that leave a sender no room for another message to this rank;
+  // returns how many. They are then received like others.
   std::size_t take_in();
   std::list<StashedMessage>& messages() { return messages_; }
-  // The oldest from there that no receive wants, or null.
+  // The oldest message from a source that no receive wants, or null.
   StashedMessage* find(std::uint32_t source, std::int32_t tag);
   // The tag of one that no receive wants.
   std::optional<std::int32_t> unwanted_tag(std::uint32_t source) const;

@@ -1,4 +1,4 @@
-// One send or receive, and how far it has got.
+// One send or receive, and its progress.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace rallypoint {
 
 inline constexpr std::uint32_t kAnyRank = ~std::uint32_t{0};
 
-// Whether its sender must stay until it is received, or nearly.
+// Whether its sender must wait until it is received, or nearly.
 inline bool is_large(std::uint64_t bytes) { return bytes > kMailBytes; }
 
 struct Transfer {
   bool sends = false;
   bool is_synchronous = false;  // a send that waits until it is received
-  std::uint32_t peer = 0;       // kAnyRank: whoever sends; afterwards, who did
+  std::uint32_t peer = 0;       // kAnyRank: from any rank; afterwards, the actual one
   std::uint32_t asked = 0;      // what `peer` was when it was posted
   std::int32_t tag = 0;
   DType dtype = DType::uint8;
@@ -41,16 +41,16 @@ struct PendingTransfer {
   int slot = -1;                       // its envelope, once there is one
   std::uint64_t sequence = 0;          // of its message, if it sends
   std::uint64_t moved = 0;             // bytes of a message that goes in parts
-  ReadingTrial* trial = nullptr;       // in which this message is timed,
-  double posted_s = 0;                 // from then on
+  ReadingTrial* trial = nullptr;       // the trial in which this message is timed,
+  double posted_s = 0;                 // starting at this time
   std::uint32_t before = 0;            // parts of messages before it
   bool takes_parts = false;
   bool is_queued = false;  // not begun when it was posted
   std::uint64_t seen = 0;  // if it receives: messages before this one are not for it
-  unsigned looks = 0;      // in vain, of `Mailbox::step`
-  double began_s = 0;      // when it was first looked at in vain
-  double cut_off_s = 0;    // when its peer was first seen without a connection
-  bool was_gone = false;   // its peer, at the last look
+  unsigned looks = 0;      // number of unsuccessful looks, in `Mailbox::step`
+  double began_s = 0;      // time of the first unsuccessful look
+  double cut_off_s = 0;    // time when its peer was first seen without a connection
+  bool was_gone = false;   // whether its peer was gone at the last look
   Trouble trouble = Trouble::none;
   StashedMessage* stashed = nullptr;  // the message that it takes, if that was taken in
 

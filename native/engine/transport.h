@@ -1,15 +1,17 @@
-// What the engine asks of a transport to ranks on other hosts, which share no memory with this one.
+// What the engine requires of a transport to ranks on other hosts, which share no memory with this
+// one.
 //
 //   Executor, Channel   ->  MessageTransport   numbered messages of collectives
 //   Mailbox             ->  MailTransport      sends and receives, matched by tag
 //   Region              ->  Messenger          trouble, leave-taking, questions (region.h)
 //
-// Nothing here ever waits: what cannot be done now is asked for again. `tcp/` implements it, and so
-// does native/tests/adverse_transport.h, for tests. docs/transports.md is the guide for a new one.
+// Nothing here ever waits: an operation that is not possible now is requested again. `tcp/`
+// implements it, and so does native/tests/adverse_transport.h, for tests. docs/transports.md is the
+// guide for a new one.
 //
-// Threads: calls of a MessageTransport come under the executor's mutex, calls of a MailTransport
-// under the mailbox's, from whichever thread carries the operation out. Those of a Messenger come
-// from any thread at any time.
+// Threads: calls of a MessageTransport are made under the executor's mutex, calls of a
+// MailTransport under the mailbox's, from whichever thread carries the operation out. Those of a
+// Messenger come from any thread at any time.
 #pragma once
 
 #include <sys/uio.h>
@@ -28,35 +30,35 @@
 
 namespace rallypoint {
 
-// How a transport stands with a rank.
+// The state of the connection with a rank.
 enum class ConnectionState : std::uint8_t {
-  none,   // it has not been needed yet, or is being made: nothing is known of the rank
-  open,   // bytes go and come
-  ended,  // nothing more will come: all that the rank has sent was taken in
+  none,   // not needed yet, or being made: nothing is known of the rank
+  open,   // bytes can be sent and received
+  ended,  // nothing more will arrive: everything that the rank sent was taken in
 };
 
-// What a transport cannot mend by itself.
+// A failure from which a transport cannot recover.
 struct Failure {
   std::uint32_t rank = 0;
-  Trouble trouble = Trouble::none;  // corrupt: what came makes no sense; unreachable
-  std::uint32_t error = 0;          // of the system, if it is unreachable
+  Trouble trouble = Trouble::none;  // corrupt: invalid data arrived; unreachable
+  std::uint32_t error = 0;          // the system's error, if it is unreachable
 };
 
-// What both kinds have in common.
+// The common part of both kinds.
 class Transport : public Alarm {
  public:
-  // Takes in what has come, and goes on with what is on its way; returns whether anything moved.
+  // Takes in what has arrived, and continues sending; returns whether anything moved.
   virtual bool poll() = 0;
   // A rank is about to sleep: its bell (Region::wake_self) must ring, once, as soon as `poll` would
-  // move anything. What came before the call counts as well.
+  // move anything. Data that arrived before this call counts as well.
   void arm() override = 0;
 
-  // The first failure, if there was one. It does not go away.
+  // The first failure, if there was one. It is permanent.
   virtual std::optional<Failure> failure() const = 0;
   virtual ConnectionState state(std::uint32_t rank) const = 0;
 
-  // Nothing will be sent any more. Ranks that have taken in all that was sent then find the
-  // connection ended.
+  // Nothing more will be sent. Ranks that have taken in everything that was sent then see the end
+  // of the connection.
   virtual void finish_writing() = 0;
   // Bytes that may still be lost if this process ends now.
   virtual std::size_t unconfirmed() const = 0;
@@ -74,25 +76,25 @@ struct Message {
 struct Expected {
   std::uint64_t sequence = 0;
   std::uint64_t signature = 0;
-  std::byte* target = nullptr;  // where its payload may go straight away, if it is as expected
+  std::byte* target = nullptr;  // where its payload may be written directly, if it is as expected
   std::uint64_t bytes = 0;
 };
 
-// Messages are told apart by sender, lane and sequence, so they may arrive in any order.
+// Messages are identified by sender, lane and sequence, so they may arrive in any order.
 class MessageTransport : public Transport {
  public:
-  // Makes progress with sending a message. While it returns false, it is called again with the same
-  // message, and with others of other lanes; the payload stays where it is and as it is. It returns
-  // true when the payload's memory may be used again.
+  // Continues sending a message. While it returns false, it is called again with the same message,
+  // and with others of other lanes; the payload stays in place and unchanged. It returns true when
+  // the payload's memory may be reused.
   virtual bool send(std::uint32_t rank, const Message& message, std::span<const iovec> payload) = 0;
 
-  // The line of a message once all of it has come, or null; `far_payload` is where its payload
-  // lies. Valid until `release`.
+  // The line of a message once all of it has arrived, or null; `far_payload` is the place of its
+  // payload. Valid until `release`.
   virtual const Line* peek(std::uint32_t rank, std::uint32_t lane,
                            std::uint64_t sequence) const = 0;
-  // An operation waits for this message, and no other of the lane. However much else has come from
-  // the rank, its bytes must be taken in until this one is there; otherwise programs could stop.
-  // The target may be written until the message is there, and no longer.
+  // An operation waits for this message, and for no other of the lane. However much else has
+  // arrived from the rank, its bytes must be taken in until this message is there; otherwise
+  // programs could deadlock. The target may be written only until the message is there.
   virtual void expect(std::uint32_t rank, std::uint32_t lane, const Expected& message) = 0;
   // The message has been used, and its memory may be given back.
   virtual void release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) = 0;
@@ -103,7 +105,7 @@ inline const std::byte* far_payload(const Line& line) {
   return line.offset == kInline ? line.payload : reinterpret_cast<const std::byte*>(line.offset);
 }
 
-// What is known of a send before its payload.
+// The facts about a send that precede its payload.
 struct Mail {
   std::uint64_t sequence = 0;  // of the sender's messages, whoever gets them; never 0
   std::uint64_t number = 0;    // of the sender's transfers
@@ -113,34 +115,34 @@ struct Mail {
   bool is_synchronous = false;
 };
 
-// Sends and receives. A pair of ranks has kEnvelopes places in each direction. Which receive takes
-// which envelope is the mailbox's business: it looks for envelopes in a copy of each sender's
-// outbox (far_outbox.h), where they must appear in the order in which they were sent.
+// Sends and receives. A pair of ranks has kEnvelopes places in each direction. The mailbox matches
+// receives with envelopes: it looks for them in a copy of each sender's outbox (far_outbox.h),
+// where they must appear in the order in which they were sent.
 class MailTransport : public Transport {
  public:
-  // Sender. Puts an envelope on its way, with its payload if that is at most kMailBytes, which has
-  // been copied or sent when it returns. Returns the envelope's place, or -1 if all are taken, or
-  // there is no connection yet.
+  // Sender: sends an envelope, with its payload if that is at most kMailBytes, which has been
+  // copied or sent on return. Returns the envelope's place, or -1 if all are in use, or there is no
+  // connection yet.
   virtual int send(std::uint32_t to, const Mail& mail, const std::byte* payload) = 0;
   // Whether the place is free again, because its message was taken.
   virtual bool is_taken(std::uint32_t to, int slot) const = 0;
   // Whether the receiver wants the payload of a large message.
   virtual bool is_requested(std::uint32_t to, int slot) const = 0;
   virtual std::uint64_t last_sent(std::uint32_t to) const = 0;  // sequence of an envelope; 0: none
-  // Whether nothing waits to be sent to the rank; a part may then be sent. Its memory stays as it
-  // is until this is true again. Parts of a message arrive in order.
+  // Whether nothing waits to be sent to the rank; a part may then be sent. Its memory must stay
+  // unchanged until this is true again. Parts of a message arrive in order.
   virtual bool is_idle(std::uint32_t to) const = 0;
   virtual void send_part(std::uint32_t to, int slot, const std::byte* data,
                          std::uint64_t bytes) = 0;
 
-  // Receiver. A receive waits for whatever the rank sends next.
+  // Receiver: a receive waits for whatever the rank sends next.
   virtual void expect(std::uint32_t from) = 0;
-  // Has the payload of a large message written to `target`, part after part;
+  // Requests the payload of a large message, to be written to `target` part after part;
   virtual void request(std::uint32_t from, int slot, std::byte* target, std::uint64_t bytes) = 0;
-  // says how many bytes of it are there;
+  // returns how many bytes of it have arrived;
   virtual std::uint64_t landed(std::uint32_t from, int slot) const = 0;
-  // and is told that a message was taken: its place is free again, and its sender hears of that at
-  // once if it is synchronous, or else before it runs out of places.
+  // and reports that a message was taken: its place is free again, and its sender learns of that at
+  // once if it is synchronous, otherwise before it runs out of places.
   virtual void take(std::uint32_t from, int slot) = 0;
 
   // Whether envelopes that count as sent still wait to be sent: any thread may ask.
@@ -153,7 +155,7 @@ struct FarRank {
   std::int32_t pid;  // on its host
 };
 
-// What connects one group, from the ranks of one process to those on other hosts.
+// The transports of one group, from the ranks of one process to those on other hosts.
 struct Transports {
   std::unique_ptr<Messenger> control;
   std::unique_ptr<MessageTransport> messages;

@@ -1,4 +1,5 @@
-// What keeps a program from going on, for a rank that has waited in vain, and how all are told.
+// What prevents a program from proceeding, for a rank that has waited without success, and how all
+// ranks are told.
 
 #include "engine/trouble_observer.h"
 
@@ -12,12 +13,11 @@ namespace {
 constexpr int kRecordLooks = 1000;
 constexpr unsigned kRecordLookUs = 100;
 constexpr double kCutOffS = 0.5;
-constexpr double kAskS = 0.01;  // a late rank is not made later by questions
+constexpr double kAskS = 0.01;  // so that questions do not delay a late rank further
 
 }  // namespace
 
-// Only a rank that waits in vain looks, so it need not come first;
-// and a call that ended at once, having heard from every rank, was the same call everywhere.
+// Only ranks that have waited without success read it, so it need not be written first;
 void TroubleObserver::record() {
   CallRecord& record = channel_.call(channel_.self(), channel_.calls);
   record.number.store(0, std::memory_order_relaxed);
@@ -42,14 +42,15 @@ void TroubleObserver::begin(double timeout_s) {
 
 Trouble TroubleObserver::tell(const Finding& finding, Host& host) {
   const Trouble trouble = finding.trouble;
-  if (trouble == Trouble::aborted) return trouble;  // all know
+  if (trouble == Trouble::aborted) return trouble;  // all ranks know
   if (trouble == Trouble::peer_lost || trouble == Trouble::unreadable) {
     return fail(trouble, channel_.rank_of(finding.culprit));
   }
   return fail_against(trouble, finding.culprit, host, finding);
 }
 
-// A peer that is gone may have sent its last message just before: believe it the second time.
+// A peer that is gone may have sent its last message just before: trust the observation only the
+// second time.
 Trouble TroubleObserver::look(std::uint32_t blocker, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
   if (began_s_ == 0) began_s_ = now_s();
@@ -72,13 +73,13 @@ Trouble TroubleObserver::look(std::uint32_t blocker, Host& host) {
   return Trouble::none;
 }
 
-// Who left another host may have messages under way.
+// A rank that left on another host may have messages in transit.
 bool TroubleObserver::has_left(std::uint32_t rank) const {
   return region_.presence(rank) == Presence::left &&
          (!region_.is_far(rank) || wire_->state(rank) != ConnectionState::open);
 }
 
-// Without a connection for messages, although its host says nothing.
+// Whether the rank has no connection for messages although its host reports nothing.
 bool TroubleObserver::is_cut_off(std::uint32_t rank) {
   if (!region_.is_far(rank) || wire_->state(rank) != ConnectionState::ended) {
     cut_off_s_ = 0;
@@ -116,7 +117,7 @@ Trouble TroubleObserver::fail(Trouble trouble, std::uint32_t rank, std::uint64_t
   return trouble;
 }
 
-// The culprit's message may have come before its record, which it writes when it waits or ends.
+// The culprit's message may arrive before its record, which it writes when it waits or ends.
 Trouble TroubleObserver::fail_against(Trouble trouble, std::uint32_t member, Host& host,
                                       const Finding& finding) {
   const CallRecord& theirs = channel_.call(member, channel_.calls);

@@ -1,5 +1,5 @@
-// What keeps a call from going on, for a rank that has waited without success, and how all are
-// told.
+// What prevents a call from proceeding, for a rank that has waited without success, and how all
+// ranks are told.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace rallypoint {
 
 class TroubleObserver {
  public:
-  // `call` is the one that is running, or the last one.
+  // `call` is the running call, or the last one.
   TroubleObserver(Region& region, Channel& channel, const PreparedCall& call)
       : region_(region), channel_(channel), prepared_(call), wire_(channel.wire()) {}
 
-  // Tells the peers what is called.
+  // Tells the peers what this rank calls.
   void record();
-  // The same, and from now on this rank waits for them.
+  // The same; from now on this rank waits for them.
   void begin(double timeout_s);
-  // The call goes on.
+  // The call proceeds.
   void has_moved() { blocker_is_gone_ = false; }
-  // Whether something keeps the rank from going on that the call depends on.
+  // Whether something on which the call depends prevents the rank from proceeding.
   Trouble look(std::uint32_t blocker, Host& host);
-  // Each tells all ranks, and returns the trouble: what a message has shown,
+  // Each tells all ranks, and returns the trouble: an error that a message has shown,
   Trouble tell(const Finding& finding, Host& host);
   // or what is wrong with a rank.
   Trouble fail(Trouble trouble, std::uint32_t rank, std::uint64_t sent = 0);
@@ -45,8 +45,8 @@ class TroubleObserver {
   const PreparedCall& prepared_;
   MessageTransport* wire_;  // null: all ranks are on this host
   double timeout_s_ = 0;
-  double began_s_ = 0;    // when the call first had to wait
-  double cut_off_s_ = 0;  // when its blocker was first seen without a connection
+  double began_s_ = 0;    // the time when the call first had to wait
+  double cut_off_s_ = 0;  // the time when its blocker was first seen without a connection
   bool blocker_is_gone_ = false;
 };
 

@@ -45,8 +45,8 @@ void WaitCircles::say_unsent(std::uint32_t count) {
   unsent.store(count, std::memory_order_release);
 }
 
-// Whether the rank waits for a message that is not there, nor on its way there, or for one to be
-// taken that is not.
+// Whether the rank waits for a message that is neither there nor on its way, or for one to be taken
+// that is not.
 bool WaitCircles::is_stuck(std::uint32_t rank, std::uint64_t epoch) const {
   const Waiting& theirs = region_.state(rank).waiting;
   const std::uint32_t peer = theirs.peer.load(std::memory_order_relaxed);
@@ -74,7 +74,7 @@ Trouble WaitCircles::look(const PendingTransfer& item, const Sends& sends) {
   return look_here();
 }
 
-// Follows who waits for whom from this rank. A circle that is the same at two looks is real.
+// Follows who waits for whom from this rank. A cycle that is the same at two looks is real.
 Trouble WaitCircles::look_here() {
   std::vector<std::uint64_t> circle;
   std::vector<CircleMember> members;
@@ -129,7 +129,7 @@ Trouble WaitCircles::look_afar(const PendingTransfer& item, const Sends& sends) 
   return Trouble::none;
 }
 
-// Whether only its peer can get the transfer on.
+// Whether only its peer can make the transfer proceed.
 bool WaitCircles::is_stuck(const PendingTransfer& item) const {
   const std::uint32_t self = region_.rank();
   if (!region_.is_far(item.transfer->peer)) {
@@ -140,7 +140,7 @@ bool WaitCircles::is_stuck(const PendingTransfer& item) const {
          !courier_->is_requested(item.transfer->peer, item.slot);
 }
 
-// Whether nothing releases the last member that this rank has done, or has begun; nor, if that is
+// Whether nothing that this rank has done, or has begun, releases the last member; nor, if that is
 // on this host, those before it that are.
 bool WaitCircles::keeps_waiting(const Probe& probe, const Sends& sends) const {
   const CircleMember& last = probe.members.back();
@@ -149,7 +149,7 @@ bool WaitCircles::keeps_waiting(const Probe& probe, const Sends& sends) const {
       if (region_.is_far(each->rank)) return true;
       if (!is_stuck(each->rank, each->epoch)) return false;
     }
-    return false;  // it must have come from elsewhere
+    return false;  // it must have arrived from elsewhere
   }
   if (last.sends == 0) {
     const auto is_for_them = [&](const PendingTransfer& item) {
@@ -163,7 +163,8 @@ bool WaitCircles::keeps_waiting(const Probe& probe, const Sends& sends) const {
   return theirs.sequence == probe.sequence && theirs.request == Request::none;
 }
 
-// Passes it on, to whom this rank waits for; or, on this host, to the first who may go on with it.
+// Passes the probe on to the rank that this one waits for; or, on this host, to the first rank that
+// can continue with it.
 void WaitCircles::probe(const PendingTransfer& item, Probe probe) {
   const Transfer& transfer = *item.transfer;
   if (region_.is_far(transfer.peer)) {
@@ -191,7 +192,7 @@ bool WaitCircles::waits_afar(std::uint32_t rank) const {
   return peer < region_.ranks() && region_.is_far(peer);
 }
 
-// By what it says of itself; not twice.
+// Adds a member, by what it says of itself; not twice.
 bool WaitCircles::add_member(Probe& probe, std::uint32_t rank) const {
   const Waiting& waiting = region_.state(rank).waiting;
   const std::uint64_t epoch = waiting.epoch.load(std::memory_order_acquire);

@@ -1,8 +1,8 @@
-// How ranks find out that they wait for each other's sends and receives in a circle: on one host by
-// looking at what each says it waits for, between hosts by asking.
+// Detects that ranks wait for each other's sends and receives in a cycle: on one host from what
+// each says it waits for, between hosts by asking.
 //
-// A rank says so only if it will do nothing else meanwhile. What has been matched, or has ended, is
-// not waited for, even before the thread that waits knows it.
+// A rank announces a wait only if it will do nothing else meanwhile. A transfer that has been
+// matched, or has ended, is not waited for, even before the waiting thread knows it.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,15 @@ class WaitCircles {
 
   // From now on this rank waits for the transfer.
   void begin(const PendingTransfer& item);
-  // It does not any more: for this transfer, if it did; or for any.
+  // This rank no longer waits: for this transfer, if it did; or for any.
   void end(const Transfer& transfer);
   void end();
   // The send that is waited for has found room.
   void say_slot(const PendingTransfer& item);
-  // How many sends have not begun.
+  // Publishes the number of sends that have not begun.
   void say_unsent(std::uint32_t count);
-  // Returns `circle`, and has told all ranks, if the transfer is waited for in one. `sends` are all
-  // of this rank's.
+  // Returns `circle`, and has told all ranks, if the transfer is waited for in a cycle. `sends` are
+  // all of this rank's.
   Trouble look(const PendingTransfer& item, const Sends& sends);
 
  private:
@@ -51,7 +51,7 @@ class WaitCircles {
   const Outboxes& boxes_;
   const MailTransport* courier_;
   const Transfer* waiting_ = nullptr;
-  std::vector<std::uint64_t> circle_;  // seen at the last look
+  std::vector<std::uint64_t> circle_;  // the one seen at the last look
   double probed_s_ = 0;                // when other hosts were last asked
 };
 

@@ -11,8 +11,8 @@
 namespace rallypoint {
 namespace {
 
-constexpr unsigned kSpinsApart = 3000;  // some 40 us
-constexpr double kSlowYieldS = 500e-6;  // others keep the core
+constexpr unsigned kSpinsApart = 3000;  // about 40 us
+constexpr double kSlowYieldS = 500e-6;  // others occupy the core
 constexpr long kFirstSleepUs = 1000;
 constexpr long kLongestSleepUs = 50000;  // a dead peer is noticed within one such sleep
 
@@ -59,10 +59,10 @@ bool Waiter::pause(std::uint32_t blocker) {
   return sleep();
 }
 
-// The core goes to whoever else wants it. If that is not a peer, who will be done in microseconds,
-// but work that takes its whole slice, then sleeping is quicker: a sleeper that is woken need not
-// wait for its turn. For how long, nobody knows; for as long as was lost now, so that a single
-// accident costs little, and at most half of the time is lost.
+// Yields the core to other threads. If these are not peers, which will be done in microseconds, but
+// computations that use their whole time slice, sleeping is better: a woken sleeper need not wait
+// for its turn. Nobody knows for how long; so it sleeps for as long as was lost now, so that a
+// single accident costs little, and at most half of the time is lost.
 void Waiter::yield() {
   const double began_s = now_s();
   if (began_s < slow_until_s) {
@@ -74,7 +74,7 @@ void Waiter::yield() {
   if (now - began_s > kSlowYieldS) slow_until_s = now + (now - began_s);
 }
 
-// Say that we sleep and let the caller look once more; only then sleep.
+// Announce the sleep and let the caller check once more; only then sleep.
 bool Waiter::sleep() {
   auto& state = region_.state(region_.rank());
   if (alarm_ != nullptr) alarm_->arm();

@@ -1,9 +1,9 @@
 // How a rank waits: spin, then yield the core, then sleep until a bell rings.
 //
-// Short spins catch a peer that is about to answer, longer ones a peer that needs a little more and
-// has a core of its own; yielding lets it run when it has not; sleeping costs nothing, and is what
-// remains when those to whom the core is yielded keep it. What is waited for is the caller's
-// business: it looks again after each `pause` and calls `reset` when it has got on.
+// Short spins catch a peer that is about to answer, longer ones a peer that needs a little more
+// time and has its own core; yielding lets it run if it has none; sleeping costs nothing, and
+// remains when those to which the core is yielded occupy it. The caller knows what it waits for: it
+// checks again after each `pause` and calls `reset` when it has made progress.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace rallypoint {
 
-// Between two looks at a word that another core will change.
+// Pause between two reads of a word that another core will change.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -22,10 +22,10 @@ inline void relax() {
 #endif
 }
 
-// Of a clock that only goes forward.
+// The time of a monotonic clock.
 double now_s();
 std::uint64_t now_ns();
-// The same at its last tick, some milliseconds ago: for a fifth of the price.
+// The same as of its last tick, some milliseconds ago, at a fifth of the cost.
 std::uint64_t coarse_now_ns();
 
 struct WaitPolicy {
@@ -38,10 +38,10 @@ class Host {
  public:
   virtual ~Host() = default;
   virtual void before_wait() = 0;     // once per call, before the first yield or sleep
-  virtual bool is_interrupted() = 0;  // now and then; true ends the call
+  virtual bool is_interrupted() = 0;  // called now and then; true ends the call
   // Whether nothing else in this process will communicate before the call returns.
   virtual bool is_alone() = 0;
-  // Where the program waits, in its own words; may be empty.
+  // Where the program waits, in its own terms; may be empty.
   virtual std::string site() = 0;
 };
 
@@ -54,7 +54,7 @@ class NoHost final : public Host {
   std::string site() override { return {}; }
 };
 
-// What else than peers on this host is to ring the bell of a rank that is about to sleep.
+// What else, apart from peers on this host, should ring the bell of a rank that is about to sleep.
 class Alarm {
  public:
   virtual ~Alarm() = default;
@@ -71,8 +71,8 @@ class Waiter {
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
-  // `blocker` is the rank that is waited for, or none in particular. Returns true when it has
-  // slept, that is, when the caller should also look for trouble.
+  // `blocker` is the rank that is waited for, or none in particular. Returns true after a sleep,
+  // when the caller should also look for trouble.
   bool pause(std::uint32_t blocker);
   void reset() {
     count_ = 0;

@@ -1,4 +1,4 @@
-// An operation that goes on while its caller does something else.
+// An operation that continues while its caller does something else.
 #pragma once
 
 #include <atomic>
@@ -14,22 +14,22 @@ class Work {
   virtual ~Work() = default;
 
   bool is_done() const { return state_.load(std::memory_order_acquire) == done; }
-  // Once it is done: `none` or what went wrong. Another thread may have seen that; here the memory
-  // goes back to the program, as in Region::poisoned().
+  // For a completed operation: `none` or the trouble. Another thread may have seen that; here the
+  // memory goes back to the program, as in Region::poisoned().
   Trouble trouble() const {
     if (trouble_ != Trouble::none) std::atomic_thread_fence(std::memory_order_release);
     return trouble_;
   }
-  // Sleeps until it is done, at most for so long.
+  // Sleeps until it is done, at most for that long.
   void sleep(long most_us) const;
-  // Of a send or receive: where its end is to be noted, if anywhere. Set before it begins.
+  // For a send or receive: where to record its end, if anywhere. Set before it begins.
   void set_record(RecordedCall* record) { record_ = record; }
   const RecordedCall* record() const { return record_; }
-  // For whoever carried it out: once, and holding no lock that on_done may need.
+  // Called by the thread that carried it out: once, and holding no lock that on_done may need.
   void finish(Trouble trouble);
 
  protected:
-  // The memory of the operation is not touched any more. Runs on any thread.
+  // The operation's memory is no longer accessed. Runs on any thread.
   virtual void on_done() {}
 
  private:

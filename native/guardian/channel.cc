@@ -81,7 +81,7 @@ void Channel::flush() {
     if (sent > 0) {
       outgoing_.erase(0, static_cast<size_t>(sent));
     } else if (errno != EINTR) {
-      // EAGAIN: later. Anything else: the agent is gone, and receive() will say so.
+      // EAGAIN: try later. Anything else: the agent is gone, and receive() will report it.
       if (errno != EAGAIN) outgoing_.clear();
       return;
     }

@@ -15,7 +15,7 @@ class Channel {
  public:
   explicit Channel(int fd);
 
-  // Reads what is there. False: the agent is gone, or sent what no agent sends.
+  // Reads what has arrived. False: the agent is gone, or sent something invalid.
   bool receive();
   // Whether receive() would find something.
   bool has_more() const;

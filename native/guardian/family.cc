@@ -24,7 +24,8 @@ namespace {
 constexpr int kPatienceMs =
     5000;  // a killed process that stays longer sits in the kernel (state D)
 constexpr int kRetryMs = 20;
-constexpr int kNoHopeMs = 100;  // once it was so, the agent knows, and is not kept waiting again
+// Once this has happened, the agent knows, and is not kept waiting again.
+constexpr int kNoHopeMs = 100;
 constexpr size_t kSlotsPerPage = 4096 / sizeof(ExecFailure);
 
 int64_t now_ns(clockid_t clock) {
@@ -58,8 +59,9 @@ pid_t parent_of(const char* pid) {
   return parent;
 }
 
-// Our direct children. Only these may be killed without a race: until we reap one, its number
-// cannot belong to anyone else. Killing a child hands us its children, so repeating reaches all.
+// Our direct children. Only these can be killed without a race: until we reap one, its number
+// cannot belong to another process. Killing a child hands us its children, so repetition reaches
+// all.
 std::vector<pid_t> children() {
   std::vector<pid_t> found;
   DIR* proc = opendir("/proc");
@@ -142,7 +144,7 @@ bool Family::reap_orphans() {
   }
 }
 
-// In END the order no longer matters: all that end now were killed by us.
+// During END the order no longer matters: all that end now were killed by us.
 void Family::reap_all() {
   while (!reap_orphans()) {
     siginfo_t info{};

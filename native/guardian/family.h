@@ -14,21 +14,22 @@ namespace guardian {
 
 class Family {
  public:
-  // `epoll` tells of ended workers; `child_signal` is the signalfd that SIGCHLD arrives on. With
-  // `sessions`, each worker gets one of its own.
+  // `epoll` reports ended workers; `child_signal` is the signalfd that receives SIGCHLD. With
+  // `sessions`, each worker gets its own session.
   Family(Channel& channel, int epoll, int child_signal, bool sessions);
 
   void spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]);
-  // To the worker's whole process group. Nothing happens if the worker has ended.
+  // Signals the worker's whole process group. Does nothing if the worker has ended.
   void signal(const SignalRequest& request);
   // A pidfd became readable: its worker has ended.
   void worker_ended(uint32_t id);
-  // Reaps orphans that have ended. False: a worker has ended too, and its pidfd must speak first.
+  // Reaps orphans that have ended. False: a worker has ended too, and its pidfd must be handled
+  // first.
   bool reap_orphans();
-  // SIGKILL to all, again and again until none is left, or for as long as there is hope.
+  // Sends SIGKILL to all, repeatedly, until none is left, or for as long as that may help.
   void end();
-  // Everything may run until then, and is ended by `enforce_fence` afterwards (0: never). The timer
-  // wakes the caller; it counts while the machine is suspended.
+  // Everything may run until then, and is ended by `enforce_fence` afterwards (0: no limit). The
+  // timer wakes the caller; it also counts while the machine is suspended.
   void set_fence(int64_t until_ns);
   void enforce_fence();
   bool is_past_fence() const;

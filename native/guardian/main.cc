@@ -4,9 +4,10 @@
 //     agent (Python) --spawns--> guardian --forks--> worker, worker, ...
 //                                    ^  orphans of the workers are handed to it (subreaper)
 //
-// It decides nothing: it starts, signals, reaps, reports and ends what it is asked to, and what
-// runs beyond the time that the agent allowed last, so that a stopped agent breaks no lease. It
-// knows that the agent is gone by the end of file on their socket, or by the parent-death signal.
+// It decides nothing: it starts, signals, reaps, reports and ends what it is asked to, and ends
+// whatever runs beyond the time that the agent last allowed, so that a stopped agent violates no
+// lease. It learns that the agent is gone from the end of file on their socket, or from the
+// parent-death signal.
 //
 // Usage (by the agent only): guardian FD AGENT_PID DIRECTORY SESSIONS, where FD is its end of the
 // socket, DIRECTORY the job's temporary files, removed at the end, and SESSIONS "each" (a session
@@ -43,7 +44,7 @@ void watch(int epoll, int operation, int fd, uint64_t data, uint32_t events) {
   epoll_ctl(epoll, operation, fd, &event);
 }
 
-// Away from the terminal, its signals and the agent's files; children are adopted from now on.
+// Detaches from the terminal, its signals and the agent's files; from now on, orphans are adopted.
 int prepare(int socket) {
   setsid();
   prctl(PR_SET_NAME, "rally-guardian");
@@ -66,7 +67,7 @@ int prepare(int socket) {
   return signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-// Whether each worker is to have a session of its own.
+// Whether each worker gets its own session.
 bool needs_sessions(const char* wish) {
   if (strcmp(wish, "each") == 0) return true;
   const char* colon = strchr(wish, ':');
@@ -78,7 +79,7 @@ bool needs_sessions(const char* wish) {
   return !is_granted && strcmp(colon, ":each") == 0;
 }
 
-// False: the agent sent something that no agent sends.
+// Handles requests. False: the agent sent something invalid.
 bool serve(Channel& channel, Family& family) {
   Header header{};
   char* payload = nullptr;
@@ -129,7 +130,7 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
     bool children_ended = false;
     bool request_waits = false;
     for (int i = 0; i < count; ++i) {
-      // epoll lists what became ready first, first: this is what orders the workers' ends.
+      // epoll lists events in the order in which they became ready: this orders the workers' ends.
       if (events[i].data.u64 & Family::kWorkerEvent) {
         family.worker_ended(static_cast<uint32_t>(events[i].data.u64));
         children_ended = true;  // an orphan may have waited behind this worker
@@ -144,9 +145,9 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
         channel.flush();
       }
     }
-    if (children_ended) family.reap_orphans();  // a worker it meets is in epoll's next list
-    // What the agent has allowed counts, however late we are: whoever was stopped may be woken by
-    // the timer alone, or by the signal that goes on with it (EINTR), while the request waits.
+    if (children_ended) family.reap_orphans();  // a worker found there is in epoll's next list
+    // What the agent has allowed counts, however late we are: a stopped guardian may be woken by
+    // the timer alone, or by the signal that continues it (EINTR), while the request waits.
     request_waits = request_waits || family.is_past_fence();
     while (agent_lives && request_waits) {
       agent_lives = channel.receive() && serve(channel, family);

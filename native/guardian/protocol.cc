@@ -5,7 +5,7 @@
 namespace guardian {
 namespace {
 
-// Takes one NUL-terminated string off [cursor, end), or returns nullptr.
+// Takes one NUL-terminated string from [cursor, end), or returns nullptr.
 char* take_string(char*& cursor, const char* end) {
   auto* stop = static_cast<char*>(memchr(cursor, '\0', static_cast<size_t>(end - cursor)));
   if (stop == nullptr) return nullptr;

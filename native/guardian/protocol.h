@@ -1,4 +1,4 @@
-// What agent and guardian say to each other over their socket, as bytes and nothing else.
+// The messages between agent and guardian over their socket, as bytes and nothing else.
 //
 // Requests (agent -> guardian): a Header, then `size` payload bytes; Spawn carries kWorkerFds
 // descriptors by SCM_RIGHTS on its first byte. Strings are NUL-terminated, so a parsed request
@@ -27,7 +27,7 @@ struct Header {
 struct SpawnRequest {
   uint32_t worker = 0;
   char* directory = nullptr;
-  char* cpus = nullptr;            // "0,1,8": where it may run; "": anywhere
+  char* cpus = nullptr;            // "0,1,8": the CPUs on which it may run; "": any
   std::vector<char*> argv;         // ends with nullptr
   std::vector<char*> environment;  // ends with nullptr
 };
@@ -37,8 +37,8 @@ struct SignalRequest {
   uint32_t signal;
 };
 
-// Workers may run until then (CLOCK_BOOTTIME, in ns), unless a later request allows more; 0: for
-// ever.
+// Workers may run until then (CLOCK_BOOTTIME, in ns), unless a later request allows more; 0:
+// without limit.
 struct FenceRequest {
   int64_t until_ns;
 };
@@ -50,7 +50,8 @@ enum class ReportKind : int64_t {
       3,            // worker, pid (0: no process was made), code = SpawnStage, status = errno, time
   kUnkillable = 4,  // pid
   kEnded = 5,       // status = number of processes that could not be killed
-  kFenced = 6,      // the time is over: everything is being killed, and its ends come after this
+  // The time is over: everything is being killed, and its ends are reported after this.
+  kFenced = 6,
 };
 
 enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3, kAffinity = 4 };

@@ -28,7 +28,7 @@ void close_from(unsigned first) {
   _exit(127);
 }
 
-// The list has only digits and commas; the kernel itself leaves out CPUs that are not there.
+// The list has only digits and commas; the kernel itself ignores CPUs that do not exist.
 bool run_only_on(const char* cpus) {
   constexpr size_t kMaxCpus = 8192;
   unsigned long mask[kMaxCpus / (8 * sizeof(unsigned long))] = {};
@@ -56,7 +56,7 @@ bool run_only_on(const char* cpus) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != guardian) _exit(127);
 
-  int moved[kWorkerFds];  // out of the way first: a received number may be one of theirs
+  int moved[kWorkerFds];  // moved away first: a received number may be one of the targets
   for (int i = 0; i < kWorkerFds; ++i) {
     moved[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, kWorkerFds);
     if (moved[i] < 0) give_up(failure, SpawnStage::kFork);

@@ -1,4 +1,4 @@
-// The arena as Python sees it: blocks as NumPy arrays of bytes, which give them back when they go.
+// The arena as Python sees it: blocks as NumPy arrays of bytes, which release them at their end.
 
 #include "python/arena.h"
 

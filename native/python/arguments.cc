@@ -64,7 +64,7 @@ bool Arguments::fit(const Program& program, bool uneven) {
   return true;
 }
 
-// One array for each block, or, if all are of one length, a single array of them.
+// One array for each block or, if all have the same length, a single array of them.
 bool Arguments::fit(std::vector<Block>& blocks, std::uint32_t wanted, bool uneven) const {
   const bool is_nothing = blocks.empty() && call.count == 0 && !has_lists && !uneven;
   if (wanted == 0 || is_nothing) return true;

@@ -1,4 +1,4 @@
-// What a call of Python's refers to: its arrays, and the blocks that are in them.
+// What a call from Python refers to: its arrays, and the blocks in them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@
 
 namespace rallypoint::python {
 
-// A call, and what it needs until it is over.
+// A call, and what it needs until it has ended.
 struct Arguments {
   Call call{};
   std::vector<View> views;
@@ -26,7 +26,7 @@ struct Arguments {
   // Each side is an array of all blocks, or a list of one for each, or None; one array may be both.
   // `as` and `held` are View's. Returns whether they can be used, and have one type.
   bool take(nanobind::handle input, nanobind::handle output, std::optional<DType> as, bool held);
-  // Arranges the blocks as `program` has them, and tells the call where they are, whose count must
+  // Arranges the blocks as `program` has them, and sets their places in the call, whose count must
   // be known. Returns whether they fit.
   bool fit(const Program& program, bool uneven);
   // Whether no input shares memory with an output.

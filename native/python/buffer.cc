@@ -7,7 +7,7 @@ namespace nb = nanobind;
 namespace rallypoint::python {
 namespace {
 
-// What of DLPack's C interface is used here (dmlc/dlpack, include/dlpack/dlpack.h, 1.3).
+// The parts of DLPack's C interface that are used here (dmlc/dlpack, include/dlpack/dlpack.h, 1.3).
 struct DLDevice {
   std::int32_t type;
   std::int32_t id;
@@ -39,18 +39,18 @@ struct DLExchange {
 constexpr std::int32_t kCpu = 1;
 constexpr std::uint32_t kMajor = 1;
 
-// A type of tensors. They live as long as the process.
+// A type of tensors. Instances live as long as the process.
 struct TensorType {
   PyTypeObject* type;
   const DLExchange* exchange;
-  // Methods, or null. PyTorch's conjugated and negated views share the memory of what they are
-  // views of, which DLPack says nothing of.
+  // Methods, or null. PyTorch's conjugated and negated views share the memory of their originals,
+  // which DLPack does not express.
   PyObject* is_neg;
   PyObject* is_conj;
   PyObject* untyped_storage;
 };
 
-// The one that was seen last.
+// The last type that was seen.
 TensorType known{};
 
 PyObject* method_of(PyTypeObject* type, const char* name) {
@@ -74,7 +74,7 @@ bool denies(PyObject* method, PyObject* object) {
   return answer == Py_False;
 }
 
-// Null if objects of this type are no tensors.
+// Null if objects of this type are not tensors.
 const TensorType* tensor_type(PyTypeObject* type) {
   if (type == known.type) return &known;
   const DLExchange* exchange = nullptr;
@@ -184,7 +184,7 @@ std::optional<DType> dtype_of(const char* format, std::ptrdiff_t item) {
   }
 }
 
-// Loops over the items take them for what their addresses say.
+// The loops over the items rely on their natural alignment.
 bool is_aligned(const std::byte* data, DType dtype) {
   const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
   const std::size_t alignment = item_bytes(dtype) / (is_complex ? 2 : 1);
@@ -213,14 +213,15 @@ View::View(nb::handle object, bool writable, std::optional<DType> as, bool held)
   if (as && dtype_ && item_bytes(*as) == item_bytes(*dtype_)) dtype_ = as;
 }
 
-// Returns false if the object is no tensor.
+// Returns false if the object is not a tensor.
 bool View::take_tensor(nb::handle object, bool held) {
   PyTypeObject* const type = Py_TYPE(object.ptr());
-  // Looking up an attribute that is not there is slow: ask arrays for their buffer first.
+  // Looking up a missing attribute is slow: ask arrays for their buffer first.
   if (type != known.type && PyObject_CheckBuffer(object.ptr()) != 0) return false;
   const TensorType* const known_type = tensor_type(type);
   if (known_type == nullptr) return false;
-  const TensorType is = *known_type;  // what follows may run Python, which may look at others
+  // The code below may run Python, which may look at other types.
+  const TensorType is = *known_type;
   DLTensor tensor{};
   if (is.exchange->tensor_from_object(object.ptr(), &tensor) != 0) {
     PyErr_Clear();
@@ -231,13 +232,13 @@ bool View::take_tensor(nb::handle object, bool held) {
   for (std::int32_t i = 0; i < tensor.dimensions; ++i) {
     items *= static_cast<std::uint64_t>(tensor.shape[i]);
   }
-  // A tensor may know its shape and have no memory: a fake one, or one whose storage was freed.
+  // A tensor may have a shape but no memory: a fake one, or one whose storage was freed.
   if (tensor.data == nullptr && items > 0) return true;
   const std::optional<DType> dtype = dtype_of(tensor.dtype);
   if (!dtype) return true;
   const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
   std::byte* const data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
-  // What `tensor` points to is PyTorch's, and no longer valid once that has been called.
+  // What `tensor` points to belongs to PyTorch, and is no longer valid after that call.
   if (!is_aligned(data, *dtype) || !denies(is.is_neg, object.ptr())) return true;
   if (is_complex && !denies(is.is_conj, object.ptr())) return true;
   PyObject* owner = object.ptr();

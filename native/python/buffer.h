@@ -1,5 +1,5 @@
-// The memory of a Python array: NumPy arrays and whatever else has a buffer, and tensors by the
-// DLPack exchange API (PyTorch's data pointer for a fraction of what its methods cost).
+// The memory of a Python array: NumPy arrays and anything else with a buffer, and tensors through
+// the DLPack exchange API (PyTorch's data pointer at a fraction of the cost of its methods).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,13 +13,13 @@
 
 namespace rallypoint::python {
 
-// Aligned, C-contiguous memory on the CPU that holds its items as they are, kept alive while the
+// Aligned, C-contiguous memory on the CPU that holds its items unmodified, kept alive while the
 // view exists. Without the GIL a view may only be moved.
 class View {
  public:
   View() = default;
-  // `as` says what the items are, where the array cannot (bfloat16 in NumPy). A tensor that is
-  // `held` may be given other memory meanwhile; a buffer stays in place in any case.
+  // `as` is the type of the items, where the array cannot tell (bfloat16 in NumPy). A tensor that
+  // is `held` may be given other memory meanwhile; a buffer stays in place in any case.
   View(nanobind::handle object, bool writable, std::optional<DType> as = {}, bool held = false);
   ~View() { release(); }
   View(View&& other) noexcept { swap(other); }

@@ -31,8 +31,8 @@ constexpr int kBadBuffer = -1;
 constexpr int kBadOperator = -2;
 constexpr int kTooMany = -3;
 constexpr int kFailed = -10;
-constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on other threads may run meanwhile
-constexpr std::uint64_t kLongTransferBytes = 512 << 10;  // one copy, some 10 us
+constexpr std::uint64_t kLongBytes = 32 << 10;  // from here on, other threads may run meanwhile
+constexpr std::uint64_t kLongTransferBytes = 512 << 10;  // one copy, about 10 us
 constexpr std::uint32_t kVariant = 1 << 8;  // process_group/planning.py: above, which algorithm
 
 // rank, pid, and descriptors: for control, for mail, for data
@@ -76,9 +76,9 @@ class PythonCommunicator {
     return run(collective, op, root, View(input, false), target);
   }
 
-  // The same for arrays that nobody has looked at yet, which must not overlap. One side may be a
-  // list, of an array for each rank, all like the one on the other side. If both are lists, arrays
-  // may be of any lengths.
+  // The same for arrays that have not been checked yet, which must not overlap. One side may be a
+  // list with an array for each rank, all of the same form as the one on the other side. If both
+  // are lists, arrays may have any lengths.
   int run_apart(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nb::handle input,
                 nb::handle output) {
     const bool many_in = PyList_CheckExact(input.ptr());
@@ -93,8 +93,9 @@ class PythonCommunicator {
   }
 
   // The general form, in the background: arrays or lists of arrays, one for each block, of any
-  // lengths. `plain`: arrays that nobody has looked at yet, as for `run_apart`, or, if `in_place`,
-  // also one that is both; the memory that tensors have now is kept. `waits`: until it is done.
+  // lengths. `plain`: arrays that have not been checked yet, as for `run_apart`, or, if `in_place`,
+  // one that is both input and output; the memory that tensors have now is kept. `waits`: waits
+  // until it is done.
   nb::object submit(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
                     nb::handle input, nb::handle output, int as, double factor, bool uneven,
                     double timeout_s, bool plain, bool in_place, bool waits) {
@@ -131,7 +132,7 @@ class PythonCommunicator {
     return static_cast<int>(carry_out(transfer));
   }
 
-  // From -1: from any rank. Returns the sender, or a code below zero.
+  // -1: from any rank. Returns the sender, or a negative code.
   int receive(int from, std::int32_t tag, nb::handle buffer) {
     const View view(buffer, true);
     Transfer transfer;
@@ -203,7 +204,7 @@ class PythonCommunicator {
                             description);
   }
 
-  // A forked child says nothing to its parent's peers, and none of its parent's threads is there.
+  // A forked child says nothing to its parent's peers, and has none of its parent's threads.
   static void let_go(Communicator* communicator) {
     if (!communicator->is_parents()) delete communicator;
   }
@@ -266,19 +267,19 @@ class PythonCommunicator {
     return carry_out(given.call, std::max(given.input_bytes(), given.output_bytes()));
   }
 
-  // Whether arrays can be used without a copy, and say themselves all that there is to check.
+  // Whether arrays can be used without a copy, and need no checks but their own.
   bool is_plain(const Arguments& given, bool uneven) const {
     const std::uint32_t rank = communicator_->region().rank();
     const auto& [inputs, outputs] = std::tie(given.inputs, given.outputs);
     if (!given.are_apart()) return false;
     if (!uneven) return !given.differ();
-    // Peers find out what does not fit theirs; for what stays here there is nobody else.
+    // Peers detect what does not fit theirs; for what stays here there is nobody else.
     return rank < inputs.size() && rank < outputs.size() &&
            inputs[rank].items == outputs[rank].items;
   }
 
-  // Choose the program, and make the call of it. Returns 0 or what is wrong. `bytes` is the size
-  // that the program was chosen by.
+  // Choose the program, and make the call with it. Returns 0 or an error code. `bytes` is the size
+  // by which the program was chosen.
   int prepare(Arguments& given, std::uint32_t collective, std::uint32_t op, std::uint32_t root,
               double factor, bool uneven, std::uint64_t& bytes) {
     if (op >= kReduceOps) return kBadBuffer;
@@ -375,7 +376,7 @@ class PythonCommunicator {
     return {};
   }
 
-  // The size that programs are chosen by: the same on every rank, whether or not it is the root.
+  // The size by which programs are chosen: the same on every rank, whether or not it is the root.
   static std::uint64_t common_bytes(std::uint64_t input, std::uint64_t output) {
     return input == 0 || output == 0 ? input + output : std::min(input, output);
   }

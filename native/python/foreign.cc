@@ -17,7 +17,7 @@ namespace nb = nanobind;
 namespace rallypoint::python {
 namespace {
 
-// Only touched with the GIL held. The pages are this process's, not its forked children's.
+// Only accessed with the GIL held. The pages belong to this process, not to its forked children.
 struct Pages {
   unsigned generation = rallypoint::generation();
   std::vector<ForeignPage*> all;
@@ -74,7 +74,7 @@ void leave_foreign_group(std::size_t group) {
   if (page != nullptr) page->presence = GroupPresence::foreign_left;
 }
 
-// Whatever bytes are in it.
+// Decodes any bytes.
 nb::object readable(std::string_view text) {
   const auto size = static_cast<Py_ssize_t>(text.size());
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "replace"));

@@ -1,4 +1,4 @@
-// Adds what is recorded of other backends' groups to the module.
+// Adds the records of other backends' groups to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>

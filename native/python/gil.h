@@ -1,4 +1,4 @@
-// Letting go of the GIL and taking it again, also when the interpreter ends meanwhile.
+// Releasing the GIL and taking it again, even if the interpreter ends meanwhile.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,18 +6,18 @@
 
 namespace rallypoint::python {
 
-// Takes the GIL after PyEval_SaveThread. Before Python 3.14 a thread that comes when the
+// Takes the GIL after PyEval_SaveThread. Before Python 3.14, a thread that does so while the
 // interpreter ends is unwound there, which no destructor and no binding survives: instead it stays
 // here until the process is gone.
 inline void take_gil(PyThreadState* thread) {
   try {
     PyEval_RestoreThread(thread);
-  } catch (...) {  // the unwinding, from which there is no way back
+  } catch (...) {  // the unwinding, which cannot be undone
     for (;;) pause();
   }
 }
 
-// Without the GIL while this lives.
+// The GIL is released while this lives.
 class WithoutGil {
  public:
   WithoutGil() : thread_(PyEval_SaveThread()) {}

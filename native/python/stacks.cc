@@ -1,10 +1,10 @@
-// A signal that has this process write where its Python threads are, without the GIL: for whoever
-// looks at a stuck worker from outside (launch/inspection/stacks.py).
+// A signal that makes this process write the stacks of its Python threads, without the GIL: for
+// inspecting a stuck worker from outside (launch/inspection/stacks.py).
 //
 // Python's own faulthandler does the writing. It follows pointers of threads that may be running,
-// which now and then point nowhere; in a healthy process that must do no harm. So a fault in it
-// ends the attempt, not the process. This is a module of its own, because each worker loads it at
-// its start: it includes nothing else of the core.
+// which are occasionally invalid; in a healthy process that must do no harm. So a fault in it ends
+// the attempt, not the process. This is a module of its own, because each worker loads it at its
+// start: it includes nothing else of the core.
 //
 //   rallypoint: begin      of each attempt
 //   rallypoint: at 0x...   the instruction where this thread was, if it is the main one
@@ -37,8 +37,9 @@ constexpr char kEnd[] = "rallypoint: end\n";
 
 using Dump = const char* (*)(int fd, void* interpreter, PyThreadState* thread);
 
-// What faulthandler calls. Python 3.11 and 3.12 export it; null in later ones, where its handler of
-// signals has to do: that one cannot be called again after it was broken off.
+// The function that faulthandler calls. Python 3.11 and 3.12 export it; null in later ones, where
+// faulthandler's signal handler must be used: that one cannot be called again after it was
+// interrupted.
 Dump dump = nullptr;
 struct sigaction faulthandlers;
 bool is_spent = false;
@@ -77,7 +78,7 @@ void say_instruction(const void* context) {
   if (instruction != 0) say_number(kAt, sizeof kAt - 1, instruction);
 }
 
-// From 3.12 on the function tells the asking thread's own state.
+// From 3.12 on, the function returns the calling thread's own state.
 void say_gil() {
 #if PY_VERSION_HEX < 0x030C0000
   const PyThreadState* holder = _PyThreadState_UncheckedGet();
@@ -87,11 +88,11 @@ void say_gil() {
 
 void faulted(int number, siginfo_t* info, void*) {
   if (is_dumping.load() && pthread_equal(pthread_self(), dumper)) siglongjmp(way_out, 1);
-  // The program's own fault, on another thread: as if we were not here.
+  // The program's own fault, on another thread: handle it as if we were not here.
   for (std::size_t i = 0; i < std::size(kFaults); ++i) {
     if (kFaults[i] == number) sigaction(number, &before[i], nullptr);
   }
-  if (info->si_code <= 0) raise(number);  // it was sent, and would not come again by itself
+  if (info->si_code <= 0) raise(number);  // it was sent, and would not occur again by itself
 }
 
 void catch_faults() {
@@ -158,8 +159,8 @@ bool handle(int number) {
   return sigaction(number, &ours, &faulthandlers) == 0;
 }
 
-// answer(number, fd): from now on the signal `number` has stacks written to `fd`. False: only once
-// faulthandler was registered for that signal.
+// answer(number, fd): from now on the signal `number` makes this process write stacks to `fd`.
+// False: faulthandler must first be registered for that signal.
 PyObject* answer(PyObject*, PyObject* arguments) {
   int number = 0;
   int descriptor = -1;

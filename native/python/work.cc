@@ -66,7 +66,7 @@ Answer PythonHost::ask(const nb::callable& question, Answer otherwise) {
       otherwise = nb::cast<Answer>(question());
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_Exception)) error.restore();
-    } catch (const nb::cast_error&) {  // what only tells must not fail
+    } catch (const nb::cast_error&) {  // a function that only informs must not fail
     }
   }
   if (released) before_wait();
@@ -80,7 +80,7 @@ std::string PythonHost::site() {
   return ask(*site_, std::string());
 }
 
-// Between on_done and done there is one more step, of a thread that waits for nobody.
+// Between on_done and done there is one more step, by a thread that waits for nobody.
 void PythonWork::await_last_step() const {
   while (!is_done()) sleep(1000);
 }
@@ -98,7 +98,8 @@ int PythonWork::wait(double timeout_s) {
   if (communicator == nullptr) {
     await_last_step();  // it has been released already
   } else if (!is_done()) {
-    // Another thread may release what this work holds as soon as it is done: keep what is called.
+    // Another thread may release what this work holds as soon as it is done: keep the object that
+    // is called.
     const std::shared_ptr<Communicator> kept = communicator;
     const nb::callable kept_site = site;
     const nb::callable kept_is_alone = is_alone;
@@ -120,7 +121,7 @@ int PythonWork::test() {
   if (communicator == nullptr) {
     await_last_step();
   } else if (!is_done()) {
-    // Getting on may mean to carry out all of a large collective.
+    // Making progress may mean carrying out a whole large collective.
     const std::shared_ptr<Communicator> kept = communicator;
     const WithoutGil without_gil;
     kept->progress(false);
@@ -136,7 +137,7 @@ bool PythonWork::watch() {
     is_under_way = is_watched_ = !is_finished_;
   }
   if (is_under_way) {
-    // Whoever asks does not help, as one who waits does.
+    // A thread that only asks does not help, unlike one that waits.
     ProgressThread::instance().notify(true);
     return true;
   }
@@ -155,8 +156,8 @@ void PythonWork::on_done() {
   Finished& state = finished();
   const std::lock_guard lock(state.mutex);
   is_finished_ = true;
-  // Also when the process ends, and nobody will come by: this thread may be the last to know of it,
-  // and must not release it.
+  // This also happens when the process ends, and no thread will come by: this thread may be the
+  // last to know of it, and must not release it.
   state.to_release.push_back(shared_from_this());
   if (state.is_closed) return;
   if (is_watched_) {

@@ -1,7 +1,7 @@
 // Operations that Python waits for later, and what they keep alive meanwhile.
 //
-// Whoever finishes an operation may not hold the GIL. It puts the operation aside; what it kept
-// alive is released by the next thread of Python's that comes by.
+// The thread that finishes an operation may not hold the GIL. It puts the operation aside; the next
+// Python thread that comes by releases what it kept alive.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,13 +16,13 @@
 
 namespace rallypoint::python {
 
-// Holds the GIL for short waits, gives it up for long ones, and lets Ctrl-C through: what a signal
-// handler raises, wherever that was, ends the wait, and `finish` raises it again when the engine
-// has let go of everything. No exception passes through the engine.
+// Holds the GIL for short waits, releases it for long ones, and lets Ctrl-C through: an exception
+// of a signal handler, wherever it was raised, ends the wait, and `finish` raises it again when the
+// engine has released everything. No exception passes through the engine.
 class PythonHost final : public Host {
  public:
-  // `is_alone`: whether no other thread of Python's may communicate.
-  // `site`: tells where the program stands.
+  // `is_alone`: whether no other thread of Python's may communicate. `site`: returns where the
+  // program is.
   explicit PythonHost(const nanobind::callable* site, const nanobind::callable* is_alone = nullptr)
       : site_(site), is_alone_(is_alone) {}
   ~PythonHost() override { resume(); }
@@ -45,7 +45,8 @@ class PythonHost final : public Host {
     if (thread_ != nullptr) take_gil(thread_);
     thread_ = nullptr;
   }
-  // With the GIL: call what Python gave us; what is no error, but Ctrl-C, stays set.
+  // With the GIL: call the function that Python gave us; other exceptions than errors, such as
+  // Ctrl-C, stay set.
   template <typename Answer>
   Answer ask(const nanobind::callable& question, Answer otherwise);
 
@@ -66,14 +67,14 @@ class PythonWork final : public Work,
   nanobind::callable site;
   std::shared_ptr<Communicator> communicator;
 
-  // Once it is done, returns its trouble; else kNotDone. Raises what a signal handler raises.
-  // Negative: however long it takes.
+  // Returns its trouble once it is done; else kNotDone. Raises what a signal handler raises. A
+  // negative time means no limit.
   int wait(double timeout_s);
-  // The same without waiting, but getting on.
+  // The same without waiting, but making progress.
   int test();
-  // The same without getting on.
+  // The same without making progress.
   int end() const { return is_done() ? static_cast<int>(trouble()) : kNotDone; }
-  // Ask for it to be returned by next_done; false if it is done already.
+  // Requests that next_done returns it; false if it is done already.
   bool watch();
   void release();
   void await_last_step() const;
@@ -89,8 +90,8 @@ class PythonWork final : public Work,
 
 // Release what finished operations have kept alive. With the GIL.
 void release_finished();
-// The same at the end of a block, so that nobody need be called for what is finished within it by
-// this thread. Begins and ends with the GIL.
+// The same at the end of a block, so that nobody has to be called for what this thread finishes
+// within it. Begins and ends with the GIL.
 class Releasing {
  public:
   Releasing();
@@ -101,9 +102,9 @@ class Releasing {
  private:
   bool outer_;
 };
-// Waits for an operation that was watched to be done; null when the process ends.
+// Waits until a watched operation is done; null when the process ends.
 std::shared_ptr<PythonWork> next_done();
-// The process ends: nothing must touch Python any more.
+// The process ends: from now on nothing must access Python.
 void close_work();
 
 }  // namespace rallypoint::python

@@ -12,7 +12,7 @@ void CallWatch::look(std::uint64_t now_ns, std::uint64_t begun, std::uint64_t do
   if (done != done_ || done_ >= begun_) since_ns_ = now_ns;
   begun_ = begun;
   done_ = done;
-  // A call that has timed out counts as done: only a later one tells that the group goes on.
+  // A call that has timed out counts as done: only a later one shows that the group proceeds.
   if (done > told_) wait_.over();
   if (done >= begun) return;
   if (wait_.look(since_ns_, [this] { return longest_gap_ns_; })) told_ = begun;

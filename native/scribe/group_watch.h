@@ -1,5 +1,5 @@
-// Whether a group of another backend moves, as the scribe sees it, which looks ten times a second:
-// for how long a call is waited for, and how long it took from one call to the next before.
+// Whether a group of another backend makes progress, as seen by the scribe, which looks ten times a
+// second: for how long a call is waited for, and how long it took from one call to the next before.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace rallypoint {
 
-// Of calls that are done in the order in which they begin.
+// For calls that complete in the order in which they begin.
 class CallWatch {
  public:
-  // So many have been begun, and so many of these are done.
+  // `begun` calls have been begun, and `done` of these are done.
   void look(std::uint64_t now_ns, std::uint64_t begun, std::uint64_t done);
 
  private:

@@ -1,7 +1,7 @@
 // Reads JSON that another library wrote, from front to back, trusting nothing in it.
 //
-// The first thing that is not as it should be ends the reading: from then on every call fails. No
-// value is kept but what the caller asks for; what it does not know it skips.
+// The first error ends the reading: from then on every call fails. Only values that the caller asks
+// for are kept; unknown ones are skipped.
 #pragma once
 
 #include <cstddef>

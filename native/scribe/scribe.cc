@@ -30,8 +30,8 @@ using DumpTrace = std::function<std::string(bool includes_calls)>;
 using Pages = std::map<std::pair<std::string, std::string>, ForeignPage*>;
 
 constexpr timespec kPause{0, 100'000'000};
-constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call that takes so long is worth a look
-constexpr std::uint64_t kApartNs = 1'000'000'000;  // between looks for groups that are not found
+constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call that takes this long is examined
+constexpr std::uint64_t kApartNs = 1'000'000'000;  // between searches for groups that are not found
 constexpr unsigned kMostSearches = 3;
 constexpr auto kLastDump = std::chrono::seconds(1);
 
@@ -76,7 +76,7 @@ std::uint64_t wall_ns() {
 }
 
 struct Progress {
-  ForeignPage* page = nullptr;  // null: not known which group it is, or nobody watches it
+  ForeignPage* page = nullptr;  // null: its group is unknown, or nobody watches it
   bool is_known = false;
   unsigned searches = 0;
   std::int64_t completed = -1;
@@ -111,7 +111,7 @@ bool Source::read(bool includes_calls, Trace& trace) {
       if (!records_itself(backend_)) as_others_count(trace);
       return true;
     }
-  } catch (...) {  // it is not what it was taken for
+  } catch (...) {  // it is not the expected function
   }
   dump_ = nullptr;
   return false;
@@ -161,7 +161,7 @@ void Source::fold(const Pages& pages) {
     return at_ns <= 0 ? 0 : static_cast<std::uint64_t>(at_ns) - difference_ns;
   };
   std::map<std::int64_t, std::int64_t> last;    // number of each group's last call
-  std::map<std::string, std::int64_t> current;  // a name may have been another group's before
+  std::map<std::string, std::int64_t> current;  // a name may have belonged to another group before
   for (const TraceEntry& entry : trace.entries) {
     last[entry.group_id] = std::max(last[entry.group_id], entry.number);
     const auto [found, is_new] = current.try_emplace(entry.group, entry.group_id);
@@ -229,7 +229,7 @@ bool Scribe::watch(const std::string& backend, const std::string& name, ForeignP
 void Scribe::start(int signal) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(is_started_, true)) return;
-  // What the recorder uses is destroyed after this: it was made before.
+  // What the recorder uses was created before, and is destroyed after this.
   std::atexit([] { scribe().stop(); });
   start_thread([this, signal] { run(signal); });
 }

@@ -39,7 +39,7 @@ void read_statuses(JsonReader& json, Trace& trace) {
   });
 }
 
-// Of the first array that the call works on: [[4, 3], ...].
+// Reads the shape of the first array of the call: [[4, 3], ...].
 void read_shape(JsonReader& json, TraceEntry& entry) {
   bool is_first = true;
   json.array([&] {

@@ -1,4 +1,4 @@
-// What PyTorch's Flight Recorder says as JSON (its version 2.x), as plain data.
+// The JSON of PyTorch's Flight Recorder (its version 2.x), as plain data.
 //
 //   {"version": "2.10", "pg_status": {"0": {"last_enqueued_collective": "8", ...}},
 //    "entries": [{"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1, ...}]}
@@ -42,12 +42,13 @@ struct Trace {
   std::vector<TraceEntry> entries;
 };
 
-// False if it is not such a text; then the result is empty.
+// False if it is not such a text; the result is then empty.
 bool parse_trace(std::string_view json, Trace& trace);
 
 // Backends that record themselves count from 1. PyTorch's hooks, which record others from 2.15 on,
-// count from 0, also what they do not record (captured CUDA graphs), and give up at once the calls
-// whose ends no backend tells them. This makes of the one the other, but for what was skipped.
+// count from 0, include calls that they do not record (captured CUDA graphs), and give up calls at
+// once if no backend reports their end. This converts the latter into the former, except for
+// skipped calls.
 void as_others_count(Trace& of_hooks);
 
 }  // namespace rallypoint

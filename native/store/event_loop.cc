@@ -142,8 +142,8 @@ void EventLoop::run() {
         }
       }
     }
-    publish_counters();  // before the answers: who has one may look at the counters
-    // Only now, for all requests of the batch: who is answered at once would preempt this thread.
+    publish_counters();  // before the answers: a client with an answer may read the counters
+    // Only now, for all requests of the batch: a client answered at once would preempt this thread.
     flush_touched();
     sweep();
     forget_closed();
@@ -199,7 +199,7 @@ void EventLoop::add(int fd) {
   epoll_event event{.events = EPOLLIN, .data = {.u32 = id}};
   ++connections_;
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return drop(id, "epoll took no more");
-  read(id);  // clients speak first, and often have by now
+  read(id);  // clients send first, and often have by now
 }
 
 bool EventLoop::allowed(const HostAddress& host) {
@@ -290,7 +290,7 @@ void EventLoop::settle(ConnectionId id) {
   epoll_ctl(epoll_, EPOLL_CTL_MOD, socket.fd, &event);
 }
 
-// As drop, but what was answered before the fault, or because of it, is still sent.
+// Like drop, but answers from before the fault, or because of it, are still sent.
 void EventLoop::refuse(ConnectionId id, const char* reason) {
   flush(id);
   drop(id, reason);
@@ -318,7 +318,7 @@ void EventLoop::log_once(const HostAddress& host, const char* reason) {
   if (log_ < 0 || logged_.size() >= kMaxLogged || !logged_.insert(host).second) return;
   const std::string line = "rallypoint store: closed a connection from " + text_of(host) + ": " +
                            reason + " (further ones from there are not logged)\n";
-  // A full pipe loses the line: the server never waits for whoever reads its log.
+  // If the pipe is full, the line is lost: the server never waits for a reader of its log.
   pollfd room{log_, POLLOUT, 0};
   if (poll(&room, 1, 0) != 1) return;
   if (::write(log_, line.data(), line.size()) < 0) return;

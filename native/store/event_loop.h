@@ -1,5 +1,5 @@
-// The sockets of a Machine: one epoll set, served by one thread. It logs why it closes whom, once
-// per address, and never asks a name service.
+// The sockets of a Machine: one epoll set, served by one thread. It logs why it closes connections,
+// once per address, and never asks a name service.
 #pragma once
 
 #include <array>
@@ -38,13 +38,13 @@ class EventLoop {
   void allow(std::vector<HostAddress> hosts);
   Counters counters() const { return {connections_, keys_, requests_}; }
 
-  // Once run() has returned, or never will: in a forked child.
+  // Call once run() has returned, or never will: in a forked child.
   void close_all() { descriptors_.close_all(); }
 
  private:
   struct Socket {
     int fd = -1;
-    uint32_t interest = 0;  // the epoll events that are asked for
+    uint32_t interest = 0;  // the requested epoll events
     bool keepalive = false;
   };
 
@@ -70,7 +70,7 @@ class EventLoop {
   const int log_;
   int epoll_ = -1;
   int wake_ = -1;
-  int spare_ = -1;  // given up for a moment to turn a connection away when descriptors run out
+  int spare_ = -1;  // released for a moment to turn a connection away when descriptors run out
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> connections_{0};
   std::atomic<uint64_t> keys_{0};
@@ -79,7 +79,7 @@ class EventLoop {
   std::mutex allow_mutex_;
   std::unique_ptr<std::set<HostAddress>> allowed_;  // null: everyone
 
-  // The thread's own.
+  // Only for the loop's thread.
   Machine machine_;
   std::vector<Socket> sockets_;       // by connection id
   std::vector<ConnectionId> closed_;  // in this batch of events; their ids are free after it

@@ -1,5 +1,5 @@
-// The challenge that comes before any other byte where the server has a token. The client's half
-// and the reasons are in src/rallypoint/store/token.py.
+// The challenge that precedes any other byte if the server has a token. The client's half and the
+// reasons are in src/rallypoint/store/token.py.
 //
 //   client                                   server
 //   "RLYPT-1\n", 32 random bytes      ->

@@ -1,5 +1,5 @@
-// One flat set of keys and queues, and who waits for which of them or watches them. Unbound
-// connections share one; each round of a fenced namespace has its own, which dies with the round.
+// One flat set of keys and queues, with the connections that wait for them or watch them. Unbound
+// connections share one; each round of a fenced namespace has its own, which ends with the round.
 #pragma once
 
 #include <deque>
@@ -66,7 +66,7 @@ struct Keyspace {
   std::unordered_map<ConnectionId, std::unordered_set<std::string>> ephemeral;  // may be outdated
 };
 
-// As torch reads a counter: blanks, a sign, digits, whatever follows. False: not a 64-bit number.
+// Parses a counter like torch: blanks, a sign, digits, then anything. False: not a 64-bit number.
 bool parse_number(std::string_view text, int64_t& number);
 
 }  // namespace rallypoint::store

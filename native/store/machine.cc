@@ -7,7 +7,7 @@ namespace rallypoint::store {
 namespace {
 
 constexpr size_t kPauseAbove = 256 << 10;    // output of one connection that nobody reads
-constexpr size_t kOwnShare = 64 << 10;       // what a connection may buffer whatever others do
+constexpr size_t kOwnShare = 64 << 10;       // what a connection may buffer in any case
 constexpr size_t kMaxBuffered = 1ull << 30;  // over all connections
 constexpr size_t kKeepCapacity = 4 << 10;
 
@@ -112,7 +112,7 @@ const char* Machine::parse(ConnectionId id, std::string_view bytes, size_t& cons
   return nullptr;
 }
 
-// Keeps the sum of all that is buffered within bounds, at the cost of who buffers much.
+// Keeps the total of buffered bytes within bounds, at the expense of those that buffer much.
 const char* Machine::account(ConnectionId id) {
   Connection& connection = connections_[id];
   const size_t now = connection.input.size() + connection.output.pending();

@@ -1,4 +1,4 @@
-// The whole server but for the sockets: bytes of many connections in, bytes out. It bounds what is
+// The whole server except the sockets: bytes of many connections in, bytes out. It limits what is
 // buffered for each of them and for all. Tests drive it directly; server.cc gives it sockets.
 #pragma once
 
@@ -28,7 +28,7 @@ class Machine : private Outbox {
   ConnectionId open(double now, std::string_view nonce = {});
   // Handles what `bytes` completes. Returns null, or why the connection must be closed.
   const char* receive(ConnectionId id, std::string_view bytes);
-  // Handles what was put off while too much output was pending.
+  // Handles what was deferred while too much output was pending.
   const char* resume(ConnectionId id) { return receive(id, {}); }
   void close(ConnectionId id);
   std::vector<ConnectionId> late(double now) const { return state_.late(now); }
@@ -49,7 +49,7 @@ class Machine : private Outbox {
     Parser parser;
     std::unique_ptr<Gate> gate;  // until it is passed
     std::string nonce;
-    std::string input;  // the beginning of a request that is not complete, or put off
+    std::string input;  // the beginning of a request that is incomplete or deferred
     Output output;
     size_t counted = 0;  // how much of buffered_ is this connection's
     bool touched = false;
@@ -67,7 +67,7 @@ class Machine : private Outbox {
   std::vector<ConnectionId> free_;
   std::vector<ConnectionId> touched_;
   std::vector<ConnectionId> taken_;
-  Request request_;  // kept to use its memory again
+  Request request_;  // kept to reuse its memory
   size_t buffered_ = 0;
   uint64_t requests_ = 0;
 };

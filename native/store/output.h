@@ -1,5 +1,5 @@
-// What a connection still has to be sent: copied small parts and references to large values, as
-// pieces for one writev. Pure: it touches no socket.
+// The data still to be sent to a connection: small parts, which are copied, and references to large
+// values, as pieces for one writev. Pure: it touches no socket.
 #pragma once
 
 #include <sys/uio.h>
@@ -37,7 +37,7 @@ class Output {
   void consume(size_t size);
 
  private:
-  static constexpr uint32_t kCopyBelow = 2048;  // below, a copy costs less than a piece
+  static constexpr uint32_t kCopyBelow = 2048;  // below this, a copy costs less than a piece
   static constexpr size_t kKeepCapacity = 256;  // of each of ten thousand idle connections
   struct Reference {
     size_t after;  // how many bytes of copied_, from its start, go before this value

@@ -1,5 +1,5 @@
 // The store's server: a thread that runs an EventLoop. It takes a listening socket and knows
-// nothing of names. The handle may be used from any thread; what the loop owns is the thread's.
+// nothing of names. The handle may be used from any thread; the loop's data only by its own thread.
 #pragma once
 
 #include <pthread.h>
@@ -27,9 +27,10 @@ class Server {
   // Closes all connections and joins the thread. A second call does nothing.
   void close();
   // For a forked child, which has the descriptors but not the thread: closes them, so that peers
-  // see the end of the parent, and leaves the rest alone, for it may have been changing.
+  // see the parent's end, and leaves everything else alone, because it may have been in the middle
+  // of a change.
   void abandon();
-  // From now on only these hosts are let in, and loopback. Connections that are there stay.
+  // From now on only these hosts, and loopback, are admitted. Existing connections stay.
   void allow(std::vector<HostAddress> hosts) {
     if (loop_) loop_->allow(std::move(hosts));
   }

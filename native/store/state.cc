@@ -166,7 +166,7 @@ const char* State::dispatch(ConnectionId connection, Client& client, const Reque
   return "an opcode that does not exist";
 }
 
-// Those who probed get an error and go on; the stock protocol has none, so it closes.
+// Clients that have probed get an error and continue; the stock protocol has none, so it closes.
 const char* State::refuse(ConnectionId connection, const Request& request, ErrorCode code,
                           std::string_view text, const char* reason) {
   if (!clients_[connection].tagged) return reason;
@@ -236,7 +236,7 @@ void State::compare_set(ConnectionId connection, Keyspace& space, const Request&
   const std::string_view wanted = request.values[1];
   const Entry* entry = space.table.find(request.key());
   if (!entry && !expected.empty()) {
-    reply(connection).add_blob(expected);  // as torch: the caller cannot tell
+    reply(connection).add_blob(expected);  // as in torch: the caller cannot tell
   } else if (!entry || entry->value.view() == expected) {
     put(space, request.key(), wanted, kNobody);
     reply(connection).add_blob(wanted);

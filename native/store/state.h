@@ -1,4 +1,4 @@
-// What the server does with each request. The definition is rallypoint/testing/store_state.py, and
+// The server's behaviour for each request. The definition is rallypoint/testing/store_state.py, and
 // tests hold the two together. Pure: connections are ids, replies go into their Output, times are
 // arguments. One thread only.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace rallypoint::store {
 
-// Where replies go. Implemented by whoever owns the connections.
+// Where replies go. Implemented by the owner of the connections.
 class Outbox {
  public:
   virtual Output& output(ConnectionId connection) = 0;
@@ -95,7 +95,7 @@ class State {
   Outbox& outbox_;
   std::shared_ptr<Keyspace> default_;
   ByName<std::shared_ptr<Keyspace>> rounds_;
-  std::vector<Client> clients_;  // by id; ids are small and used again
+  std::vector<Client> clients_;  // by id; ids are small and reused
 };
 
 }  // namespace rallypoint::store

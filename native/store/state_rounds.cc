@@ -9,7 +9,7 @@ namespace rallypoint::store {
 
 namespace {
 
-constexpr size_t kMaxUnread = 64 << 20;  // of a watcher that does not read
+constexpr size_t kMaxUnread = 64 << 20;  // for a watcher that does not read
 
 }  // namespace
 
@@ -63,7 +63,8 @@ const char* State::enter(ConnectionId connection, Client& client, const Request&
   return nullptr;
 }
 
-// Ends a round: its keys go at once, and whoever waits or watches in it is told why.
+// Ends a round: its keys are deleted at once, and connections that wait or watch in it are told
+// why.
 void State::fence(Keyspace& space, int64_t by) {
   space.fenced = true;
   space.fenced_by = by;

@@ -1,5 +1,5 @@
 // Waits and queues. Invariants: a connection has at most one wait and stands at most once in the
-// line of a key; a queue with items has no takers waiting, and an empty one does not exist.
+// line of a key; a non-empty queue has no waiting takers, and an empty one does not exist.
 
 #include <unordered_set>
 
@@ -15,7 +15,7 @@ const char* State::wait(ConnectionId connection, Client& client, const Request& 
   return nullptr;
 }
 
-// Stands in line for each asked key that is not there, or answers if all are.
+// Queues for each requested key that is missing, or answers if all exist.
 void State::await(ConnectionId connection, Client& client) {
   std::unordered_set<std::string_view> missing;
   for (const std::string& key : client.asked) {
@@ -45,7 +45,7 @@ void State::found(ConnectionId connection) {
   Client& client = clients_[connection];
   if (--client.missing > 0) return;
   client.waiting = false;
-  // A key may have gone again while the others were awaited; WAIT_GET still owes its value.
+  // A key may have been deleted while others were awaited; WAIT_GET still owes its value.
   if (client.waits_with == Opcode::kWaitGet) return await(connection, client);
   answer_wait(connection, client);
 }

@@ -45,7 +45,7 @@ bool KeyTable::erase(std::string_view key) {
   if (!slots_[hole]) return false;
   free_entry(slots_[hole]);
   --size_;
-  // Close the gap: whatever probed past the hole to get where it is moves back into it.
+  // Close the gap: entries that probed past the hole move back into it.
   const size_t mask = slots_.size() - 1;
   for (size_t next = (hole + 1) & mask; slots_[next]; next = (next + 1) & mask) {
     const size_t wanted = home(slots_[next]->key());

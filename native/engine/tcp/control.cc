@@ -12,8 +12,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "numbers on the wire are little-endian");
 
 constexpr std::uint32_t kControlMagic = 0x43504C52;  // "RLPC"
-constexpr std::size_t kMostProbes = 64;              // that nobody has looked at
-// The last two are of another rank, whose number they have: it has left, or is lost.
+constexpr std::size_t kMostProbes = 64;              // that nobody has examined
+// The last two carry another rank's number: it has left, or is lost.
 enum Kind : std::uint16_t { kLeft = 1, kPoison, kQuestion, kRecord, kProbe, kHasLeft, kIsLost };
 
 struct RecordFrame {
@@ -61,7 +61,7 @@ void unpack(CallRecord& record, const RecordFrame& frame) {
   record.number.store(frame.number, std::memory_order_release);
 }
 
-// Whether words can be made of it.
+// Whether the record can be described in words.
 bool makes_sense(const RecordFrame& frame, std::uint32_t ranks) {
   if (frame.number == 0) return true;
   const auto most = static_cast<std::int32_t>(ranks);
@@ -135,7 +135,7 @@ void Control::on_ready(int fd, std::uint64_t key) {
   }
 }
 
-// Its connection has ended, or what comes over it makes no sense.
+// The peer's connection has ended, or what arrives over it is invalid.
 void Control::lose(Peer& peer, std::uint64_t key) {
   peer.is_watched = false;
   Watcher::instance().forget(peer.stream.fd(), key);
@@ -146,7 +146,7 @@ void Control::lose(Peer& peer, std::uint64_t key) {
   pass_on(peer, kIsLost, peer.rank, nullptr, 0);
 }
 
-// What not everybody is connected to hear goes from neighbour to neighbour, once from each.
+// News for ranks that are not all connected goes from neighbour to neighbour, once from each.
 void Control::pass_on(const Peer& from, std::uint16_t kind, std::uint64_t number, const void* data,
                       std::size_t bytes) {
   if (!is_sparse_ || has_left_) return;
@@ -164,7 +164,7 @@ bool Control::take_news(const Peer& peer, const ControlHeader& header) {
   const bool is_here = region_.presence(static_cast<std::uint32_t>(rank)) == Presence::here;
   if (header.kind == kIsLost) {
     if (is_here && !has_left_) region_.lose(static_cast<std::uint32_t>(rank));
-  } else if (region_.is_far(static_cast<std::uint32_t>(rank))) {  // others say so themselves
+  } else if (region_.is_far(static_cast<std::uint32_t>(rank))) {  // others report it themselves
     region_.state(static_cast<std::uint32_t>(rank))
         .presence.store(static_cast<std::uint32_t>(Presence::left), std::memory_order_release);
     region_.wake_self();
@@ -269,7 +269,7 @@ bool Control::take_poison(const Peer& peer) {
   return true;
 }
 
-// It is kept where a rank of this host would have written it.
+// It is stored where a rank of this host would have written it.
 bool Control::take_record(const Peer& peer, const ControlHeader& header) {
   RecordFrame frame;
   std::memcpy(&frame, peer.payload, sizeof frame);
@@ -322,7 +322,7 @@ void Control::tell_record(Peer& peer, std::uint64_t number) {
   const RecordFrame frame = packed(record);
   std::atomic_thread_fence(std::memory_order_acquire);
   if (frame.number != number + 1 || record.number.load(std::memory_order_relaxed) != number + 1) {
-    return;  // not called yet; or too long ago, and nobody waits for it any more
+    return;  // not called yet; or so long ago that nobody waits for it any more
   }
   peer.asked = 0;
   tell(peer, kRecord, number, &frame, sizeof frame);

@@ -1,12 +1,13 @@
-// What ranks on different hosts tell each other beside their messages: trouble, leave-taking, and
-// what they have called, where someone waits for them in vain.
+// What ranks on different hosts tell each other apart from messages: trouble, leaving, and what
+// they have called, if a rank has waited for it without success.
 //
-// One connection to each of them, which never carries data and is therefore never full. It is read
-// by the watcher's thread, so that a rank hears of trouble, and answers, whatever it is doing. A
-// connection that ends without leave having been taken is a lost peer.
+// There is one connection to each of them, which never carries data and is therefore never full.
+// The watcher's thread reads it, so that a rank hears of trouble, and answers, whatever it is
+// doing. A connection that ends without a goodbye means a lost peer.
 //
-// In a large group not each has one to each: what a rank hears of another's end, and of trouble, it
-// passes on once to its neighbours in a graph (process_group/formation/control_graph.py).
+// In a large group, ranks are not all connected with each other: a rank passes on what it hears of
+// another's end, or of trouble, once to its neighbours in a graph
+// (process_group/formation/control_graph.py).
 #pragma once
 
 #include <atomic>
@@ -37,13 +38,13 @@ struct ControlHeader {
 
 class Control final : public Watched, public Messenger {
  public:
-  // If the group is `sparse`, these peers are the neighbours, some of them perhaps on this host.
+  // If the group is `sparse`, these peers are the neighbours, some of which may be on this host.
   Control(Region& region, const std::vector<PeerAddress>& peers, bool sparse);
   ~Control() override;
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  // A further connection, to a rank that is no neighbour. On the watcher's thread.
+  // Adds a connection to a rank that is not a neighbour. Runs on the watcher's thread.
   void add(std::uint32_t rank, int fd);
 
   // Messenger:
@@ -66,8 +67,8 @@ class Control final : public Watched, public Messenger {
     Inlet<ControlHeader> inlet;
     std::byte payload[kMostBytes];
     std::string unsent;
-    std::uint64_t asked = 0;     // by it: the call's number plus one
-    std::uint64_t asks_for = 0;  // by us
+    std::uint64_t asked = 0;     // asked by it: the call's number plus one
+    std::uint64_t asks_for = 0;  // asked by us
   };
   class Reader;
   struct ProbeFrame;
@@ -90,7 +91,7 @@ class Control final : public Watched, public Messenger {
   Region& region_;
   std::mutex mutex_;  // of all below
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<Probe> probes_;  // that have come
+  std::vector<Probe> probes_;  // received
   std::atomic<bool> is_asked_{false};
   const bool is_sparse_;
   std::vector<bool> is_gone_;  // by rank: it has left, or is lost

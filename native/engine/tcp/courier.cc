@@ -9,7 +9,7 @@ namespace rallypoint::tcp {
 namespace {
 
 constexpr std::uint32_t kMailMagic = 0x4D504C52;  // "RLPM"
-constexpr int kMostUntold = 8;                    // places that are free again
+constexpr int kMostUntold = 8;                    // places that are free again but not yet reported
 
 std::uint32_t bit(int slot) { return std::uint32_t{1} << slot; }
 
@@ -150,7 +150,8 @@ void Courier::take(std::uint32_t from, int slot) {
   put(sender, header, nullptr, false);
 }
 
-// What the stream does not take at once waits; the caller's memory then only if it stays there.
+// Data that the stream does not accept at once waits; the caller's memory waits with it only if it
+// stays valid.
 void Courier::put(Peer& to, MailHeader header, const std::byte* data, bool copies) {
   header.magic = kMailMagic;
   header.taken = std::exchange(to.taken, 0);
@@ -179,7 +180,7 @@ bool Courier::flush(Peer& to) {
     frame.sent += count;
     moved |= count > 0;
     if (to.stream.is_open_for_writing() && frame.sent < sizeof(MailHeader) + bytes) break;
-    to.unsent.pop_front();  // also what can never be sent any more
+    to.unsent.pop_front();  // also those that can never be sent any more
     backlog_.fetch_sub(1, std::memory_order_release);
   }
   return moved;

@@ -1,5 +1,5 @@
-// Sends and receives between hosts: carries envelopes, and what is in them, over one stream to each
-// peer. Which receive takes which envelope is the mailbox's business.
+// Sends and receives between hosts: carries envelopes and payloads over one stream to each peer.
+// The mailbox matches receives with envelopes.
 //
 //   sender                                     receiver
 //   envelope, and its payload if small    ->   the copy of the sender's outbox, in this process
@@ -7,8 +7,8 @@
 //   parts, from the user's memory         ->   the user's memory
 //                                         <-   "taken": the place of the envelope is free again
 //
-// A pair of ranks has 32 places. What is free again is said along with the next frame, unless many
-// are, or somebody waits for it.
+// A pair of ranks has 32 places. A place that is free again is reported with the next frame, or at
+// once if there are many, or somebody waits for one.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ struct MailHeader {
   DType dtype;
   std::uint64_t sequence;
   std::uint64_t number;
-  std::uint64_t bytes;  // of the message, or of a part
+  std::uint64_t bytes;  // bytes of the message, or of a part
   std::int32_t tag;
   std::uint32_t taken;  // a bit for each place that is free again
 
@@ -53,7 +53,7 @@ struct MailHeader {
 
 class Courier final : public MailTransport {
  public:
-  // `late` makes the connections that are not there yet; null: all are.
+  // `late` makes missing connections; null: all exist.
   Courier(Region& region, const std::vector<PeerAddress>& peers,
           std::shared_ptr<LateConnections> late = nullptr);
 
@@ -105,7 +105,7 @@ class Courier final : public MailTransport {
     std::uint64_t last_sent = 0;  // sequence of an envelope
     std::uint32_t in_use = 0;     // places of our envelopes,
     std::uint32_t requested = 0;  // and which of them the peer wants
-    std::uint32_t taken = 0;      // of theirs: to be told
+    std::uint32_t taken = 0;      // of theirs: to be reported
     Landing landings[kEnvelopes];
   };
   class Reader;

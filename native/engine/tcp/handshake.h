@@ -1,5 +1,6 @@
-// How two ranks prove to each other, over a new connection, that they are of the same group. The
-// same as process_group/formation/mesh.py does while a group forms, and explains.
+// Two ranks prove to each other, over a new connection, that they belong to the same group. It is
+// the handshake of process_group/formation/mesh.py, which explains it; that one is for groups being
+// formed.
 //
 //   caller                                      listener
 //   greeting, its rank, what for, 32 random bytes   ->
@@ -17,7 +18,7 @@
 
 namespace rallypoint::tcp {
 
-// What the connections of a group are recognised by.
+// The identity of a group's connections.
 struct Admission {
   std::string secret;  // the group's, and a digest of the job's token
   std::string name;
@@ -27,27 +28,27 @@ struct Admission {
 
 class Handshake {
  public:
-  // A call of rank `self` to `peer`.
+  // Rank `self` calls `peer`.
   Handshake(const Admission& admission, std::uint32_t self, std::uint32_t peer,
             std::uint32_t purpose);
-  // Somebody calls rank `self`.
+  // A caller connects to rank `self`.
   Handshake(const Admission& admission, std::uint32_t self);
 
   enum class Step {
     going_on,
-    proven,   // to a listener: the caller is who it says; `accept` lets it in
-    done,     // all that is to be read has been; it is over once `unsent` has gone
-    refused,  // the other side is not who it should be
+    proven,   // for a listener: the caller has proved its identity; `accept` admits it
+    done,     // everything has been read; it is over once `unsent` has been sent
+    refused,  // the other side failed to prove its identity
   };
-  // How many bytes are to be read next; all of them are handed to `feed`.
+  // The number of bytes to read next and pass to `feed`.
   std::size_t wanted() const { return wanted_; }
   Step feed(std::string_view bytes);
   void accept();
 
   std::string unsent;
-  // Whether the other side may take the connection for made without hearing more from this one.
+  // Whether the other side may use the connection without hearing more from this one.
   bool has_proved_itself() const { return has_proved_itself_; }
-  // A listener knows these once the caller is proven.
+  // For a listener, these are known once the caller is proven.
   std::uint32_t peer() const { return peer_; }
   std::uint32_t purpose() const { return purpose_; }
 

@@ -1,7 +1,7 @@
-// Cuts what comes over a stream into frames: a header of fixed size, and the payload it announces.
+// Splits a stream into frames: a header of fixed size, and the payload that it announces.
 //
-// Small frames are read many at once. The payload of a large one is read straight to where it
-// belongs, as the owner says:
+// Many small frames are read at once. The payload of a large one is read directly into its target,
+// which the owner provides:
 //
 //   std::byte* begin(const Header&)   where the payload goes; null if the header makes no sense
 //   void end(const Header&)           all of it has come
@@ -20,7 +20,7 @@
 namespace rallypoint::tcp {
 
 inline constexpr std::size_t kInletBytes = 8 << 10;
-inline constexpr std::size_t kReadAtOnce = 1 << 20;  // of one peer, so that others are read too
+inline constexpr std::size_t kReadAtOnce = 1 << 20;  // from one peer, so that others are read too
 
 template <typename Header>
 class Inlet {
@@ -42,7 +42,7 @@ class Inlet {
       got_ += direct;
       end_ += count - direct;
       if (!parse(owner)) return Result::corrupt;
-      if (count < wanted) break;  // there is no more for now
+      if (count < wanted) break;  // there is no more at present
     }
     return result;
   }
@@ -76,12 +76,12 @@ class Inlet {
   }
 
   std::array<std::byte, kInletBytes> buffer_;
-  std::size_t end_ = 0;  // of what is in the buffer
+  std::size_t end_ = 0;  // end of the data in the buffer
   Header header_{};
   bool in_payload_ = false;
   std::byte* target_ = nullptr;
   std::size_t bytes_ = 0;  // of the payload,
-  std::size_t got_ = 0;    // and how many have come
+  std::size_t got_ = 0;    // and how many have arrived
 };
 
 }  // namespace rallypoint::tcp

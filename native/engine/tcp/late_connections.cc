@@ -28,10 +28,10 @@ constexpr std::uint64_t kClock = 1;
 constexpr std::uint64_t kFirstTalk = 2;
 constexpr long kTickNs = 20'000'000;
 constexpr std::size_t kMostStrangers = 256;
-constexpr double kStrangerS = 5;  // how long somebody may take to prove itself
-constexpr double kSilenceS = 5;   // after which a host that says nothing counts as lost
-constexpr double kAgainS = 0.05;  // between calls that fail
-constexpr double kDoubtS = 0.5;   // for others to say that the rank has gone
+constexpr double kStrangerS = 5;  // how long a caller may take to prove its identity
+constexpr double kSilenceS = 5;   // after this silence a host counts as lost
+constexpr double kAgainS = 0.05;  // between attempts to connect
+constexpr double kDoubtS = 0.5;   // for others to report that the rank has gone
 constexpr std::uint32_t kLongRoundTripUs = 1000;  // process_group/formation/congestion.py
 
 }  // namespace
@@ -44,7 +44,7 @@ struct LateConnections::Talk {
   bool calls;
   double began_s;
   bool is_connected = false;  // of a call
-  bool is_over = false;       // but for what is unsent
+  bool is_over = false;       // except for unsent bytes
   std::string unread = {};
 };
 
@@ -199,7 +199,7 @@ void LateConnections::accept_all() {
   }
 }
 
-// Callers wait meanwhile, instead of keeping the watcher's thread busy.
+// Callers wait meanwhile, rather than keeping the watcher's thread busy.
 void LateConnections::pause(bool is_paused) {
   if (std::exchange(is_paused_, is_paused) == is_paused) return;
   epoll_event event{};
@@ -220,7 +220,7 @@ void LateConnections::begin(std::unique_ptr<Talk> talk, std::uint32_t events) {
 }
 
 void LateConnections::drop(std::uint64_t number) {
-  close_owned(talks_.at(number)->fd);  // which takes it out of the epoll instance, too
+  close_owned(talks_.at(number)->fd);  // which also removes it from the epoll instance
   talks_.erase(number);
 }
 
@@ -240,8 +240,8 @@ void LateConnections::go_on(std::uint64_t number) {
   epoll_ctl(epoll_, EPOLL_CTL_MOD, talk.fd, &event);
 }
 
-// As far as that goes. False: it is to be given up, because of an error of the system or because
-// the other side is not who it should be.
+// Makes all possible progress. False: give up, because of a system error or because the other side
+// is not who it should be.
 bool LateConnections::exchange(Talk& talk, int& error) {
   if (talk.calls && !talk.is_connected) {
     socklen_t length = sizeof error;
@@ -276,7 +276,7 @@ bool LateConnections::exchange(Talk& talk, int& error) {
   }
 }
 
-// A caller is who it says. Whether its call stands beside one of ours.
+// The caller has proved its identity. Returns whether its connection stands against one of ours.
 bool LateConnections::admit(Talk& talk) {
   const std::uint32_t rank = talk.handshake.peer();
   const std::uint32_t purpose = talk.handshake.purpose();
@@ -328,8 +328,9 @@ void LateConnections::complete(std::uint32_t rank) {
   region_.wake_self();
 }
 
-// A call has failed. The rank may have gone, which others will say; or it refuses ours, because it
-// calls itself, or is not ready: then only the time-out of what waits for it can tell.
+// A call has failed. The rank may have gone, which others will report; or it refuses our call
+// because it is calling itself, or is not ready: then only the time-out of the waiting operation
+// can tell.
 void LateConnections::fail(const Talk& talk, int error) {
   const std::uint32_t rank = talk.handshake.peer();
   Link& link = links_[rank];
@@ -351,7 +352,7 @@ void LateConnections::give_up(std::uint32_t rank, int error) {
   region_.wake_self();
 }
 
-// What only time tells: hosts that say nothing, strangers, calls to be tried again.
+// Handles what only time reveals: silent hosts, strangers, calls to be tried again.
 void LateConnections::look() {
   pause(false);
   const double now = now_s();
@@ -375,7 +376,7 @@ void LateConnections::look() {
   }
 }
 
-// It ticks only while there is something to look after.
+// The timer ticks only while it is needed.
 void LateConnections::set_clock() {
   const bool is_needed =
       is_paused_ || !talks_.empty() || std::ranges::any_of(links_, [](const Link& link) {

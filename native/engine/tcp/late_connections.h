@@ -1,10 +1,10 @@
-// Connections to far ranks that are made when they are first needed, in groups of so many hosts
-// that each with each at the start would be too many (docs/decisions/092-far-peers.md).
+// Connections to far ranks that are made on first need, in groups of so many hosts that connecting
+// all with all at the start would be too many (docs/decisions/092-far-peers.md).
 //
-// Whoever needs a rank says so by `want`, and goes on with something else; a rank calls the other,
-// or is called, on the watcher's thread, whatever the program is doing. Both may call at once: who
-// has not yet proved itself gives way, and of two that have, the higher rank's call stands. All
-// connections with a rank are handed on together.
+// A thread that needs a rank says so by `want`, and does something else; a rank calls the other, or
+// is called, on the watcher's thread, whatever the program is doing. Both may call at once: a call
+// that has not yet been proved gives way, and of two that have, the higher rank's stands. All
+// connections with a rank are handed over together.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ namespace rallypoint::tcp {
 
 class Control;
 
-// Where a rank listens.
+// The address at which a rank listens.
 struct Endpoint {
   std::uint32_t rank;
   std::string address;
@@ -36,35 +36,36 @@ struct Endpoint {
 struct LateMesh {
   int listener;  // taken over
   Admission admission;
-  std::uint32_t streams;        // for data, to each rank
-  std::string congestion;       // the congestion control that connections begin with; empty: usual
-  std::string long_congestion;  // and what those of long round trips go back to, unless empty
-  std::vector<Endpoint> endpoints;  // of all far ranks; others do no harm
+  std::uint32_t streams;  // for data, to each rank
+  // The congestion control with which connections begin; empty: the default.
+  std::string congestion;
+  std::string long_congestion;      // and the one for those with long round trips, unless empty
+  std::vector<Endpoint> endpoints;  // of all far ranks; others are harmless
 };
 
 class LateConnections final : public Watched {
  public:
-  // With each of `controlled` there is a control connection already.
+  // Ranks in `controlled` already have a control connection.
   LateConnections(Region& region, Control& control, LateMesh mesh,
                   const std::vector<std::uint32_t>& controlled);
   ~LateConnections() override;
   LateConnections(const LateConnections&) = delete;
   LateConnections& operator=(const LateConnections&) = delete;
 
-  // From any thread: the rank is needed. Cheap if that was said before.
+  // From any thread: the rank is needed. Cheap if that is already known.
   void want(std::uint32_t rank);
 
   struct Made {
     std::uint32_t rank;
     std::vector<int> fds;
   };
-  // Connections that were made since the last time, for data or for mail.
+  // Connections made since the last call, for data or for mail.
   std::vector<Made> take_data() { return take(data_); }
   std::vector<Made> take_mail() { return take(mail_); }
 
-  // A rank that cannot be connected with, although nobody says that it has gone.
+  // A rank that cannot be reached, although nobody reports that it has gone.
   std::optional<Failure> failure() const;
-  // Takes no more calls, and makes none.
+  // Accepts no more calls, and makes none.
   void close();
 
  private:
@@ -77,7 +78,7 @@ class LateConnections final : public Watched {
     const Endpoint* endpoint = nullptr;  // null: not a far rank
     bool is_wanted = false;
     bool is_complete = false;
-    std::vector<int> fds;     // by purpose; -1: not yet, kElsewhere: others have it
+    std::vector<int> fds;     // by purpose; -1: none yet, kElsewhere: handed over
     double doubted_s = 0;     // when the first call failed,
     double call_again_s = 0;  // and when to try again
   };
@@ -106,19 +107,19 @@ class LateConnections final : public Watched {
   Control& control_;
   const LateMesh mesh_;
   int epoll_;
-  int clock_;  // a timer that ticks while anything is under way
+  int clock_;  // a timer that ticks while anything is in progress
   std::uint64_t key_ = 0;
   std::unique_ptr<std::atomic<bool>[]> wanted_;  // by rank
   Ready data_;
   Ready mail_;
-  std::atomic<std::uint64_t> failure_{0};  // rank + 1, and the error below it
+  std::atomic<std::uint64_t> failure_{0};  // rank + 1, and the error code below it
   mutable std::mutex mutex_;               // of all above that is not atomic, and below
   std::vector<Link> links_;                // by rank
   std::map<std::uint64_t, std::unique_ptr<Talk>> talks_;
   std::uint64_t talk_count_ = 0;
   bool is_closed_ = false;
   bool is_ticking_ = false;
-  bool is_paused_ = false;  // no descriptor is left for callers
+  bool is_paused_ = false;  // no descriptors are left for callers
 };
 
 }  // namespace rallypoint::tcp

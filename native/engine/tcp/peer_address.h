@@ -1,4 +1,4 @@
-// A rank, as this one is connected with it when a group begins.
+// A rank, and its connections with this one when a group begins.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace rallypoint::tcp {
 // What a connection is for.
 inline constexpr std::uint32_t kControl = 0;
 inline constexpr std::uint32_t kMail = 1;
-inline constexpr std::uint32_t kData = 2;  // and on: one for each stream
+inline constexpr std::uint32_t kData = 2;  // and above: one for each stream
 
 struct PeerAddress {
   std::uint32_t rank;

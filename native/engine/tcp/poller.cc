@@ -8,7 +8,7 @@
 namespace rallypoint::tcp {
 namespace {
 
-constexpr std::size_t kFew = 1;  // to read in vain costs more than to ask
+constexpr std::size_t kFew = 1;  // reading nothing costs more than asking
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void Poller::set_interest(std::size_t place, bool reads, bool writes) {
   epoll_event event{};
   event.events = interest;
   event.data.u64 = place;
-  // Without any interest, the kernel would still report the stream's end.
+  // Even without any interest, the kernel would still report the stream's end.
   const bool was_in = interests_[place] != 0;
   const int change = interest == 0 ? EPOLL_CTL_DEL : was_in ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
   epoll_ctl(epoll_, change, fds_[place], &event);

@@ -1,4 +1,4 @@
-// Which of several streams have something to read, and the bell of a rank that sleeps until then.
+// Tells which of several streams are readable, and rings a sleeping rank's bell.
 #pragma once
 
 #include <sys/epoll.h>
@@ -13,7 +13,7 @@
 
 namespace rallypoint::tcp {
 
-// Streams are known by their place, from 0 on.
+// Streams are identified by their place, from 0 on.
 class Poller final : public Watched {
  public:
   explicit Poller(Region& region);
@@ -22,9 +22,9 @@ class Poller final : public Watched {
   Poller& operator=(const Poller&) = delete;
 
   void add(int fd);  // at the next place
-  // The places worth reading. A single one is simply tried.
+  // The places that may be readable. A single one is simply tried.
   const std::vector<std::size_t>& ready();
-  // What the stream's rank waits for when it sleeps; neither once it has ended.
+  // What to wait for on this stream during sleep; neither once it has ended.
   void set_interest(std::size_t place, bool reads, bool writes);
   // Ring this rank's bell as soon as there is something of interest.
   void arm() const { Watcher::instance().arm(epoll_, key_); }

@@ -15,7 +15,7 @@
 namespace rallypoint::tcp {
 namespace {
 
-// The system may be short of memory for a while, which ends no connection.
+// The system may be short of memory for a while, which does not end a connection.
 bool is_temporary(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == ENOBUFS ||
          error == ENOMEM;

@@ -1,6 +1,6 @@
-// A connection's bytes, out and in, without ever waiting.
+// Writes and reads a connection's bytes without ever waiting.
 //
-// Whether the other side is well is not decided here: a stream only knows that it has ended.
+// Whether the other side is alive is not decided here: a stream only knows that it has ended.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,11 +19,11 @@ class Stream {
   Stream(const Stream&) = delete;
 
   int fd() const { return fd_; }
-  // Each returns how many bytes went or came, which may be none.
+  // Each returns how many bytes were written or read, which may be none.
   std::size_t write(const iovec* spans, std::size_t count);
   std::size_t read(const iovec* spans, std::size_t count);
   bool is_open_for_writing() const { return writes_; }
-  // Nothing more will come: all that was sent has been read.
+  // Nothing more will arrive: everything that was sent has been read.
   bool has_ended() const { return !reads_; }
   // Bytes that the other side's system has not yet confirmed.
   std::size_t unconfirmed() const;

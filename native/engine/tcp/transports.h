@@ -1,4 +1,4 @@
-// The transports over TCP of one group.
+// The TCP transports of one group.
 #pragma once
 
 #include <vector>
@@ -10,9 +10,9 @@
 namespace rallypoint::tcp {
 
 std::vector<FarRank> ranks_of(const std::vector<PeerAddress>& peers);
-// The descriptors are taken over by what is made.
+// The transports take over the descriptors.
 MakeTransports transports_to(std::vector<PeerAddress> peers);
-// Connections are made when they are needed, except for control connections to `neighbours`.
+// Connections are made on first need, except for control connections to `neighbours`.
 MakeTransports late_transports_to(std::vector<PeerAddress> neighbours, LateMesh mesh);
 
 }  // namespace rallypoint::tcp

@@ -1,6 +1,6 @@
-// The thread that waits for connections while all others do something else: one per process.
+// The thread that waits for activity on connections: one per process.
 //
-// It carries no data. It tells the owner of a descriptor that there is something to see.
+// It carries no data. It tells the owner of a descriptor that there is something to read.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // Tells the owner whenever there is something to read; or, `once`, only after each `arm`.
+  // Notifies the owner whenever there is something to read; or, if `once`, only after each `arm`.
   std::uint64_t add(int fd, Watched& owner, bool once);
-  // The same from within on_ready, not `once`.
+  // The same from within on_ready, without `once`.
   std::uint64_t add_within(int fd, Watched& owner);
   void arm(int fd, std::uint64_t key) const;
-  // Afterwards the owner is not told any more. Not from within on_ready.
+  // After this call the owner is not notified any more. Not allowed from within on_ready.
   void remove(int fd, std::uint64_t key);
   // The same from within on_ready.
   void forget(int fd, std::uint64_t key);
@@ -44,7 +44,7 @@ class Watcher {
   void run();
 
   int epoll_;
-  std::mutex mutex_;  // of all below; held while an owner is told
+  std::mutex mutex_;  // protects all below; held while an owner is notified
   bool is_running_ = false;
   std::unordered_map<std::uint64_t, Entry> entries_;
   std::uint64_t keys_ = 0;

@@ -11,12 +11,13 @@ constexpr std::uint32_t kWireMagic = 0x57504C52;  // "RLPW"
 constexpr std::size_t kMostBlocks = 8;            // from one connection, unless more are awaited,
 constexpr std::size_t kMostLines = 1024;          // and small messages
 constexpr std::size_t kMostFree = 64;
-constexpr std::size_t kStraightBytes = 4096;  // less is copied, which is cheaper than to wait for
-constexpr std::size_t kMostSpans = 64;        // of one system call
+// Smaller payloads are copied, which is cheaper than waiting.
+constexpr std::size_t kStraightBytes = 4096;
+constexpr std::size_t kMostSpans = 64;  // of one system call
 
-constexpr std::size_t kTogetherBytes = 512;  // less is quicker to copy than to list
+constexpr std::size_t kTogetherBytes = 512;  // smaller ones are quicker to copy than to list
 
-// Brings all spans into one buffer, and so into one span.
+// Copies all spans into one buffer, and so into one span.
 std::size_t join(iovec* spans, std::size_t count, std::byte* buffer) {
   std::byte* end = buffer;
   for (std::size_t i = 0; i < count; ++i) {
@@ -157,7 +158,7 @@ void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& messag
   look_again(rank, lane);
 }
 
-// Who stopped reading from a peer and slept was not told of it any more.
+// If reading from a peer was stopped before a sleep, nothing reported its data any more.
 void Wire::look_again(std::uint32_t rank, std::uint32_t lane) {
   if (streams_[rank] == 0) [[unlikely]]
     return late_->want(rank);

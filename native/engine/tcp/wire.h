@@ -4,9 +4,9 @@
 //   receiver  socket -> the user's memory, if the operation that takes the message already waits
 //                    -> or else a block, until it comes to that
 //
-// Nothing is granted or acknowledged: who has taken in enough from a peer stops reading from it,
-// and TCP stops the peer. It goes on reading, however much it has, while an operation waits for a
-// message of that peer; so no order of messages can bring a program to a halt.
+// Nothing is granted or acknowledged: a receiver that has taken in enough from a peer stops reading
+// from it, and TCP stops the peer. It continues to read, however much it has, while an operation
+// waits for a message of that peer; so no order of messages can deadlock a program.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ struct WireHeader {
 
 class Wire final : public MessageTransport {
  public:
-  // `late` makes the connections that are not there yet; null: all are.
+  // `late` makes missing connections; null: all exist.
   Wire(Region& region, const std::vector<PeerAddress>& peers,
        std::shared_ptr<LateConnections> late = nullptr);
 
@@ -70,12 +70,12 @@ class Wire final : public MessageTransport {
     std::uint32_t rank;
     Stream stream;
     Inlet<WireHeader> inlet;
-    WireHeader sending{};  // its message under way,
-    std::size_t sent = 0;  // and how much of it has gone
+    WireHeader sending{};  // its message in progress
+    std::size_t sent = 0;  // and how much of it has been sent
     bool is_sending = false;
     Arrival* arriving = nullptr;
-    std::size_t blocks = 0;  // that hold messages from it,
-    std::size_t lines = 0;   // and small messages that need none
+    std::size_t blocks = 0;  // blocks that hold messages from it
+    std::size_t lines = 0;   // and small messages that need no block
   };
   class Reader;
 
@@ -94,7 +94,7 @@ class Wire final : public MessageTransport {
   Poller poller_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<std::size_t> first_;             // by rank: the first of its connections,
-  std::vector<std::uint32_t> streams_;         // and how many; 0: there are none yet
+  std::vector<std::uint32_t> streams_;         // and their number; 0: none yet
   std::vector<std::deque<Arrival>> arrivals_;  // by rank and lane
   std::vector<Expected> expected_;             // by rank and lane; sequence 0: none
   std::vector<std::unique_ptr<std::byte[]>> free_;
