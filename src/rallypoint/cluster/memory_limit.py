@@ -20,7 +20,7 @@ def count_oom_kills(root: str = "") -> int | None:
             name = "memory.oom_control"
         else:
             continue
-        # inside a container the path may be the host's: then the group is at the top
+        # Inside a container the path may be the host's: then the group is at the top.
         for place in places:
             count = _oom_kill(_read(f"{root}{place}/{name}"))
             if count is not None:

@@ -157,7 +157,7 @@ def _read_address(body: bytes) -> tuple[int, Address] | None:
     """The interface's number and its address; None: it cannot be used yet, or ever."""
     family, prefix, flags, scope, index = _ADDRESS.unpack_from(body)
     told = dict(_attributes(body[_ADDRESS.size :]))
-    # in a tunnel, the second is the other end's
+    # In a tunnel, the second is the other end's.
     packed = told.get(_IFA_LOCAL) or told.get(_IFA_ADDRESS, b"")
     flags = _number(told.get(_IFA_FLAGS, b"")) or flags
     if family not in (socket.AF_INET, socket.AF_INET6) or flags & (_TENTATIVE | _FAILED):

@@ -44,7 +44,7 @@ def _agree(one: tuple[Group, Call], other: tuple[Group, Call]) -> bool:
     pairs: list[tuple[object, object]] = [(a.dtype, b.dtype)]
     if reduces(a.operation):
         pairs.append((a.operator, b.operator))
-    # in other operations sizes may differ, or backends count differently
+    # In other operations sizes may differ, or backends count differently.
     if has_one_size(a.operation):
         pairs.append((size(a), size(b)))
     return all(x == y or not x or not y for x, y in pairs)

@@ -102,7 +102,7 @@ class SegmentOwner:
 
     def _tell_all(self, byte: bytes) -> None:
         for connection in self._members.values():
-            # its death will become visible in the first operation
+            # Its death will become visible in the first operation.
             with contextlib.suppress(OSError):
                 connection.sendall(byte)
 

@@ -25,7 +25,7 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     )
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)
-    # its backend's class does not exist before
+    # Its backend's class does not exist before.
     from rallypoint.pytorch.group import RallypointGroup
 
     return RallypointGroup(group, options.store, options.process_group)

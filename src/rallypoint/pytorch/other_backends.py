@@ -22,14 +22,14 @@ from rallypoint.base import worker_hook
 _Forget = Callable[..., None]  # the type that _forgetting returns
 
 _OURS = "rallypoint"
-# they use PyTorch's Flight Recorder; both have threads anyway
+# They use PyTorch's Flight Recorder; both have threads anyway.
 _RECORD_THEMSELVES = ("gloo", "nccl")
 _DEFAULT = "default_pg"
 _ANY = -1
 _BY_DEVICE = -1  # querying each tensor takes 0.4 us, which only groups of several backends need
 
 _groups: dict[int, int] = {}  # by id of a process group: its index in the record, or _BY_DEVICE
-# by the same id: indices by the type of device whose backend has it
+# By the same id: indices by the type of device whose backend has it.
 _places: dict[int, dict[str, int]] = {}
 _alive: dict[int, Any] = {}  # by the same id: a weak reference
 _transfers: dict[

@@ -67,7 +67,7 @@ def kind_elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: 
     """The kind of device of a call's tensors, unless it is the CPU."""
     first = tensors
     while type(first) is list:
-        # on all ranks except the root, scatter and gather have only one of their two lists
+        # On all ranks except the root, scatter and gather have only one of their two lists.
         if not first:
             return kind_elsewhere(others[0], ()) if others and type(others[0]) is list else None
         first = first[0]

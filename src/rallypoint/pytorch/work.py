@@ -278,7 +278,7 @@ def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:
     """
     if not any(getattr(output, "dtype", None) is torch.float16 for output in outputs):
         return False
-    # the caller of get_future: a hook in Python, or the caller of backward
+    # The caller of get_future: a hook in Python, or the caller of backward.
     caller = sys._getframe(1).f_back
     return caller is None or caller.f_globals.get("__name__", "").startswith("torch.autograd")
 

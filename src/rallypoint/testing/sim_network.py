@@ -48,7 +48,7 @@ class SimNetwork:
         self.loss = 0.0
         self.min_delay_s = 0.0002
         self.max_delay_s = 0.002
-        # after a cut of this length, connections end on both sides
+        # After a cut of this length, connections end on both sides.
         self.breaks_after_s: float | None = None
         self._loop = loop
         self._random = random

@@ -37,7 +37,7 @@ TIMEOUTS = Timeouts(
 MAX_SIZE = 200
 _SMALL = 12
 _FAULTS_S = 30.0
-# by then everything must have recovered: after many changes newcomers wait for a minute
+# By then everything must have recovered: after many changes newcomers wait for a minute.
 _CALM_S = 90.0
 _SETTLE_S = 8.0  # the last part of this time
 
@@ -139,7 +139,7 @@ def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
             for each in places:
                 random.choice(groups).add(each)
             cluster.cut(groups)
-        # separates those who know the latest agreement, those who do not, and the coordinator
+        # Separates those who know the latest agreement, those who do not, and the coordinator.
         case "divide":
             know, others = cluster.divided()
             alone = set(cluster.leaders()) if random.random() < 0.5 else set[str]()

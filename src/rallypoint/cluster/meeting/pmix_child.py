@@ -67,7 +67,7 @@ def main(libraries: Sequence[str]) -> int:
             print(pass_on(pmix, _KEY + me.nspace, text).decode(), flush=True)
             sys.stdin.readline()
         finally:
-            # otherwise mpirun regards this rank as dead
+            # Otherwise mpirun regards this rank as dead.
             pmix.PMIx_Finalize(None, ctypes.c_size_t(0))
     except (_PmixError, AttributeError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)

@@ -16,7 +16,7 @@ from rallypoint.base.record import Record
 from rallypoint.cluster.places import STARTERS, VARIABLE, find_kind, reader_of
 
 _OFF = f"{VARIABLE}=none"
-# if all of them are set, they are followed
+# If all of them are set, they are followed.
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
