@@ -14,10 +14,19 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base import worker_hook
-from rallypoint.base.control_message import MAX_MESSAGE_BYTES, Elastic, Known, Place, decode, encode
+from rallypoint.base.control_message import (
+    MAX_MESSAGE_BYTES,
+    Elastic,
+    Known,
+    Place,
+    Released,
+    decode,
+    encode,
+)
 from rallypoint.base.errors import ControlMessageError
 
 _PAUSE_S = 0.01
+_ANSWER_S = 2.0
 _SEND_FOR_S = 5.0  # to an agent that takes nothing
 
 
@@ -35,7 +44,7 @@ class ControlLink:
         self.withdraw: Callable[[], None] = _nothing
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._changed = threading.Condition()
-        self._is_elastic = False
+        self._is_elastic = self._is_leaving = self._is_released = False
         self._joined = -1
         self._pid = os.getpid()
         threading.Thread(target=self._listen, name="rallypoint-control", daemon=True).start()
@@ -56,6 +65,19 @@ class ControlLink:
             self._is_elastic = is_on
             self._joined = self._joined if joined is None else joined
             self._say()
+
+    def leave(self) -> bool:
+        """Stop going on when others are lost; False if there is a newer round to go to first.
+
+        The agent answers, unless it has told this process of such a round, or does not run.
+        """
+        with self._changed:
+            self._is_released = self._is_elastic = False
+            self._is_leaving = True
+            self._say()
+            self._changed.wait_for(lambda: self._is_released or self._is_elastic, _ANSWER_S)
+            self._is_leaving = False
+            return not self._is_elastic
 
     def send(self, message: Known) -> None:
         """Send one message."""
@@ -99,6 +121,10 @@ class ControlLink:
                 return
             if isinstance(message, Place):
                 self._hear(message)
+            elif isinstance(message, Released):
+                with self._changed:
+                    self._is_released = True
+                    self._changed.notify_all()
 
     def _hear(self, place: Place) -> None:
         with self._changed:
@@ -107,6 +133,7 @@ class ControlLink:
             if place.is_urgent:
                 self.withdraw()
             self.newest = place
+            self._is_elastic |= self._is_leaving
             self._say()
             self._changed.notify_all()
 

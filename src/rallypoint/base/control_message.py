@@ -84,13 +84,17 @@ class Place(Record):
     is_urgent: bool = False
 
 
+class Released(Record):
+    """Agent to worker: it may stop being elastic, as it has no place in a newer round."""
+
+
 class Unknown(Record):
     """A message of a kind that this version does not know; to be passed over."""
 
     kind: str
 
 
-Known = Hello | WorkerError | LongWait | Elastic | Ready | Place
+Known = Hello | WorkerError | LongWait | Elastic | Ready | Place | Released
 Message = Known | Unknown
 
 
@@ -141,7 +145,9 @@ def shorten(text: str, limit: int) -> str:
     return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
-def _to_object(message: Known, limit: int) -> dict[str, object]:
+def _to_object(  # noqa: PLR0911 - one for each kind
+    message: Known, limit: int
+) -> dict[str, object]:
     match message:
         case Hello(pid):
             return {"v": VERSION, "kind": "hello", "pid": pid}
@@ -152,6 +158,8 @@ def _to_object(message: Known, limit: int) -> dict[str, object]:
             return {"v": VERSION, "kind": "elastic", **told}
         case Ready():
             return {"v": VERSION, "kind": "ready"}
+        case Released():
+            return {"v": VERSION, "kind": "released"}
         case Place(number, environ, is_urgent):
             place = {"round": number, "environ": environ, "is_urgent": is_urgent}
             return {"v": VERSION, "kind": "place", **place}
@@ -190,6 +198,8 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return Elastic(is_on, seen, joined)
         case {"kind": "ready"}:
             return Ready()
+        case {"kind": "released"}:
+            return Released()
         case {"kind": "place", "round": int(number), "environ": dict(environ)} if all(
             isinstance(each, str) for pair in environ.items() for each in pair
         ):

@@ -61,10 +61,12 @@ class Membership:
         if self._link is not None:
             self._link.say_elastic(is_on=True, joined=self.round)
 
-    def leave(self) -> None:
-        """From now on, a loss ends this process as it ends any other."""
-        if self._link is not None:
-            self._link.say_elastic(is_on=False)
+    def leave(self) -> bool:
+        """From now on, a loss ends this process as it ends any other.
+
+        Returns False if there is a newer round to go to first, in which others need this process.
+        """
+        return self._link is None or self._link.leave()
 
     @property
     def group(self) -> ProcessGroup:

@@ -104,8 +104,9 @@ class _Attempts:
                 error.__traceback__ = None
                 self._go_on(error)
             else:
-                part.leave()
-                return result
+                if part.leave():
+                    return result
+                self._go_on(None)
             self._state.restore()
 
     def _go_on(self, error: Exception | None) -> None:

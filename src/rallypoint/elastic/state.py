@@ -66,7 +66,8 @@ class State:
         Entering it is an agreement of all ranks (a reduction of 8 bytes). If a rank is lost before
         it, no rank enters, and `run` begins the step again; if one is lost after it, the others
         complete their updates, and newcomers get the state that follows. The block must change
-        nothing but this rank's memory: it must not communicate, nor raise.
+        nothing but this rank's memory: it must not communicate, nor raise. In it, ranks are those
+        of before a loss.
 
         Raises:
             MembershipChangedError: ranks were lost or wait to join; `run` handles it.
@@ -147,12 +148,13 @@ class State:
 class _Update:
     """The block of `State.update`."""
 
-    __slots__ = ("_has_changed", "_is_inside", "_own", "_state")
+    __slots__ = ("_has_changed", "_is_inside", "_own", "_present", "_state")
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._own = state.__dict__
         self._is_inside = self._has_changed = False
+        self._present: tuple[tuple[int, ...], int] | None = None
 
     def __enter__(self) -> None:
         own = self._own
@@ -165,7 +167,7 @@ class _Update:
             all_reduce(word, ReduceOp.BAND)
         except LOSSES as error:
             error.__traceback__ = None  # it would keep the memory of the caller's variables
-            if not self._state._go_on(error):
+            if not self._is_due(error):
                 raise MembershipChangedError(
                     "ranks were lost before this update; elastic.run begins the step again"
                 ) from None
@@ -175,6 +177,19 @@ class _Update:
             self._has_changed = not word[0]
         self._is_inside = True
 
+    def _is_due(self, because: RallypointError) -> bool:
+        """Go on in the next round; the update, if it is due, still sees the ranks of this one.
+
+        Others may have made it before the loss, and all must change the state in the same way.
+        """
+        group = membership().group
+        before = group.ranks, group.own_rank
+        if not self._state._go_on(because):
+            return False
+        self._present = group.ranks, group.own_rank
+        group.ranks, group.own_rank = before
+        return True
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -182,6 +197,9 @@ class _Update:
         trace: TracebackType | None,
     ) -> None:
         self._is_inside = False
+        if self._present is not None:
+            group = membership().group
+            (group.ranks, group.own_rank), self._present = self._present, None
         if kind is None and self._has_changed:
             self._has_changed = False
             raise MembershipChangedError("ranks were lost or wait to join; elastic.run goes on")

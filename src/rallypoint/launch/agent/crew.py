@@ -155,7 +155,11 @@ class Crew:
         """Workers that have not answered for too long."""
         if self.wake_at is None:
             return []
-        silent = [each for each in self.by_rank.values() if each.seen < round_number]
+        silent = [
+            each
+            for each in self.by_rank.values()
+            if each.joined < round_number and (each.seen < round_number or not each.is_elastic)
+        ]
         if silent and now < self.wake_at:
             return []
         self.wake_at = None

@@ -13,7 +13,13 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.base.control_message import Elastic, LongWait, Ready, WorkerError
+from rallypoint.base.control_message import (
+    Elastic,
+    LongWait,
+    Ready,
+    Released,
+    WorkerError,
+)
 from rallypoint.launch.agent.crew import Crew
 from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
@@ -431,10 +437,14 @@ class Agent:
     def _says_elastic(self, worker: Worker, message: Elastic) -> None:
         if not self._rounds.keeps_survivors:
             return
-        worker.is_elastic = message.is_on
         worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
+        if not message.is_on and self._state.phase is not Phase.RUNNING:
+            return  # it has, or gets, a place in the next round
+        worker.is_elastic = message.is_on
         if worker.rank >= 0:
             self._perform(self._state.worker_is_elastic(worker.rank, is_on=message.is_on))
+        if not message.is_on:
+            worker.control.send(Released())
         if self._recovery is not None and self._crew.has_joined(self._state.round):
             recovery, self._recovery = self._recovery, None
             self._progress.went_on(recovery.told(self._state, self._crew, time.monotonic()))

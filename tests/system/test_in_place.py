@@ -1,0 +1,281 @@
+"""In-place recovery: real workers are killed, and the others go on in the same processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import pytest
+from tests.conftest import SOON_S
+from tests.system.conftest import Launch
+
+from rallypoint.elastic import Sampler
+
+PROGRAM = str(Path(__file__).with_name("in_place.py"))
+BATCH = 24
+
+
+class Step(NamedTuple):
+    pid: int
+    number: int
+    digest: str
+    rank: int
+    size: int
+    samples: tuple[int, ...]
+
+
+def steps_of(directory: Path) -> dict[int, list[Step]]:
+    """What each process wrote, by step."""
+    found = defaultdict(list)
+    for path in directory.glob("*.log"):
+        for line in path.read_text().splitlines():
+            number, digest, rank, size, *samples = line.split(" ")
+            indices = tuple(int(each) for each in samples[0].split(",")) if samples[0] else ()
+            step = Step(int(path.stem), int(number), digest, int(rank), int(size), indices)
+            found[step.number].append(step)
+    return found
+
+
+def check_steps(found: dict[int, list[Step]], steps: int) -> None:
+    """Every step once, with the same bits everywhere, and its whole batch once."""
+    sampler = Sampler(100, BATCH, seed=3)
+    assert sorted(found) == list(range(1, steps + 1))
+    for number, told in found.items():
+        assert len({step.digest for step in told}) == 1, told
+        assert len({step.pid for step in told}) == len(told), "a step was done twice"
+        assert {step.size for step in told} == {told[0].size}
+        by_rank = {step.rank: step.samples for step in told}
+        if len(by_rank) == told[0].size:  # a rank that died in its update may have told nothing
+            taken = [sample for rank in sorted(by_rank) for sample in by_rank[rank]]
+            assert taken == sampler.indices(number - 1, 0, 1).tolist()
+
+
+def twin(steps: int) -> numpy.ndarray:
+    """The weights that one process would have."""
+    data = numpy.random.default_rng(7)
+    inputs = data.standard_normal((100, 8))
+    targets = inputs @ numpy.arange(8) + 0.1 * data.standard_normal(100)
+    weights = numpy.ones(8)
+    sampler = Sampler(100, BATCH, seed=3)
+    for step in range(steps):
+        indices = sampler.indices(step, 0, 1)
+        error = inputs[indices] @ weights - targets[indices]
+        weights -= 0.1 * (error @ inputs[indices] / BATCH)
+    return weights
+
+
+def await_step(directory: Path, number: int, processes: int = 1) -> list[int]:
+    """Until so many processes have come so far; returns their numbers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        came = []
+        for path in directory.glob("*.log"):
+            lines = path.read_text().splitlines()
+            is_there = Path(f"/proc/{path.stem}").exists()
+            if is_there and lines and int(lines[-1].split()[0]) >= number:
+                came.append(int(path.stem))
+        if len(came) >= processes:
+            return came
+        time.sleep(0.005)
+    raise AssertionError(f"no {processes} processes at step {number}")
+
+
+def kill_one(launch: Launch, seed: int, at_step: int, processes: int) -> int:
+    among = await_step(launch.directory, at_step, processes)
+    victim = random.Random(seed).choice(sorted(among))
+    os.kill(victim, signal.SIGKILL)
+    return victim
+
+
+def ends_of(launch: Launch) -> dict[int, tuple[int, int]]:
+    """Rank and size at the end, by process."""
+    words = [line.split() for line in launch.out.splitlines() if line.startswith("end ")]
+    return {int(pid): (int(rank), int(size)) for _, pid, rank, size in words}
+
+
+def seed_of() -> int:
+    seed = int.from_bytes(os.urandom(3), "little")
+    print("seed", seed)
+    return seed
+
+
+def begin(
+    launch: Launch, *flags: str, steps: int, pause_s: float = 0.005, wishes: str = ""
+) -> None:
+    told = [str(launch.directory), str(steps), str(pause_s), *wishes.split()]
+    launch.start(*flags, PROGRAM, *told)
+
+
+def end(launch: Launch, status: int = 0) -> None:
+    assert launch.process is not None
+    assert launch.process.wait(100) == status, launch.err
+    assert launch.left_over(within_s=SOON_S) == []
+
+
+def test_the_others_go_on(launch: Launch) -> None:
+    seed = seed_of()
+    begin(launch, "--nproc-per-node", "4", steps=250)
+    victim = kill_one(launch, seed, random.Random(seed).randrange(2, 100), 4)
+    end(launch)
+    ends = ends_of(launch)
+    assert sorted(ends.values()) == [(0, 3), (1, 3), (2, 3)]
+    assert victim not in ends
+    assert f"(pid {victim}) was killed by SIGKILL; ranks 0-2 of 3 go on after" in launch.err
+    found = steps_of(launch.directory)
+    check_steps(found, 250)
+    assert {step.pid for step in found[250]} == set(ends) < {step.pid for step in found[1]}
+    assert {len(told) for told in found.values()} <= {4, 3}
+
+
+def test_a_spare_continues_with_the_same_bits(
+    launch: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever dies, each step has the bits of a run in which nothing did."""
+    seed = seed_of()
+    draw = random.Random(seed)
+    flags = ("--nproc-per-node", "3", "--spares", "1", "--max-restarts", "20")
+    begin(launch, *flags, steps=400, wishes="min_size=3")
+    for at_step in sorted(draw.sample(range(2, 350), 6)):
+        kill_one(launch, draw.randrange(1000), at_step, 3)
+        time.sleep(draw.random() * 0.05)
+    end(launch)
+    found = steps_of(launch.directory)
+    check_steps(found, 400)
+    assert {step.size for told in found.values() for step in told} == {3}
+    assert len(ends_of(launch)) == 3
+
+    calm = Launch(tmp_path_factory.mktemp("calm"))
+    begin(calm, "--nproc-per-node", "3", steps=400, pause_s=0.0)
+    end(calm)
+    undisturbed = {number: told[0].digest for number, told in steps_of(calm.directory).items()}
+    assert {number: told[0].digest for number, told in found.items()} == undisturbed
+
+
+def test_a_new_process_joins(launch: Launch) -> None:
+    seed = seed_of()
+    begin(launch, "--nproc-per-node", "2", "--max-restarts", "1", steps=500)
+    victim = kill_one(launch, seed, 10, 2)
+    end(launch)
+    found = steps_of(launch.directory)
+    check_steps(found, 500)
+    sizes = [found[number][0].size for number in sorted(found)]
+    changes = [one for one, following in itertools.pairwise(sizes) if one != following]
+    assert changes == [2, 1], "two, then one, then two again"
+    ends = ends_of(launch)
+    assert sorted(ends.values()) == [(0, 2), (1, 2)]
+    before = {step.pid for step in found[1]} - {victim}
+    assert before < set(ends), "the survivor kept its process"
+
+
+def test_commits_and_weights_of_one_process(launch: Launch) -> None:
+    """With fewer ranks, too, as the global batch stays the same."""
+    seed = seed_of()
+    begin(launch, "--nproc-per-node", "3", steps=150, wishes="commit")
+    kill_one(launch, seed, 20, 3)
+    kill_one(launch, seed + 1, 60, 2)
+    end(launch)
+    found = steps_of(launch.directory)
+    assert sorted(found) == list(range(1, 151))
+    for told in found.values():
+        assert len({step.digest for step in told}) == 1
+    assert sorted(ends_of(launch).values()) == [(0, 1)]
+    (path,) = launch.directory.glob("*.npy")
+    assert numpy.load(path) == pytest.approx(twin(150), rel=1e-9)
+
+
+def test_too_few_wait_for_others(launch: Launch) -> None:
+    seed = seed_of()
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1")
+    begin(launch, *flags, steps=60, wishes="min_size=2")
+    kill_one(launch, seed, 10, 2)
+    end(launch)
+    found = steps_of(launch.directory)
+    check_steps(found, 60)
+    assert {step.size for told in found.values() for step in told} == {2}
+
+
+def test_nobody_is_left(launch: Launch) -> None:
+    begin(launch, "--nproc-per-node", "2", steps=100_000)
+    for pid in await_step(launch.directory, 5, 2):
+        os.kill(pid, signal.SIGKILL)
+    end(launch, status=1)
+    assert "job failed: rank" in launch.err
+
+
+def test_a_newcomer_with_other_arrays_is_refused(launch: Launch) -> None:
+    """It ends with a clear error, and the others go on."""
+    command = f"""
+import os, runpy, sys
+if os.path.exists("{launch.directory}/changed"): sys.argv.append("shape=9")
+sys.argv[0] = "{PROGRAM}"
+runpy.run_path("{PROGRAM}", run_name="__main__")
+"""
+    words = [str(launch.directory), "400", "0.005"]
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1")
+    launch.start(*flags, launch.script(command), *words)
+    came = await_step(launch.directory, 5, 2)
+    (launch.directory / "changed").touch()
+    os.kill(came[0], signal.SIGKILL)
+    end(launch)
+    says = "weights in this rank's elastic.State is <f8 of shape (9,), but on the other ranks it is"
+    assert says in launch.err
+    assert [size for _, size in ends_of(launch).values()] == [1]
+
+
+def test_a_worker_that_is_stopped_does_not_keep_the_others(launch: Launch) -> None:
+    """It is killed, as it does not answer, and what it would write later is never seen."""
+    begin(launch, "--nproc-per-node", "3", steps=4000)
+    stopped, lost, survivor = await_step(launch.directory, 5, 3)
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(lost, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while f"(pid {stopped}) does not answer" not in launch.err:
+        assert time.monotonic() < deadline, launch.err
+        time.sleep(0.05)
+    end(launch)
+    assert list(ends_of(launch)) == [survivor]
+    check_steps(steps_of(launch.directory), 4000)
+
+
+def test_three_nodes_lose_the_first(launch: Launch, tmp_path: Path, free_port: int) -> None:
+    """Its agent, which coordinates and has the store, and its workers die; the others go on."""
+    nodes = []
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        node = Launch(tmp_path / str(number))
+        words: tuple[str, ...] = ("--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-id", "job")
+        words += ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--local-addr", "127.0.0.1")
+        told = (str(launch.directory), "600", "0.005")
+        node.start(*words, "--nproc-per-node", "2", PROGRAM, *told)
+        nodes.append(node)
+    await_step(launch.directory, 10, 6)
+    first = nodes[0].process
+    assert first is not None
+    first.kill()
+    first.wait()
+    ends: dict[int, tuple[int, int]] = {}
+    for node in nodes[1:]:
+        assert node.process is not None
+        assert node.process.wait(100) == 0, node.err
+        assert "go on after" in node.err
+        ends |= ends_of(node)
+    assert sorted(ends.values()) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    found = steps_of(launch.directory)
+    check_steps(found, 600)
+    assert set(ends) < {step.pid for step in found[1]}, "processes were kept"
+
+
+def test_without_a_launcher(launch: Launch, free_port: int) -> None:
+    """One process by itself just trains."""
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environ["MASTER_PORT"] = str(free_port)
+    words = (str(launch.directory), "20", "0")
+    assert launch.run(*words, environ=environ, launcher=(PROGRAM,)) == 0, launch.err
+    check_steps(steps_of(launch.directory), 20)
