@@ -6,10 +6,13 @@ Those that do are in test_examples_torch.py, those of Slurm and Kubernetes in th
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,24 @@ def test_parameter_server(launch: Launch) -> None:
     assert launch.run(*words_of(EXAMPLES / "parameter_server.py")) == 0, launch.err
     assert "took 200 from rank 1, 200 from rank 2, 200 from rank 3" in launch.out
     assert accuracies(launch.out)[-1] > 0.9
+
+
+def test_digits_in_place(launch: Launch) -> None:
+    """With a worker killed on the way, the accuracy is that of a run without."""
+    pytest.importorskip("sklearn")
+    words = words_of(EXAMPLES / "train_digits_in_place.py")
+    assert launch.run(*words, "--epochs", "4") == 0, launch.err
+    expected = accuracies(launch.out)
+    process = launch.start(*words, "--epochs", "4", "--pause", "0.01")
+    deadline = time.monotonic() + 60
+    while not (begun := re.findall(r"process (\d+), begins after step 0", launch.out)):
+        assert time.monotonic() < deadline, launch.err
+        time.sleep(0.01)
+    os.kill(int(begun[0]), signal.SIGKILL)
+    assert process.wait(100) == 0, launch.err
+    assert accuracies(launch.out) == expected
+    assert expected[0] > 0.9
+    assert f"(pid {begun[0]}) was killed by SIGKILL; ranks 0-3 of 4 go on after" in launch.err
 
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["program", "notebook"])
