@@ -3,8 +3,8 @@
     rallypoint run --nproc-per-node 4 --spares 1 --max-restarts 10 examples/train_digits_in_place.py
 
 Kill any worker, as often as you like: the others go on within a fraction of a second, a spare takes
-its place and gets the state from their memory, and the accuracy is the same to the last bit. Without
-spares and restarts, fewer workers share each step's batch.
+its place and gets the state from their memory, and the accuracy is the same to the last bit.
+Without spares and restarts, fewer workers share each step's batch.
 """
 
 from __future__ import annotations

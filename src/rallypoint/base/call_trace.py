@@ -27,12 +27,13 @@ _ENTRY_BYTES = 64
 RING_CALLS = (_PAGES - _RING_PAGE) * _PAGE // _ENTRY_BYTES
 _VERSION = 1
 _GROUPS_AT, _GROUPS = 12, struct.Struct("=I")
-_CONTROL_AT, _CONTROL = 4064, struct.Struct("=QQI")  # how many, until when, the version
+# The number of calls, the end of tracing, the version.
+_CONTROL_AT, _CONTROL = 4064, struct.Struct("=QQI")
 _UNTIL_AT, _UNTIL = _CONTROL_AT + 8, struct.Struct("=Q")
 _ENTRY = struct.Struct("=QQQHBBiQQII8x")
 _STAMP = struct.Struct("=Q56x")
 _LEASE_NS = 5_000_000_000
-_MOST_LOOKS = 200  # at an entry that is being written: then its writer is gone
+_MOST_LOOKS = 200  # at an entry that is being written; after that its writer is gone
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
@@ -80,7 +81,7 @@ class CallTrace:
         self.pause()
         self.read()
         fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
-        if fallocate is not None:  # or else it is kept until the worker ends
+        if fallocate is not None:  # otherwise it is kept until the worker ends
             length = (_PAGES - _RING_PAGE) * _PAGE
             fallocate(
                 self._descriptor,
@@ -94,7 +95,7 @@ class CallTrace:
         end, _, _ = self._control()
         self._skip(end)
         while self._next < end:
-            # As far as the ring's end, or else from its beginning.
+            # Read up to the end of the ring, and the rest from its beginning.
             count = min(end - self._next, RING_CALLS - self._next % RING_CALLS)
             at = self._ring + self._next % RING_CALLS * _ENTRY_BYTES
             stamps = os.pread(self._descriptor, count * _ENTRY_BYTES, at)
@@ -132,7 +133,7 @@ class CallTrace:
                     peer=name_peer(peer) if is_transfer else None,
                     ended_ns=max(since_ns, ended_ns),
                 )
-            except (KeyError, IndexError):  # a broken worker's
+            except (KeyError, IndexError):  # the record of a broken worker
                 continue
             yield page, is_transfer, call
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-# How many blocks the root has, and how many the others have.
+# The number of blocks of the root, and of the others.
 _FOR_EACH = -1  # one for each rank
 _ONE, _EACH = (1, 1), (_FOR_EACH, _FOR_EACH)
 _ROOTS_ONE, _ROOTS_EACH, _OTHERS_ONE = (1, 0), (_FOR_EACH, 0), (0, 1)
@@ -137,7 +137,7 @@ class Collective(IntEnum):
         return 0 if self.input_blocks(ranks, is_root=True) == 1 else rank
 
 
-# Other forms of the same, by the names that callers know and records keep.
+# Other forms of these collectives, by the names that callers know and records keep.
 _FORMS = {
     "all_gather_into_tensor": Collective.ALL_GATHER,
     "all_gather_single": Collective.ALL_GATHER,
@@ -148,7 +148,7 @@ _FORMS = {
 _BY_OPERATION = _FORMS | {
     each.operation: each for each in Collective if each is not Collective.SEND
 }
-# What no rank leaves before every rank has entered it.
+# Operations that no rank leaves before every rank has entered.
 JOINT_OPERATIONS = frozenset(name for name, each in _BY_OPERATION.items() if each.waits_for_all)
 
 

@@ -17,7 +17,8 @@ _ALMOST_NONE_BYTES = 1 << 20
 _MOST_PATHS = 256
 _MOST_CHARACTERS = 4096
 _NO_SPACE = "No space left on device"
-# torch.save, as its writer writes and as it is closed, and ndarray.tofile: they do not say why.
+# The errors of torch.save, while writing and while closing, and of ndarray.tofile: they give no
+# reason.
 _NOT_WRITTEN = re.compile(
     f"{_NO_SPACE}|PytorchStreamWriter failed writing|unexpected pos|requested and .* written"
 )

@@ -30,7 +30,7 @@ def record(function: Callable[P, R]) -> Callable[P, R]:
                 _write(error)
             raise
         except BaseException as error:
-            # A failed launch has left its workers' root cause there, which tells more.
+            # A failed launch has left its workers' root cause there, which is more informative.
             if not getattr(error, "is_in_error_file", False):
                 _write(error)
             raise

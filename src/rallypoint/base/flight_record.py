@@ -13,10 +13,10 @@ import struct
 from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
 from rallypoint.base.recorded_call import Call, Group
 
-Names = dict[str, list[str]]  # what numbers mean: of operations, dtypes, operators
+Names = dict[str, list[str]]  # the meaning of numbers: of operations, dtypes, operators
 
 _MAGIC = 0x52504652
-_VERSIONS = (1, 2)  # before 2 there were no ends
+_VERSIONS = (1, 2)  # version 1 has no ends of calls
 _PAGE, _PAGES = 4096, 1024
 _CALLS, _TRANSFERS = 32, 16
 _HEADER = struct.Struct("=IIiII")
@@ -29,7 +29,7 @@ _FIRST_CALL = 1024
 _FIRST_TRANSFER = _FIRST_CALL + _CALLS * _CALL.size
 _HERE, _LEFT, _FOREIGN, _FOREIGN_LEFT = 1, 2, 3, 4
 _ASKED = struct.Struct("=II")  # at the end of the header
-_NAMES_END = _PAGE - 40  # then come words of call_trace.py, and of those who ask
+_NAMES_END = _PAGE - 40  # followed by words of call_trace.py, and of readers' questions
 STATES = {1: "running", 2: "done", 3: "failed"}
 _RECEIVE, _ANY_RANK = 0xFFFF, 0xFFFFFFFF
 
@@ -133,7 +133,8 @@ def _calls(
     for at in range(first, first + most * _CALL.size, _CALL.size):
         (before, *_), fields, (after, *_) = (_CALL.unpack_from(look, at) for look in looks)
         word, since_ns, operation, dtype, operator, root, count, peer, _, ended_ns = fields
-        # It may have ended between the looks: the number must be the same, the state is the last.
+        # The call may have ended between the readings: the number must be the same; the last state
+        # counts.
         if not before >> 2 == word >> 2 == after >> 2 != 0:
             continue
         number = (word >> 2) - 1
@@ -150,7 +151,7 @@ def _calls(
                 peer=None if first == _FIRST_CALL else name_peer(peer),
                 site=site[1] if site[0] == number + 1 else "",
                 came_tag=site[2] if site[0] == number + 1 else None,
-                # What was there before is earlier than the beginning.
+                # An end left by an earlier call is before the beginning.
                 ended_ns=ended_ns if STATES[word & 3] != "running" and ended_ns >= since_ns else 0,
             )
         )

@@ -20,7 +20,7 @@ _FIRST_CALL = 1024
 _FIRST_TRANSFER = _FIRST_CALL + _CALLS * _CALL.size
 _STATES = {1: "running", 2: "done", 3: "failed"}
 _ANY_RANK, _UNKNOWN = 0xFFFFFFFF, 0xFFFFFFFF
-# As PyTorch's C++ calls them.
+# PyTorch's names for them in C++.
 _DTYPES = {
     **{"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
     **{"Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64"},
@@ -37,7 +37,7 @@ def read_foreign_group(looks: list[bytes], *, has_left: bool) -> Group:
     )
     said = json.loads(looks[1][_STATUS.size : _FIRST_CALL].rstrip(b"\0"))
     calls = _calls(looks, completed)
-    latest = enqueued - transfers_begun - 1  # the backend counts from 1, and both
+    latest = enqueued - transfers_begun - 1  # the backend counts from 1, and counts both
     if looked_ns and latest > (calls[-1].number if calls else -1):
         state = "done" if completed >= enqueued else "running"
         calls.append(_unnamed(latest, state, changed_ns))

@@ -45,7 +45,7 @@ def bind_free(bind: Callable[[int], T]) -> T:
     """
     text = os.environ.get(VARIABLE, "")
     ports = read_port_range(text)
-    start = os.getpid() % len(ports)  # several processes at once do not all try the same
+    start = os.getpid() % len(ports)  # so that concurrent processes do not all try the same ports
     for port in [*ports[start:], *ports[:start]]:
         try:
             return bind(port)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
-SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # which ask a launcher to end the job
+SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # the signals that ask a launcher to end the job
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # in seconds, as --shutdown-timeout
 SHUTDOWN_TIMEOUT_S = 30.0
-HANG_AFTER = "RALLYPOINT_HANG_AFTER"  # in seconds, as --hang-after; 0: nothing is told
+HANG_AFTER = "RALLYPOINT_HANG_AFTER"  # in seconds, as --hang-after; 0: hangs are not reported
 HANG_AFTER_S = 30.0
 LOCAL_ADDR = "RALLYPOINT_LOCAL_ADDR"  # as --local-addr, if that was given and there are more nodes
 STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker is told its place later (control_link.py)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 CONTROL_FD = "RALLYPOINT_CONTROL_FD"
 # Where a worker keeps its flight record (flight_record.py): ``descriptor:offset``.
 FLIGHT_RECORD = "RALLYPOINT_FLIGHT_RECORD"
-FLIGHT_RECORD_BYTES = 4 << 20  # of a worker; only what is written takes memory
+FLIGHT_RECORD_BYTES = 4 << 20  # for each worker; only written pages take memory
 FLIGHT_RECORD_NAME = "rallypoint-flight-record"
 # The memory to which faulthandler writes; the number of the signal that asks for it follows.
 STACKS_NAME = "rallypoint-stacks-"
 
-stacks_signal = 0  # asks this process for its stacks; 0: none does
-flight_record = ""  # of this process, once it has been taken out of the environment
+stacks_signal = 0  # the signal that requests this process's stacks; 0: there is none
+flight_record = ""  # this process's, once it has been removed from the environment
 control_fd = -1  # the same
 
-# What a worker that runs a function, not a script, imports the function's module with.
+# The files that import the function's module in a worker that runs a function, not a script.
 _LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
 _UNUSUAL_SIGNAL = 13  # above SIGRTMIN: programs that use such signals take the first
@@ -47,7 +47,7 @@ class _Reporter:
         self.reported: BaseException | None = None
         self.next_hook = sys.excepthook
         self.exit = sys.exit
-        self.exit_text = ""  # what sys.exit was last given to print
+        self.exit_text = ""  # the last text that sys.exit was given to print
 
     def excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -70,7 +70,7 @@ class _Reporter:
         if error is None:
             error = _missing_program()
         if error is None and self.reported is None and self.exit_text:
-            error = SystemExit(self.exit_text)  # if it was caught, the agent sees another end
+            error = SystemExit(self.exit_text)  # if it was caught, the agent sees a different end
         if isinstance(error, BaseException):
             self.report(error, error.__traceback__)
 
@@ -102,7 +102,7 @@ def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
         message = error_details.completed(message, error, trace)
     except Exception:
         message = message or "<message cannot be printed>"
-    is_exit = kind is SystemExit  # by choice: where it was made says nothing
+    is_exit = kind is SystemExit  # a deliberate exit: its place says nothing
     text = "" if is_exit else "".join(traceback.format_exception(kind, error, trace))
     startup = _is_startup(error, trace)
     return encode(WorkerError(name, message, text, time.time(), _is_echo(error), startup))
@@ -132,7 +132,8 @@ def _is_startup(error: BaseException, trace: TracebackType | None) -> bool:
         return False
     while trace is not None:
         code = trace.tb_frame.f_code
-        # Bodies of modules, and what imports or runs them; anything else is a function at work.
+        # Frames of module bodies, and of what imports or runs them; any other frame means that a
+        # function was running.
         name = code.co_filename
         runs_modules = name == "<frozen runpy>" or "importlib" in name or name.endswith(_LOADERS)
         if code.co_name != "<module>" and not runs_modules:
@@ -148,7 +149,7 @@ def _is_echo(error: BaseException | None) -> bool:
             return False
         if any(base.__name__ == "PeerLostError" for base in type(error).__mro__):
             return True
-        # What gloo says in PyTorch's own process groups.
+        # Messages of gloo in PyTorch's own process groups.
         text = str(error)
         if isinstance(error, RuntimeError) and (
             "Connection closed by peer" in text or "Connection reset by peer" in text
@@ -164,11 +165,11 @@ def install() -> None:
     try:
         fd = int(os.environ.pop(CONTROL_FD))
         if os.fstat(fd).st_mode & _S_IFMT != _S_IFSOCK:
-            return  # a shell in between has put something else there
+            return  # a shell in between has opened another file there
         os.set_inheritable(fd, False)
         _keep_flight_record()
         os.set_blocking(fd, False)  # a stopped agent must not stop us
-        # By hand: importing json here would cost every worker some milliseconds.
+        # Formatted by hand: importing json here would cost every worker some milliseconds.
         os.write(fd, b'{"v": 1, "kind": "hello", "pid": %d}' % os.getpid())
         control_fd = fd
         reporter = _Reporter(fd)
@@ -193,7 +194,7 @@ def _keep_flight_record() -> None:
     flight_record = os.environ.pop(FLIGHT_RECORD, "")
     try:
         os.set_inheritable(int(flight_record.partition(":")[0]), False)
-    except (OSError, ValueError):  # none, or a program in between has closed it
+    except (OSError, ValueError):  # there is none, or a program in between has closed it
         flight_record = ""
 
 

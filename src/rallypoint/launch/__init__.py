@@ -31,7 +31,8 @@ _HOMES = {
     "WorkerState": "rallypoint.launch.api.elastic_agent",
     "elastic_launch": "rallypoint.launch.api.elastic_launch",
 }
-# The command line, called by Python programs. It stands above this package, which only says where.
+# Names of the command line, for Python programs. It is above this package, which only knows its
+# name.
 _COMMAND_LINE = ("main", "get_args_parser", "parse_args", "run", "config_from_args")
 _HOMES.update(dict.fromkeys(_COMMAND_LINE, "rallypoint.cli.in_process"))
 

@@ -245,7 +245,7 @@ def round_secret(token: str, run_id: str, number: int) -> str:
 
     Whoever reads it in a worker's environment can join that round's groups, but not the job.
     """
-    import hmac  # slow, and only for jobs with a token
+    import hmac  # slow, and needed only for jobs with a token
 
     text = f"round {number} of {run_id}".encode()
     return hmac.digest(token.encode(errors="surrogateescape"), text, "sha256").hex()
@@ -314,14 +314,14 @@ def worker_environ(
     environ.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's, if ours has none
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if job.local_world_size > 1:
-        # As torchrun: several workers that each use all cores slow each other down.
+        # As in torchrun: several workers that each use all cores slow each other down.
         environ.setdefault("OMP_NUM_THREADS", "1")
     environ[SIGNALS] = ",".join(job.stop_signals)
     if SHUTDOWN_TIMEOUT in environ or job.shutdown_timeout_s != SHUTDOWN_TIMEOUT_S:
-        environ[SHUTDOWN_TIMEOUT] = f"{job.shutdown_timeout_s:g}"  # to be asked by `time_left`
+        environ[SHUTDOWN_TIMEOUT] = f"{job.shutdown_timeout_s:g}"  # read by `time_left`
     environ.update(contract)
     if job.has_virtual_local_rank:
-        # ROCm looks at HIP_VISIBLE_DEVICES first, and so do we, as torchrun.
+        # ROCm reads HIP_VISIBLE_DEVICES first, and so do we, like torchrun.
         source = "HIP_VISIBLE_DEVICES" if job.environ.get("HIP_VISIBLE_DEVICES") else _CUDA_DEVICES
         device = _device_of(place.local_rank, source, job.environ.get(source))
         environ[source] = environ[_CUDA_DEVICES] = device

@@ -16,7 +16,7 @@ from signal import Signals
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 
-_MAX_MESSAGE = 200  # characters, in a line that tells of a failure
+_MAX_MESSAGE = 200  # characters, in a line about a failure
 _MAX_CALLS = 1000  # the same for what several ranks called, with places in their programs
 
 
@@ -130,7 +130,7 @@ class WorkerGroup:
         self.local_ranks = local_ranks or {rank: i for i, rank in enumerate(sorted(self.running))}
         self.exits: dict[int, Exit] = {}
         self.errors: dict[int, WorkerError] = {}
-        # Who still ran when the launcher began to stop the group: their ends are its doing.
+        # The ranks that still ran when the launcher began to stop the group: it caused their ends.
         self.stopped: set[int] = set()
 
     def started(self) -> None:
@@ -151,7 +151,7 @@ class WorkerGroup:
 
     def stopping(self) -> None:
         """From now on, ends are caused by the launcher."""
-        # A rank that has said what is ending it failed by itself, even if our signal is faster.
+        # A rank that has reported what is ending it failed by itself, even if our signal is faster.
         self.stopped |= {rank for rank in self.running if rank not in self.errors}
 
     def ended(self) -> None:
@@ -159,7 +159,7 @@ class WorkerGroup:
         if self.state is GroupState.UNHEALTHY:
             self._move(GroupState.FAILED)
         elif self.state is GroupState.HEALTHY and not self.stopped and not self.running:
-            self._move(GroupState.SUCCEEDED)  # one failure, and it would not be healthy
+            self._move(GroupState.SUCCEEDED)  # with a single failure it would not be healthy
         elif self.state in (GroupState.INIT, GroupState.HEALTHY):
             self._move(GroupState.STOPPED)
 

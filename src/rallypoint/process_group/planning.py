@@ -21,10 +21,10 @@ from rallypoint.schedule.program import Collective, Program
 from rallypoint.schedule.widen import widen
 
 # (collective and variant, root, bytes, whether blocks differ in length) -> this rank's encoded
-# program, and whether reductions of several operands have the inputs of all ranks.
+# program, and whether reductions of several operands combine the inputs of all ranks.
 Planner: TypeAlias = Callable[[int, int, int, bool], tuple[bytes, bool]]
 
-VARIANT = 1 << 8  # a collective's number is below it; what is above says which algorithm it is
+VARIANT = 1 << 8  # a collective's number is below it; higher bits say which algorithm is meant
 _MOST_VARIANTS = 1 << 16
 
 

@@ -105,7 +105,7 @@ class OneWork(EngineWork):
         outputs: Sequence[Any],
         finish: Callable[[], None] | None = None,
     ) -> None:
-        # As EngineWork's own, without the time that a call takes.
+        # Like EngineWork's own, without the time of a call.
         self._native = native
         self._communicator = group.communicator
         self.operation = called.operation
@@ -118,7 +118,7 @@ class OneWork(EngineWork):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See Work."""
         if timeout is not None:
-            seconds_of(timeout)  # or it is refused
+            seconds_of(timeout)  # refuses invalid values
         return super().wait(timeout)
 
     def result(self) -> list[Any]:
@@ -135,7 +135,7 @@ class OneWork(EngineWork):
         return Future.of(self)
 
     def _failure(self) -> Exception:
-        if not self._group.is_served_by(self._communicator):  # others cannot be asked any more
+        if not self._group.is_served_by(self._communicator):  # the others cannot be asked any more
             return super()._failure()
         return self._called.error(self._group, 1)
 

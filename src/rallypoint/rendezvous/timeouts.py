@@ -33,7 +33,7 @@ _NAMES = {
     "outage_timeout": "outage_s",
     "read_timeout": "read_s",
 }
-# They mean something to torch's handlers only.
+# Only torch's handlers use these.
 _IGNORED = ("store_type", "use_libuv", "cas_backoff_max_seconds", "heartbeat_timeout")
 _ETCD_ONLY = ("close_timeout", "outage_timeout", "read_timeout")
 # How to reach etcd; keyvalue/etcd_client.py reads them.
@@ -41,7 +41,7 @@ _ETCD_NAMES = ("protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_
 _MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
-_MOST_BEATS_PER_S = 1000  # of a round's members all together
+_MOST_BEATS_PER_S = 1000  # for all members of a round together
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 

@@ -33,7 +33,7 @@ from rallypoint.store.watch import Watch
 
 _I64 = struct.Struct("<q")
 _U8 = struct.Struct("<B")
-_IN_A_ROW = 1000  # requests, so that neither side has to hold much
+_IN_A_ROW = 1000  # requests in a row, so that neither side has to hold much
 _WORKERS = b"init/"  # no slash before it: users' keys cannot collide
 
 
@@ -312,7 +312,7 @@ class TCPStore(Store):
         self._session.close()
         server, self._server = self._server, None
         if server is not None and _shared.get(server.port) is not server:
-            server.close()  # a shared one ends with the last of its masters
+            server.close()  # a shared server ends with the last of its masters
 
 
 # The servers of masters with multi_tenant, by port.

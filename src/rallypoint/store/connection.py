@@ -23,7 +23,7 @@ from rallypoint.store import wire
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
-_GROWTH = 1.2  # of pauses: each is about a sixth of the time waited so far
+_GROWTH = 1.2  # growth of pauses: each is about a sixth of the time waited so far
 _CHUNK = 65536
 
 Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
@@ -115,7 +115,7 @@ class Connection:
         return data
 
     def _check_deadline(self) -> None:
-        # Each piece that comes starts the kernel's clock again; a slow drip must end too.
+        # Each piece that arrives restarts the kernel's clock; a slow trickle must end too.
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -262,7 +262,7 @@ def _connect_once(
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():
-                # A free local port can connect to itself; nobody serves there.
+                # A free local port can connect to itself; no server is there.
                 raise ConnectionRefusedError("nothing listens there")
             sock.settimeout(None)
             _set_options(sock)
@@ -283,7 +283,7 @@ def _connect_once(
 
 def _set_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A server's machine that vanished is noticed within 10 s, also by a watch that waits for ever.
+    # A server machine that vanished is noticed within 10 s, even by a watch without a limit.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -292,7 +292,7 @@ def _set_options(sock: socket.socket) -> None:
 
 def _prove(connection: Connection, token: bytes) -> None:
     """Pass the challenge of a server with a token, and put the same to it (store/token.py)."""
-    # Only those who have a token pay for the import.
+    # Only users of a token pay for the import.
     from rallypoint.store.token import GREETING, NONCE, PROOF, client_proof, is_server_proof
 
     ours = os.urandom(NONCE)

@@ -82,7 +82,7 @@ class FileStore(Store):
         self._reset_stale = reset_stale
         self._lock = threading.Lock()
         self._contents = Contents()
-        self._replayed = 0  # how many bytes of the file are in _contents
+        self._replayed = 0  # the number of bytes of the file that are in _contents
         self._member: bytes | None = None
         member = identity()
         self._change("open", None, lambda _: ([Change(Kind.JOIN, member)], None), joining=True)
@@ -243,7 +243,7 @@ class FileStore(Store):
         try:
             self._change("close", None, decide)
         except StoreConnectionError:
-            return  # somebody removed the file: there is nothing to leave
+            return  # the file was removed: there is nothing to leave
 
     # The file.
 
@@ -262,7 +262,7 @@ class FileStore(Store):
             self._replay(fd, operation, key)
             changes, result = decide(self._contents)
             if changes:
-                os.ftruncate(fd, self._replayed)  # what a killed writer left is cut off
+                os.ftruncate(fd, self._replayed)  # the torn record of a killed writer is cut off
                 _write_all(fd, encode_record(changes), self._replayed)
                 self._replay(fd, operation, key)
             return result
@@ -350,7 +350,7 @@ class FileStore(Store):
         joined = self._contents.joined
         present = [m for m in joined if m not in self._contents.left]
         if not self._run_id and present and all(liveness_of(m) is Liveness.DEAD for m in present):
-            # No id to tell runs apart: but whoever was in it died without leaving.
+            # No id distinguishes runs, but all members died without leaving.
             warnings.warn(
                 f"the store {self.path} was left by a run that crashed; clearing it",
                 RuntimeWarning,

@@ -20,7 +20,7 @@ from enum import IntEnum
 
 MAGIC = b"RLYPTLG1"
 
-_RUN = b"run "  # so that a record is never empty: zeros are none
+_RUN = b"run "  # so that a record is never empty: zeros are not a record
 
 _HEAD = struct.Struct("<II")
 _CHANGE = struct.Struct("<BI")

@@ -54,11 +54,11 @@ def fresh_round(
         lambda: (f"rank {names[0]}, which gathers {len(names)} ranks", rank == 1),
     )
     told = store.get(answer).decode()
-    # A rank 0 that was quicker has taken our last coming for this one.
+    # If rank 0 was quicker, it has taken our previous arrival for this one.
     left = [answer, f"{prefix}/answer/{rank}/{count - 1}"]
-    if number and str(number) != told:  # we were quicker: its last round, which is over
+    if number and str(number) != told:  # we were quicker: this is its last round, which is over
         left.append(f"{prefix}/{number}/{rank}")
-    with suppress(StoreError, RuntimeError):  # of torch's stores, some cannot
+    with suppress(StoreError, RuntimeError):  # some of torch's stores cannot
         for key in left:
             store.delete_key(key)
     return f"{prefix}/{told}"
@@ -73,7 +73,7 @@ def _gather(
     answered: set[tuple[int, int]] = set()
 
     def answer(rank: int, count: int) -> None:
-        if (rank, count) not in answered:  # or it would stay there, as nobody reads it again
+        if (rank, count) not in answered:  # otherwise it would remain, as nobody reads it again
             answered.add((rank, count))
             store.set(f"{prefix}/answer/{rank}/{count}", str(number))
 
@@ -91,7 +91,7 @@ def _gather(
         return
     _wait_telling(store, keys, timeout, missing)
     for rank, told in zip(others, store.multi_get(keys), strict=True):
-        if told:  # else it has had its answer
+        if told:  # otherwise it has had its answer
             answer(rank, int(told))
 
 

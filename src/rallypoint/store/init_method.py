@@ -19,7 +19,7 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
 
 REPORT_EVERY = timedelta(seconds=10)
-_LOOK_EVERY = timedelta(seconds=1)  # whether those who came are still there
+_LOOK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
 _LOOK_AGAIN_S = 0.05
 _MOST_S = 2.0  # to read a verdict
 _NAMED = 16  # how many missing ranks a line names
@@ -117,7 +117,8 @@ def await_ranks(
             is_time = is_last or time.monotonic() - reported >= report_every.total_seconds()
             lost = presence.look(range(world_size) if rank == 0 or is_time else (0,))
             came = presence.there | presence.gone
-            # At the end others may have given up a moment earlier, for the ranks that never came.
+            # At the end, others may have given up a moment earlier because of the ranks that never
+            # came.
             if lost is not None and (not is_last or len(came) == world_size):
                 if rank == 0:
                     store.set(done, str(lost))
@@ -167,7 +168,7 @@ class Presence:
     """
 
     def __init__(self, store: Store, name: str, names: Sequence[int]) -> None:
-        self.there: set[int] = set()  # as seen by `look`
+        self.there: set[int] = set()  # the ranks last seen by `look`
         self.gone: set[int] = set()
         self._store = store
         self._name = name

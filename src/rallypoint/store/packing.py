@@ -24,7 +24,7 @@ def pack_key(key: str) -> bytes:
     try:
         raw = ("/" + key).encode()
     except TypeError:
-        raw = b"/" + encode_key(key)  # which says what is wrong
+        raw = b"/" + encode_key(key)  # encode_key reports what is wrong
     if len(raw) > wire.MAX_KEY:
         raise InvalidArgumentError(
             f"a store's key has at most {wire.MAX_KEY - 1} bytes, not {len(raw) - 1}: "

@@ -35,7 +35,7 @@ def _inodes(port: int) -> list[str]:
 def _holds(process: Path, sockets: set[str]) -> bool:
     try:
         descriptors = list((process / "fd").iterdir())
-    except OSError:  # another user's, or gone
+    except OSError:  # it is another user's, or gone
         return False
     for descriptor in descriptors:
         try:
@@ -51,6 +51,6 @@ def _command(process: Path) -> str:
         words = (process / "cmdline").read_bytes()[:400].rstrip(b"\0").split(b"\0")
     except OSError:
         return "ended meanwhile"
-    # One line, also of a program that is given as text.
+    # One line, even for a program that is given as text.
     text = " ".join(b" ".join(words).decode(errors="replace").split())
     return text if len(text) <= 100 else text[:97] + "..."

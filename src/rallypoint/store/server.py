@@ -132,7 +132,7 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
         return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
     if family := numeric_family(host):
         return family, host
-    # Where a server listens is its owner's own name; peers are never looked up.
+    # The listening address is the owner's own name; peers are never looked up.
     found, _, _, _, name = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     return found, str(name[0])
 

@@ -75,7 +75,7 @@ class Watch:
         try:
             while start < len(data):
                 if data[start] == Status.REPLY:
-                    # The end of what was there at the start; of no interest, but it takes 2 bytes.
+                    # The end of the initial keys; not needed, but it takes 2 bytes.
                     if len(data) < start + 2:
                         break
                     start += 2

@@ -22,7 +22,7 @@ TOKEN_REFUSED = 0xF5DE0001  # a server with a token sends it, as u32, before it 
 MAX_KEY = 8192
 MAX_VALUE = 8 << 20
 MAX_COUNT = 131_072
-MAX_REQUEST = 256 << 20  # the stock server has no such limit: one MULTI_SET could take 1 TiB
+MAX_REQUEST = 256 << 20  # the stock server has no limit: one MULTI_SET could take 1 TiB
 MAX_APPENDED = 1 << 30
 
 STOP_WAITING = 0

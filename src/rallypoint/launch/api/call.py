@@ -28,7 +28,7 @@ def write_call(
         InvalidArgumentError: the function or its arguments cannot be passed on.
     """
     main = sys.modules["__main__"]
-    # What is defined in the caller's script is found by running that script under another name.
+    # Objects defined in the caller's script are found by running that script under another name.
     name = getattr(main.__spec__, "name", None)
     place = None if name else getattr(main, "__file__", None)
     place = os.path.abspath(place) if place and os.path.exists(place) else None
@@ -48,7 +48,7 @@ def _pickled(value: object, *, has_main: bool) -> bytes:
     """Bytes that another process can load, with or without this process's main module."""
     try:
         data = pickle.dumps(value)
-        # By name; a text that happens to say so costs nothing but the detour.
+        # By name; a string that happens to contain it costs only the detour.
         if has_main or b"__main__" not in data:
             return data
         reason = "the main module has no file that they could import (as in a notebook)"
@@ -104,7 +104,7 @@ def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
                 ) from error
         try:
             call: tuple[Callable[..., Any], Sequence[object], bool] = pickle.load(file)
-        except Exception as error:  # whatever the classes of the arguments raise
+        except Exception as error:  # any exception of the arguments' classes
             raise UnreadableCallError(
                 "the function or its arguments cannot be loaded in the worker:"
                 f" {type(error).__name__}: {error}"
@@ -135,7 +135,7 @@ def _leave(path: str, number: int, value: object, error: BaseException | None, t
         data = pickle.dumps((None, None, trace))
     with open(f"{path}.{number}.part", "wb") as file:
         file.write(data)
-    os.rename(f"{path}.{number}.part", f"{path}.{number}")  # whole, or not at all
+    os.rename(f"{path}.{number}.part", f"{path}.{number}")  # complete, or not at all
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def raise_if_failed(result: JobResult, name: str) -> None:
     if not result.status:
         return
     failures = process_failures(result)
-    # Whoever was stopped by a signal did not fail, whatever its workers made of it.
+    # A launch that was stopped by a signal did not fail, whatever its workers made of it.
     if failures and result.status < 128:
         raise ChildFailedError(name, failures, result.status)
     raise WorkersFailedError(

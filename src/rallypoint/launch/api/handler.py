@@ -28,7 +28,7 @@ from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import DEFAULT_TIMEOUT
 
 PORTS = {"c10d": 29400, "etcd": 2379}
-_REACH_S = 2.0  # for one try to reach a round's store
+_REACH_S = 2.0  # limit for one try to reach a round's store
 # Not for agents, or given to them in another way.
 _OWN_OPTIONS = ("token", "rank", "heartbeat_timeout", "store_type")
 
@@ -41,13 +41,13 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
         InvalidArgumentError: parameters have impossible values.
     """
 
-    _grace_s = 1.0  # for the one who leads to say who is missing
+    _grace_s = 1.0  # for the coordinator to say who is missing
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params.backend, params.run_id, read_timeouts(params))
         self._params = params
         self._store: TCPStore | None = None
-        # Who is at the endpoint listens there from now on.
+        # The node at the endpoint listens there from now on.
         self._rounds: ElasticRounds | None = _rounds_of(params)
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -115,7 +115,7 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
     def _raise_if_lost(self, node: ProgramNode) -> None:
         if node.error is None and node.finish is None:
             return
-        self._node = None  # another try is a newcomer's
+        self._node = None  # another try is a new node's
         node.end()
         if node.finish is None:
             raise RendezvousConnectionError(

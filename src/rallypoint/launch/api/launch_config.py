@@ -198,7 +198,7 @@ def logs_of(config: LaunchConfig) -> LogSpec:
     directory = getattr(specs, "root_log_dir", None)
     redirects, tee = (_streams(getattr(specs, name, 0)) for name in ("_redirects", "_tee"))
     if directory == os.devnull or os.path.basename(directory or "").startswith("torchelastic_"):
-        directory = None  # torch's always has one, which it makes up where none is given
+        directory = None  # torch always has one, and invents it if none is given
     filters = {
         STDOUT: tuple(config.duplicate_stdout_filters or ()),
         STDERR: tuple(config.duplicate_stderr_filters or ()),
@@ -242,5 +242,5 @@ def _endpoint(config: LaunchConfig, default_port: int) -> Endpoint:
     found = Endpoint.parse(config.rdzv_endpoint, default_port, name="rdzv_endpoint")
     if config.rdzv_backend == "static":
         return found
-    # Nobody to find: only the port of an endpoint that the launcher would open counts.
+    # There is nobody to find: only the port of an endpoint that the launcher would open matters.
     return Endpoint(host="", port=found.port if config.rdzv_backend == "c10d" else 0)

@@ -31,7 +31,7 @@ from rallypoint.rendezvous.job.round import Seat
 CLOSED = "the rendezvous was closed by "
 _CAME_BACK = "asked for a new round"
 _GOODBYE_S = 2.0  # to tell the others
-_LOOK_EVERY_S = 0.1  # who is missing
+_LOOK_EVERY_S = 0.1  # interval of checks for missing members
 
 
 class ProgramNode(NodeThread[Seat]):
@@ -53,7 +53,7 @@ class ProgramNode(NodeThread[Seat]):
         self._name = name
         self._ended = -1  # the newest round whose end was reported
         self._calls: deque[Callable[[], None]] = deque()
-        self._last_word: Report | None = None  # to be said once there is somebody to hear it
+        self._last_word: Report | None = None  # to be sent once somebody can receive it
         self._has_said_it = False
         self._end_at: float | None = None
         self._looked_at = 0.0
@@ -143,7 +143,7 @@ class ProgramNode(NodeThread[Seat]):
             self._tell(word)
             self._obey()
         if self.finish is not None:
-            # Who is at the endpoint tells late comers that they are.
+            # The node at the endpoint tells late joiners that they are late.
             return self._end_at is not None or not self._rounds.is_at_endpoint
         if self._end_at is None:
             return False
@@ -183,7 +183,7 @@ class ProgramNode(NodeThread[Seat]):
     def _report_end(self, number: int) -> None:
         if number > self._ended:
             self._ended = number
-            # What ends a round for a node without workers: it wants another one.
+            # A node without workers ends a round by wanting another one.
             end = Ended(
                 node_rank=-1,
                 round=number,

@@ -70,7 +70,7 @@ class SpawnContext:
 
     def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
-        with ours, theirs:  # the places of a control socket and a record: nobody reads them
+        with ours, theirs:  # descriptors for a control socket and a record: nobody reads them
             self._guardian.spawn(
                 number,
                 (sys.executable, "-m", "rallypoint.launch.api.call", self._path, str(number)),

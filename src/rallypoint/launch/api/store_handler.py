@@ -131,14 +131,14 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         limits = Limits(
             min_nodes=min_nodes,
             max_nodes=max_nodes,
-            join_timeout_s=_FOR_EVER_S,  # each handler keeps its own
+            join_timeout_s=_FOR_EVER_S,  # each handler limits its own waits
             last_call_s=timeout.last_call.total_seconds(),
         )
         timeouts = Timeouts(
             join_timeout_s=_FOR_EVER_S,
             beat_s=float(keep_alive_interval),
             missed_beats=float(keep_alive_max_attempt),
-            outage_s=0.0,  # whoever has lost the store has lost the rendezvous
+            outage_s=0.0,  # a node that has lost the store has lost the rendezvous
         )
         name = backend if isinstance(backend, str) else backend.name
         return cls(run_id, store, name, limits, timeout, timeouts, local_addr)
@@ -177,7 +177,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
             raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed: {why}")
         node = self._node
         if node is not None and (node.error or node.finish):
-            self._node = None  # it comes back as another one
+            self._node = None  # it comes back as a different node
         with self._reaching():
             return super().next_rendezvous()
 
@@ -192,7 +192,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         with self._reaching():
             self._value.transact(revisions={self._closed: 0}, puts={self._closed: why.encode()})
         if self._node is not None:
-            self._node.close()  # sooner than by the next beat
+            self._node.close()  # sooner than with the next beat
 
     def num_nodes_waiting(self) -> int:
         """See NodeHandler. It raises if the store was lost."""
@@ -222,7 +222,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         listener = listen(self._place, 0)
         host = os.uname().nodename
         me = Member(
-            # Nodes of one host get their ranks in the order in which they were made.
+            # Nodes of one host get their ranks in the order of their creation.
             key=f"{os.getpid():08x}{next(_numbers):08x}{os.urandom(8).hex()}",
             host=host,
             local_world_size=1,
@@ -251,7 +251,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         del node, deadline
         prefix = f"{self._root}/{seat.number}/store"
         place = RendezvousStoreInfo(seat.store.host, seat.store.port)
-        if seat.node_rank == 0:  # for programs that look there, as torch's nodes do
+        if seat.node_rank == 0:  # for programs that look for it there, as torch's nodes do
             keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
             values = [place.master_addr, str(place.master_port)]
             PrefixStore(prefix, self._own).multi_set(keys, values)

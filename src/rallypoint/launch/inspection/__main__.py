@@ -24,7 +24,7 @@ from rallypoint.launch.inspection.look import look_twice
 from rallypoint.launch.inspection.tracing.collect import trace_node
 from rallypoint.launch.inspection.tracing.packing import LATE_S, pack
 
-_NODE_AT_MOST_S = 5  # then nobody waits for it any more
+_NODE_AT_MOST_S = 5  # after that nobody waits for it any more
 _JOB_AT_MOST_S = 15
 _MOST_TRACE_S = 600.0
 

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from rallypoint.base.record import Record
 
 _JOB, _SOCKET = ".job", ".sock"
-_MOST_WAITING = 16  # programs that ask at one time
+_MOST_WAITING = 16  # the limit of programs that ask at the same time
 _MAX_BYTES = 64 << 10
-_ARGUMENTS = "\x1f"  # stands between them
+_ARGUMENTS = "\x1f"  # the separator
 _CREDENTIALS = struct.Struct("=3i")  # a process, its user and group
 
 

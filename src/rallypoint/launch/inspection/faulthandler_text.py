@@ -16,7 +16,7 @@ _THREAD = re.compile(
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)')
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _GARBAGE = "  Garbage-collecting"
-_MORE_THREADS = "..."  # at the beginning of a line; that of more frames is indented
+_MORE_THREADS = "..."  # at the beginning of a line; the mark for more frames is indented
 
 
 def parse_stacks(text: str) -> tuple[Stack, ...]:

@@ -25,7 +25,8 @@ _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI48x")
 _MESSAGE = struct.Struct("=24x16s12x8xI4xI")  # inet_diag_msg: the peer, bytes that wait, the inode
 _ATTRIBUTE = struct.Struct("=HH")
-# tcp_info: sent again so often; milliseconds since data, and since an acknowledgement, came in.
+# tcp_info: the number of retransmissions; milliseconds since data, and since an acknowledgement,
+# arrived.
 _TCP_INFO = struct.Struct("=2xB49xII")
 _CHUNK = 1 << 16
 _PATIENCE_S = 0.2

@@ -56,5 +56,5 @@ class Looker:
     def _tell(self, seen: dict[str, object]) -> None:
         replies, self._replies = self._replies, []
         for reply in replies:
-            with suppress(Exception):  # no question may ever end a job
+            with suppress(Exception):  # no request may ever end a job
                 reply(seen)

@@ -130,7 +130,7 @@ class Look:
 
 def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: float) -> Thread:
     call, path = _syscall(pid, number) if now.state in "SDTt" else ("", "")
-    # Times that the scheduler counts: the kernel's ticks are too coarse for half a second.
+    # The scheduler's own times: the kernel's ticks are too coarse for half a second.
     cpu = 0.0 if before is None else max(0.0, (now.ran_ns - before.ran_ns) / 1e9 / past_s)
     return Thread(
         id=number,

@@ -75,7 +75,7 @@ class Relay:
             message = json.loads(payload)
             if isinstance(message, dict) and isinstance(message.get("number"), int):
                 self._take(sender, message)
-        except Exception:  # no question may ever end a job
+        except Exception:  # no request may ever end a job
             return
 
     def _take(self, sender: str, message: dict[str, Any]) -> None:

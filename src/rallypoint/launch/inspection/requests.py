@@ -117,7 +117,7 @@ class _Conversation:
             return self._send({"error": "the request is not a JSON object"})
         try:
             self._perform(request)
-        except Exception as error:  # no question may ever end a job
+        except Exception as error:  # no request may ever end a job
             self._send({"error": f"the agent could not answer: {error!r}"})
         return None
 

@@ -24,7 +24,7 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.diagnosis.facts import Stack
 
-SCRIBE = "rally-scribe"  # a thread that has nothing to do with the program (native/scribe)
+SCRIBE = "rally-scribe"  # a thread of ours, not of the program (native/scribe)
 _MEMORY = f"/memfd:{STACKS_NAME}"
 _MOST_BYTES = 1 << 20
 _AT = re.compile(r"^rallypoint: at 0x([0-9a-f]+)$", re.MULTILINE)
@@ -113,7 +113,7 @@ class _Question:
     def _check(self) -> None:
         """Whether the signal is harmless, and will be received."""
         status = self._status()
-        if status["State"].startswith("D"):  # for a moment many are
+        if status["State"].startswith("D"):  # many are for a moment
             time.sleep(_MOMENT_S)
             status = self._status()
         if not int(status["SigCgt"], 16) & self._bit:
@@ -128,7 +128,7 @@ class _Question:
     def answer(self, *, is_late: bool) -> Answer | None:
         """The answer, once it is complete or `is_late`."""
         try:
-            # What has begun to write and is not busy afterwards has written everything.
+            # A process that has begun to write and is not busy afterwards has written everything.
             is_done = self._end() > self._begin and not self._is_busy(self._status())
             end = self._end()
         except (OSError, KeyError, ValueError):

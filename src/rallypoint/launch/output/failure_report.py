@@ -110,7 +110,7 @@ def _forms(failure: Failure) -> list[tuple[str, str]]:
         return [("", failure.what)]
     text = _ADDRESS.sub("0x", failure.error.traceback or failure.error.message)
     own = re.compile(rf"\b{failure.exit.rank}\b")
-    # Indented lines are the program's own: their numbers are no ranks.
+    # Indented lines are the program's own: numbers in them are not ranks.
     lines = [line if line[:1] == " " else own.sub("N", line) for line in text.split("\n")]
     return [(failure.error.type, text), (failure.error.type, "\n".join(lines))]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_PATIENCE_S = 2.0  # others bear 5 s of silence
+_PATIENCE_S = 2.0  # the other nodes tolerate a silence of 5 s
 _LINGERS_S = 1.0
 
 
@@ -56,7 +56,7 @@ class FileWork:
             self._has_thread = True
         try:
             start_new_thread(self._run, ())
-        except RuntimeError:  # there may be no more threads: then this one does it
+        except RuntimeError:  # perhaps no more threads can be started: then this one does it
             self._run(lingers_s=0)
 
     def call(self, job: Callable[[], T]) -> T:

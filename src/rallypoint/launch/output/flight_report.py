@@ -18,8 +18,8 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.base.recorded_call import Call, Group
 
-_MOST_PARTS = 12  # of a line
-_AGE_NS = 250_000_000  # what is written of other backends' groups may be so old
+_MOST_PARTS = 12  # the most parts of a line
+_AGE_NS = 250_000_000  # records of other backends' groups may be this old
 _MOST_LINES = 8
 _MOST_SITES = 3
 
@@ -33,7 +33,7 @@ class FlightRecords:
         try:
             self._descriptor = os.memfd_create(FLIGHT_RECORD_NAME)
             os.truncate(self._descriptor, workers * FLIGHT_RECORD_BYTES)
-        except OSError:  # then there is none: nothing depends on it
+        except OSError:  # there is none then: nothing depends on it
             self._descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
     def fileno(self) -> int:

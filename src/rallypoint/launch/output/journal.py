@@ -36,7 +36,7 @@ class Journal:
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._fd = os.open(self._path, flags, 0o666)
-                # Whole events in one piece, so that several agents can share a file.
+                # Each event is written in one piece, so that several agents can share a file.
                 self._sink = Sink(self._fd, gap=_note_of_gap)
             except OSError as error:
                 raise HostError(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _READ_BYTES = 64 << 10
-_MAX_LINE_BYTES = 1 << 20  # a longer line is broken, rather than held in memory without end
-_MAX_PIPE_BYTES = 1 << 20  # as the kernel allows its users
+_MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
+_MAX_PIPE_BYTES = 1 << 20  # the kernel's limit for ordinary users
 _FULL_BYTES = 256 << 10
 _LOW_BYTES = 64 << 10
 
@@ -103,7 +103,7 @@ class Outlet:
         self._is_showing_rests = True
         while self._rests and not self._is_sink_full:
             if not self._rests[0].show_rest():
-                break  # it waits for its file, or for room, and goes on by itself
+                break  # it waits for its file, or for room, and continues by itself
             self._rests.popleft()
             self._measure()
         self._is_showing_rests = False
@@ -116,11 +116,11 @@ class Outlet:
 
     def _tell_readers(self, is_full: bool) -> None:
         self._has_told_full = is_full
-        self.readers[:] = self.readers[1:] + self.readers[:1]  # another one is first next time
+        self.readers[:] = self.readers[1:] + self.readers[:1]  # another reader is first next time
         for reader in tuple(self.readers):
             reader.pause(is_full)
             if self._has_told_full != is_full:
-                break  # what this reader had has filled it again, and all have been told
+                break  # this reader's data has filled it again, and all have been told
 
 
 class Lines:
@@ -181,7 +181,7 @@ class LineReader:
 
     def finish(self) -> None:
         """All writers are dead: read all that is left."""
-        left = _MAX_PIPE_BYTES  # someone who cannot be killed may go on writing
+        left = _MAX_PIPE_BYTES  # a process that cannot be killed may go on writing
         while self._is_open:
             try:
                 data = os.read(self._fd, _READ_BYTES) if left > 0 else b""

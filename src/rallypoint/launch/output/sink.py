@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 MAX_BYTES = 4 << 20
 _CHUNK_BYTES = 64 << 10
-_LAST_WORDS_S = 1.0  # of a process that ends without a word to us
+_LAST_WORDS_S = 1.0  # for a process that ends without telling us
 _PASSES = (errno.ENOSPC, errno.EDQUOT)  # later there may be room again
-_GAP = b""  # in the queue: here something was dropped
+_GAP = b""  # a mark in the queue: something was dropped here
 
 
 def _note(lost: int) -> bytes:
@@ -60,7 +60,7 @@ class Sink:
 
     def write(self, block: bytes) -> None:
         """Write it soon."""
-        if self._pid != os.getpid():  # a fork has no thread, and what waits is its parent's
+        if self._pid != os.getpid():  # a forked child has no thread, and the queue is its parent's
             self._begin()
         with self._lock:
             if self.is_broken or not block:
@@ -85,7 +85,7 @@ class Sink:
                 self._idle.release()
                 if not self._blocks:
                     return True
-                self._start()  # another thread came while there seemed to be one that writes
+                self._start()  # an item arrived while the old thread was ending
             elif self.pending >= before:
                 return False
 
@@ -149,7 +149,7 @@ class Sink:
             while done < len(view):
                 try:
                     count = os.write(self._fd, view[done : done + _CHUNK_BYTES])
-                except BlockingIOError:  # the stream is set so by someone who shares it
+                except BlockingIOError:  # another user of the stream has set it non-blocking
                     poll = select.poll()
                     poll.register(self._fd, select.POLLOUT)
                     poll.poll(1000)

@@ -20,7 +20,7 @@ from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.lines import LineReader, Outlet
 
 _BLOCK_BYTES = 256 << 10
-_MOST_UNWRITTEN = 4 << 20  # where a file system hangs, and nobody waits for it
+_MOST_UNWRITTEN = 4 << 20  # limit if a file system hangs, and nobody waits for it
 
 
 class FilteredFile:
@@ -89,12 +89,12 @@ class Tee(LineReader):
     ) -> None:
         self._path = path
         self._files = files
-        self._file = files.call(lambda: open_log(path))  # first: it may fail
+        self._file = files.call(lambda: open_log(path))  # first, because it may fail
         self._filtered = None if filtered is None else filtered.use()
         self._failed = failed
         self._written = self._shown = 0
         self._unwritten = b""
-        self._held = b""  # what a broken file did not take, until the outlet has room
+        self._held = b""  # data that a broken file did not accept, until the outlet has room
         self._is_file_broken = False
         self._is_busy = False  # the file is being written or read
         self._is_rest = False  # its worker is dead
@@ -176,7 +176,7 @@ class Tee(LineReader):
 
     def _have_read_back(self, data: bytes | OSError) -> None:
         self._is_busy = False
-        if isinstance(data, OSError) or not data:  # someone has truncated the file
+        if isinstance(data, OSError) or not data:  # another process has truncated the file
             self._shown = self._written
         else:
             self._shown += len(data)

@@ -25,12 +25,12 @@ class StatusLine:
     def show(self, text: str) -> None:
         """Write the line, or rewrite it."""
         if not self._is_wanted or STDERR.pending:
-            return  # who does not read shall not find a hundred of them
+            return  # so that a reader who comes back does not find a hundred of them
         try:
             columns = os.get_terminal_size(2).columns or 80  # 0: the terminal does not say
         except OSError:
             columns = 80
-        # One column less: in the last one some terminals would begin a new line.
+        # One column less, because some terminals begin a new line in the last one.
         self._is_shown = _write(f"{_ERASE}{text[: columns - 1]}")
 
     def give_up(self) -> None:
@@ -64,7 +64,7 @@ def say(text: str) -> None:
 def print_line(text: str) -> None:
     """Print one line to stderr."""
     STATUS.hide()
-    # A carriage return at a terminal: the message replaces the "^C" that may stand there.
+    # A carriage return at a terminal: the message replaces a "^C" that may be there.
     start = "\r" if is_terminal() else ""
     _write(f"{start}{text}\n")
 
@@ -72,11 +72,11 @@ def print_line(text: str) -> None:
 def _write(text: str) -> bool:
     stream = sys.stderr
     try:
-        if stream is not sys.__stderr__:  # an embedding program's own
+        if stream is not sys.__stderr__:  # set by an embedding program
             stream.write(text)
             stream.flush()
         elif stream.fileno() == 2:
             STDERR.write(text.encode(errors="backslashreplace"))
     except (OSError, ValueError, AttributeError):  # closed, or None
-        return False  # nobody listens; the exit status still tells
+        return False  # nobody reads it; the exit status still tells
     return True

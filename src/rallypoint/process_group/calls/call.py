@@ -30,7 +30,7 @@ from rallypoint.store.store import seconds_of
 # An array of all blocks, one after the other; or an array for each; or None: no block.
 Blocks: TypeAlias = Array | Sequence[Array] | None
 
-SMALL_BYTES = 32 << 10  # so few that copying them costs less than taking them one by one
+SMALL_BYTES = 32 << 10  # so small that copying is cheaper than passing arrays one by one
 _PREMUL_SUM = ReduceOp.PREMUL_SUM
 _REDUCE = int(Collective.REDUCE)
 _PLAIN = (ndarray, list, type(None))

@@ -143,12 +143,13 @@ def _coalescing_manager(
         raise InvalidArgumentError("a _coalescing_manager of this group is already open")
     manager = CoalescingManager()
     chosen.deferred = manager.works
-    chosen.run = chosen.run_apart = lambda *_: BAD_BUFFER  # so that every call comes to calls.run
+    # So that every call is passed to calls.run.
+    chosen.run = chosen.run_apart = lambda *_: BAD_BUFFER
     try:
         yield manager
     finally:
         chosen.deferred = None
-        if not chosen.is_destroyed:  # in the block; then it refuses calls
+        if not chosen.is_destroyed:  # it may be, in the block; then it refuses calls
             chosen.bind_calls()
     if not async_ops:
         manager.wait()

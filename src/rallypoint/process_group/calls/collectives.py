@@ -31,7 +31,7 @@ _BROADCAST = int(Collective.BROADCAST)
 _REDUCE = int(Collective.REDUCE)
 _BARRIER = int(Collective.BARRIER)
 _NOTHING = np.empty(0, np.uint8)
-_GRACE = timedelta(seconds=1)  # for a verdict that is on its way
+_GRACE = timedelta(seconds=1)  # for a verdict that may be on its way
 _AT_ONCE = timedelta(0)
 _ALL = "all"  # a verdict of monitored_barrier: nobody is missing
 
@@ -82,7 +82,7 @@ def all_reduce(
         and op is not _PREMUL_SUM
         and is_plain(tensor)
     ):
-        try:  # a look-up in place of a call: of half a microsecond every part shows
+        try:  # a look-up instead of a call: in half a microsecond every part counts
             kind = _ALL_REDUCE if algorithm is None else chosen.variants[algorithm]
         except KeyError:
             kind = chosen.algorithms.variant(algorithm)
@@ -300,7 +300,8 @@ def monitored_barrier(
     is_late = _are_missing(store, awaited, patience)
     if is_late or chosen.own_rank == 0:
         missing = [str(rank) for rank, key in enumerate(came) if is_late and not store.check([key])]
-        told = store.compare_set(verdict, "", ",".join(missing) or _ALL).decode()  # the first's
+        # The verdict that was stored first counts.
+        told = store.compare_set(verdict, "", ",".join(missing) or _ALL).decode()
     else:
         told = store.get(verdict).decode()
     if told != _ALL:

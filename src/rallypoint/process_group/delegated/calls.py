@@ -32,7 +32,7 @@ from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.store import seconds_of
 
-_TAG = 0x52A1  # of messages that serve a collective
+_TAG = 0x52A1  # for messages that implement a collective
 
 
 def _nothing() -> None:

@@ -142,7 +142,7 @@ class End:
         if not self._has_left:
             self._has_left = True
             self._say_left()
-            with suppress(Exception):  # a broken library may refuse to be closed
+            with suppress(Exception):  # closing a broken library may fail
                 (self._delegate.close if self._error is None else self._delegate.abort)()
 
     def abort(self) -> None:
@@ -233,7 +233,7 @@ class End:
         try:
             if trouble is Trouble.LATE:
                 presence.look(range(len(self._ranks)), have_come=True)
-                # Not one that has given up because of another.
+                # Not counting ranks that gave up because of another.
                 gone = sorted(rank for rank in presence.gone if self._way_out(rank) != _BROKEN)
                 return _Lost(gone[0], self._way_out(gone[0])) if gone else None
             found = presence.find_lost(_DEATH_S)
@@ -242,7 +242,7 @@ class End:
             rank = self._ranks.index(found.rank)
             return _Lost(rank, self._way_out(rank))
         except (StoreError, HostError, OSError):
-            return None  # the store is gone, with whoever served it
+            return None  # the store is gone, and so is its host
 
     def _way_out(self, rank: int) -> str:
         """How a member has left; empty: it did not say."""

@@ -25,13 +25,13 @@ from rallypoint.process_group.delegated.delegate import Block, Member, Pending, 
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 
-_LOOKS, _YIELDS = 200, 2000  # before it sleeps between two looks
+_LOOKS, _YIELDS = 200, 2000  # before it sleeps between two polls
 _SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
 _ANY = -1
 
 _NUMBERS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
 _BITS = {"BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
-# MPI's operators for bool are others, and none but sums and products are for complex numbers.
+# MPI has different operators for bool; for complex numbers it has only sums and products.
 _BOOL = {
     **{"SUM": "LOR", "PRODUCT": "LAND", "MIN": "LAND", "MAX": "LOR"},
     **{"BAND": "LAND", "BOR": "LOR", "BXOR": "LXOR"},
@@ -146,7 +146,7 @@ class _MpiPending:
     def _test(self) -> bool:
         try:
             return bool(self._request.Test(self._status))
-        except Exception:  # of MPI's: it is over, and failed
+        except Exception:  # raised by MPI: it has ended, and failed
             self._is_open.discard(self)
             raise
 
@@ -163,8 +163,8 @@ class MpiDelegate:
         self._mpi, self._comm = mpi, comm
         self._rank = comm.Get_rank()
         self._most_tag = comm.Get_attr(mpi.TAG_UB)
-        self._lock = threading.Lock()  # not every MPI takes calls of several threads at a time
-        self._open = set[_MpiPending]()  # holds their memory, which MPI may still write to
+        self._lock = threading.Lock()  # not every MPI accepts calls from several threads at a time
+        self._open = set[_MpiPending]()  # keeps their memory, to which MPI may still write
         atexit.register(self._abort_if_unfinished)
         self._begin = {
             Collective.ALL_REDUCE: self._all_reduce,

@@ -15,8 +15,8 @@ from rallypoint.process_group.delegated.delegate import Delegate, Member
 
 ENGINES = ("rallypoint", "shm", "tcp")
 GROUP = "rallypoint.backends"
-# backend -> the kind of device whose memory it takes, the module that has `why_absent`, and what
-# makes a Delegate; as words, because they are in rooms above this one
+# backend -> the kind of device whose memory it takes, the module that has `why_absent`, and the
+# name of what makes a Delegate; as strings, because they are in packages above this one.
 _NEEDS = "rallypoint.pytorch.libraries"
 _TORCH = "rallypoint.pytorch.delegate:TorchDelegate"
 _MPI = "rallypoint.process_group.delegated.mpi"

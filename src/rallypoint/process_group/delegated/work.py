@@ -63,7 +63,8 @@ class DelegatedWork:
             self._settle()
         if self._error is not None or self._end.device == "cpu":
             return self._is_over
-        return self._is_over and self._pending.is_done()  # it may be waited for there, and go on
+        # It may have been waited for on the device, where it may still continue.
+        return self._is_over and self._pending.is_done()
 
     def is_success(self) -> bool:
         """See Work."""

@@ -21,7 +21,7 @@ Array = np.ndarray[
     Any, np.dtype[Any]
 ]  # numpy.typing takes as long to import as all of this package
 
-# NumPy has no bfloat16. Its bits pass for unsigned integers, with a note of what they are.
+# NumPy has no bfloat16. Its bits are passed as unsigned integers, with a note of what they are.
 _BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})
 
 _DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
@@ -37,7 +37,7 @@ def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
     """
     array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
     if array.itemsize == 2 and array.dtype.num not in _NAMES and array.dtype.name == "bfloat16":
-        array = array.view(_BFLOAT16)  # as other packages, ml_dtypes for one, give NumPy the type
+        array = array.view(_BFLOAT16)  # as other packages, such as ml_dtypes, give NumPy the type
     if dtype_name(array) not in DTYPES or not array.dtype.isnative:
         raise InvalidTypeError(
             f"{operation} takes arrays of {', '.join(DTYPES)} in native byte order, not "
@@ -155,7 +155,7 @@ class _Holder:
 
 def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
     dtype = _dtype_of(tensor, operation)
-    if tensor.numel() == 0:  # its memory may be none
+    if tensor.numel() == 0:  # it may have no memory
         return np.empty(tuple(tensor.shape), dtype)
     if tensor.data_ptr() == 0:
         raise InvalidTypeError(

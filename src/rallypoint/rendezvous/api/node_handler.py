@@ -26,7 +26,8 @@ NodeT = TypeVar("NodeT", bound=NodeThread[Any])
 class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
     """One node. Its thread ends when the handler is no longer referenced."""
 
-    _grace_s = 0.0  # to wait beyond join_timeout, where the others may say why no round begins
+    # How long to wait beyond join_timeout, if the others may say why no round begins.
+    _grace_s = 0.0
 
     def __init__(self, backend: str, run_id: str, timeout: RendezvousTimeout) -> None:
         self._backend = backend
@@ -101,7 +102,7 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
         return node
 
     def _await_seat(self, node: NodeT, deadline: float) -> SeatT:
-        was_spare = False  # until it is closed, which stops the round that had no room
+        was_spare = False  # until this is closed, which stops the round that had no room
         with node.changed:
             while True:
                 was_spare = was_spare or node.is_spare
@@ -113,7 +114,7 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
                 if seat is not None:
                     return seat
                 now = time.monotonic()
-                if node.is_spare:  # there is no room for it: it waits as long as that takes
+                if node.is_spare:  # there is no room for it: it waits as long as necessary
                     deadline = now + self._join_s
                 if now >= deadline:
                     break

@@ -32,7 +32,7 @@ class NodeThread(ABC, Generic[SeatT]):
         self.closed = ""
         self.error: Exception | None = None
         self.missing = ""
-        self._wants = True  # a round
+        self._wants = True  # it wants a round
         self._thread = threading.Thread(target=self._run, name=f"rendezvous {name}", daemon=True)
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class NodeThread(ABC, Generic[SeatT]):
     def take_seat(self) -> SeatT | None:
         """This node's seat in a round newer than `round`, if one runs."""
 
-    # Without it, for the program's threads.
+    # Without the lock, for the program's threads.
 
     @abstractmethod
     def want_round(self) -> None:
@@ -79,7 +79,7 @@ class NodeThread(ABC, Generic[SeatT]):
     def _run(self) -> None:
         try:
             self._live()
-        except Exception as error:  # told to whoever waits
+        except Exception as error:  # reported to the waiting thread
             with self.changed:
                 self.error = error
                 self.changed.notify_all()

@@ -71,7 +71,7 @@ class RendezvousHandlerRegistry:
 def plug_ins() -> dict[str, EntryPoint]:
     """The backends of packages, by name; they cannot use this package's own names."""
     found = {each.name: each for each in entry_points(group=TORCH_GROUP)}
-    own = sorted(entry_points(group=GROUP), key=_is_own)  # the last one counts
+    own = sorted(entry_points(group=GROUP), key=_is_own)  # the last one takes precedence
     found.update((each.name, each) for each in own)
     return found
 

@@ -54,8 +54,8 @@ class Follower:
         self._setup, self._rules, self._register = register.setup, register.rules, register
         self._lease_until = _NEVER
         self._stamp: float | None = None
-        self._reports: list[Report] = []  # of the newest round, and for the whole job
-        self._first = 0  # the number of the first one
+        self._reports: list[Report] = []  # of the latest round, and for the whole job
+        self._first = 0  # the number of the first report
         self._seen = 0
         self._cut_off_round = -1
         self._kept: Ended | None = None  # the end of a round whose survivors wait for the next
@@ -107,10 +107,10 @@ class Follower:
         if message.start.seat.number <= self.last_round:
             return []
         self.voters = message.voters
-        if self.round >= 0:  # an end of the round before cannot be far
+        if self.round >= 0:  # the end of the previous round cannot be far
             return self._stop(self.round, "a newer round has begun", at_once=True)
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
-            return []  # if it still holds, it comes again after the next beat
+            return []  # if it is still valid, it comes again after the next beat
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.start.seat.number
@@ -180,7 +180,7 @@ class Follower:
             for each in self._reports
             if isinstance(each, Leave | StopAsked) or each.round >= number
         ]
-        # Numbers only grow, so that what is told again is not taken for something new, or old.
+        # Numbers only grow, so that a repeated report is not mistaken for a new one, or an old one.
         self._first += len(self._reports) - len(kept)
         self._reports = kept
         self._seen = max(self._seen, self._first)

@@ -126,7 +126,8 @@ class Leader:
         """An agent asks to join, or has lost us."""
         member, key = join.member, join.member.key
         if self._over_at is not None:
-            # Who never was in this job came for the next one, and asks again until that begins.
+            # An agent that never was in this job came for the next one, and asks again until that
+            # begins.
             if join.job == self.agreement.host:
                 self._peers.tell(key, Over(finish=self._finish_of(self.agreement)))
             return None
@@ -134,9 +135,9 @@ class Leader:
         if wrong:
             return self._peers.tell(key, Refuse(key, wrong))
         if self._rounds.job is None or self._rounds.job.is_over:
-            return None  # it asks again, until all that is decided
+            return None  # it asks again until everything is decided
         if join.job not in ("", self.agreement.host):
-            return self._peers.tell(key, self.led(now))  # let it leave that job first
+            return self._peers.tell(key, self.led(now))  # it must leave that job first
         peer = self._peers.by_key.get(key)
         if peer is None or key not in self._rounds.job.here:
             self._gone.discard(key)
@@ -152,7 +153,7 @@ class Leader:
         peer = self._peers.by_key.get(beat.key)
         if peer is None:
             return self._peers.tell(beat.key, Unknown(ballot=self._ballot))
-        if peer.is_over and self._over_at is None:  # it has left, and was told so in vain
+        if peer.is_over and self._over_at is None:  # it has left, and telling it had no effect
             return self._peers.tell(beat.key, Over(finish=LEFT))
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
@@ -311,7 +312,7 @@ class Leader:
         job = self._rounds.job
         is_wanted = job is not None and new.runs and job.is_running(new.round)
         if is_wanted and pending.store is None and new.members[0].key not in self._gone:
-            return False  # the worker store is to be opened first
+            return False  # the worker store must be opened first
         self._agreements.hold()
         self._hold(new, now)
         if is_wanted and pending.store is not None:
@@ -347,7 +348,7 @@ class Leader:
                 self._peers.by_key[member.key] = Peer(member, now)
                 self._peers.tell(member.key, self.led(now))
 
-    # Words.
+    # Sending.
 
     def _acknowledge(self, peer: Peer, sent_at: float, now: float) -> None:
         job = self._rounds.job

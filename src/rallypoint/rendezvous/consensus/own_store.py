@@ -17,7 +17,7 @@ class OwnStore:
         self._key = key
         self._round = -1
         self._endpoint: Endpoint | None = None
-        self._waits: Propose | None = None  # for the store to be open
+        self._waits: Propose | None = None  # waits for the store to be opened
 
     def asked(self, new: Agreement, known: int) -> list[OpenStore]:
         """A list is proposed, following the agreement of that number: what to open for it."""

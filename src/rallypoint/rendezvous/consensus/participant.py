@@ -240,7 +240,7 @@ class Participant:
         """Time has passed."""
         return self._decide(now)
 
-    # What comes of them.
+    # Consequences of events.
 
     def _decide(self, now: float) -> Decision:
         """Do what is due, process messages to itself until there are none; the result."""
@@ -292,7 +292,7 @@ class Participant:
     ) -> None:
         if self.part is Part.DONE:
             return
-        self._gone.discard(sender)  # its connection had been lost, but not the agent
+        self._gone.discard(sender)  # its connection had been lost, but the agent is alive
         match message:
             case Join() | Beat():
                 self._heard_peer(sender, message, now)
@@ -370,7 +370,7 @@ class Participant:
         if isinstance(message, Ack):
             follower.acknowledged(message)
         elif isinstance(message, Go):
-            if not self.job:  # it was told to start before it was told of what
+            if not self.job:  # it was told to start before it was told about the job
                 return self._say(sender, self._follower.join())
             self._out.add(follower.go(message, now))
         else:
@@ -379,7 +379,7 @@ class Participant:
 
     def _led(self, sender: str, message: Led, now: float) -> None:
         if message.leader.key == self._key:
-            self._follower.beat_at = now  # it was not known there when it beat at first
+            self._follower.beat_at = now  # it was not known there when it first sent a beat
             return
         if message.leader.key in self._gone:
             return
@@ -468,7 +468,7 @@ class Participant:
             at = Endpoint(host=leader.address, port=leader.port)
             self._out.add([Send(to=leader.key, at=at, message=self._follower.join())])
         if campaign and decided and decided.number > campaign.decided.number:
-            self._search.pause_as_candidate(now)  # it asked those who decide no more
+            self._search.pause_as_candidate(now)  # it asked agents that no longer decide
             if not self._register.may_claim():
                 self._move(Part.SEEKING)
 
@@ -541,7 +541,7 @@ class Participant:
         self._move(Part.CAMPAIGNING if self._register.may_claim() else Part.SEEKING)
         return True
 
-    # Words.
+    # Sending.
 
     def _has_leader(self) -> bool:
         return self.part in (Part.FOLLOWING, Part.LEADING)

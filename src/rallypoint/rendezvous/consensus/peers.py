@@ -95,7 +95,8 @@ class Peers:
         self._setup, self._rules, self._agreements, self._out = setup, rules, agreements, out
         self._was_lost = was_lost
         self._began = now
-        self._words: dict[str, float] = {}  # as a peer's `heard_at`, of voters who are no peers
+        # Like a peer's `heard_at`, for voters that are not peers.
+        self._words: dict[str, float] = {}
         self._quorum_heard: float | None = None  # cached
 
     def tell(self, key: str, message: Message) -> None:

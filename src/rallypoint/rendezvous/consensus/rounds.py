@@ -60,7 +60,8 @@ class Rounds:
         if len(left) == len(newest.members) or newest.number == BEFORE_ALL:
             return None
         if not left and self._setup.me.key not in self._gone:
-            return None  # whoever took over without being a member is one from the next round on
+            # An agent that took over without being a member is one from the next round on.
+            return None
         shrunk = self._follow_up(members=tuple(left), because="some nodes have left")
         if left and not (self._setup.quorum == "host" and newest.host in self._gone):
             return shrunk
@@ -175,7 +176,7 @@ class Rounds:
             if number < peer.seen:
                 continue
             peer.seen = number + 1
-            # Who only waits for its node rank has no place yet that it could lose.
+            # An agent that only waits for its node rank has no place yet that it could lose.
             has_place = beat.key in self.job.here or beat.key in self._gone
             self.perform(self.job.reported(beat.key, report, now), now)
             if beat.key not in self.job.here and (has_place or isinstance(report, Leave)):
@@ -201,7 +202,7 @@ class Rounds:
             if runs and job.is_stopping and is_due:
                 self._halt_again(key, job)
         elif job.round == orders.old_round:
-            # It is not running what our predecessor began, and has no end of it to report.
+            # It does not run the round that our predecessor began, and has no end of it to report.
             end = Ended(
                 node_rank=-1,
                 round=job.round,

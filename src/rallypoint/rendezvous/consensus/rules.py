@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterable, Mapping
 from rallypoint.rendezvous.consensus.messages import NO_BALLOT, Agreement, Ballot, Promise, Setup
 from rallypoint.rendezvous.job.round import Member
 
-# All members vote, up to so many; of a longer list the first. Ballots stay cheap, and of 31 voters
-# any 15 may be lost at one time.
+# All members vote, up to this number; of a longer list the first ones. Ballots stay cheap, and any
+# 15 of 31 voters may be lost at one time.
 MAX_VOTERS = 31
-KEEPER = "keeper"  # the key of a voter that is no agent: keyvalue/rules.py
+KEEPER = "keeper"  # the key of a voter that is not an agent: keyvalue/rules.py
 BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
 
 

@@ -25,9 +25,9 @@ from rallypoint.rendezvous.job.round import Endpoint
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a beat
 _SEEK_S = 0.5
-_NOBODY_S = 0.02  # doubled up to that: of nodes that start together, some find nobody yet
+_NOBODY_S = 0.02  # doubled up to that: when nodes start together, some find nobody yet
 _HOPELESS = 3  # tries
-_ASK = 3  # voters at a time: thousands may seek at once, and each voter would hear of all
+_ASK = 3  # voters at a time: thousands may search at once, and each voter would be asked by all
 
 
 class Search:
@@ -144,7 +144,7 @@ class Search:
         wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.beat_s)
         self.act_at = now + wait_s * self._random.uniform(1, 2)
         asked = self.campaign.ask()
-        if self._tries > _HOPELESS:  # there may be another job, or one that goes on without us
+        if self._tries > _HOPELESS:  # there may be another job, or this one may continue without us
             asked += self.ask()
         return asked
 
@@ -161,7 +161,7 @@ class Search:
             return campaign.in_earnest()
         self.act_at = now
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
-            # Those who begin a job together are its first voters: better more of them.
+            # The agents that begin a job together are its first voters: more of them are better.
             self.act_at = campaign.won_at + self._setup.timeouts.beat_s
         return []
 

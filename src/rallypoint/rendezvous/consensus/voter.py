@@ -125,8 +125,8 @@ class Voter:
     def propose(self, message: Propose, now: float) -> Accepted | Refused:
         """Accept, or refuse with a reason."""
         agreement, ballot = message.agreement, message.ballot
-        # Who proposes again what we know to be decided asks us for the one after it, as well: but
-        # we may have accepted another one already, and it has not asked for that.
+        # A candidate that again proposes what we know to be decided also asks us for the agreement
+        # after it: but we may already have accepted another one, and it has not asked for that.
         is_late = agreement.number <= self.number and message.decided.number < agreement.number
         if self._is_other_job(agreement) or is_late or self._is_bound(ballot, now):
             return self._refused(ballot)

@@ -120,7 +120,7 @@ class EtcdClient(KeyValueClient):
 
     def grant(self, ttl_s: int) -> int:
         """Return a new lease, which ends with its keys `ttl_s` after it was last kept alive."""
-        # A grant whose answer was lost leaves a lease that nobody keeps: it ends by itself.
+        # A grant whose answer was lost leaves a lease that nobody renews: it expires.
         answer, _ = self._call("grant", "lease/grant", {"TTL": str(ttl_s)})
         return int(answer["ID"])
 
@@ -211,7 +211,8 @@ class EtcdClient(KeyValueClient):
         answer = json.loads(response.read())
         if not isinstance(answer, dict):
             raise ValueError("not an object")
-        if response.status != http.client.OK and not answer.get("code"):  # a proxy's, say
+        # Such an error may come from a proxy, for instance.
+        if response.status != http.client.OK and not answer.get("code"):
             raise ValueError(f"HTTP status {response.status}")
         return answer
 
@@ -243,7 +244,7 @@ def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=configuration.get("cacert"))
         if "cert" in configuration:
             context.load_cert_chain(configuration["cert"], configuration.get("key"))
-    except OSError as error:  # ssl's errors are such
+    except OSError as error:  # ssl's errors are OSErrors
         raise InvalidArgumentError(
             f"--rdzv-conf: {', '.join(files)}: {error.strerror or error}; the files must be in "
             "PEM format."
@@ -262,7 +263,7 @@ class Watch:
         self._in_body = False
         body = json.dumps({"create_request": request}).encode()
         self._socket = socket.create_connection(endpoint, timeout_s)
-        # HTTP/1.0 has no chunks, so that what follows the header is plain lines.
+        # HTTP/1.0 has no chunks, so the data after the header is plain lines.
         self._socket.sendall(
             f"POST /v3/watch HTTP/1.0\r\nHost: {self._name}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()

@@ -126,7 +126,7 @@ class KeyValueLink:
                 self._voter.lost(key)
             self._work(message)
             self._hand_over(self._voter.take())
-        with contextlib.suppress(Exception):  # the next one has to wait, then
+        with contextlib.suppress(Exception):  # the next one has to wait then
             request = self._voter.resign()
             if request is not None:
                 self._carry_out(request)
@@ -137,7 +137,7 @@ class KeyValueLink:
             request = self._voter.ask(message, lease_time())
             while request is not None:
                 request = self._voter.go_on(self._carry_out(request), lease_time())
-        except Exception as error:  # the keeper is away, or holds or answers what makes no sense
+        except Exception as error:  # the keeper is unavailable, or its data or answer is invalid
             self._voter.failed(str(error))
             if self._is_needed:
                 with self._awake:
@@ -166,5 +166,5 @@ class KeyValueLink:
             return
         with self._awake:
             self._answers += answers
-        with contextlib.suppress(OSError):  # full, and so readable anyway; or closed
+        with contextlib.suppress(OSError):  # full, and therefore readable anyway; or closed
             self._rope.send(b"!")

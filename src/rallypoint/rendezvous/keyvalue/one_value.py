@@ -62,7 +62,7 @@ class OneValue:
                 if held == desired:
                     self._seen = desired
                     return revision
-                if held == seen:  # which is not there any more: the store lost it
+                if held == seen:  # it is not there any more: the store lost it
                     held = yield _LOOK
             elif is_newest:
                 return None

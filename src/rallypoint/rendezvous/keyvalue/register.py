@@ -44,7 +44,7 @@ class KeyValueRegister(Register):
         decided = self.voter.decided
         assert decided is not None
         if not decided.host:
-            decided = decided.__replace__(host=self.voter.job)  # or it might begin a new one
+            decided = decided.__replace__(host=self.voter.job)  # otherwise it might begin a new one
         return _Claim(self.setup, self.rules, ballot, decided, now)
 
     def looks_at(self, heard_at: float) -> float | None:

@@ -27,7 +27,7 @@ _NEVER = float("-inf")
 class KeyValueRules(Rules):
     """What candidates, coordinators and members may do if a keeper decides."""
 
-    keeper = "etcd"  # what it is called
+    keeper = "etcd"  # its name in messages
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -60,7 +60,7 @@ class KeyValueRules(Rules):
         """Also for one node: any other one may take over."""
         return True
 
-    # When a candidate may ask the keeper to be promised.
+    # When a candidate may ask the keeper for a promise.
 
     def must_wait_s(self, leader: str, held: Agreement | None, lost: Collection[str]) -> float:
         """For how long a candidate must have seen the coordinator write nothing.

@@ -44,11 +44,11 @@ from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
 from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 
-_JOB_TTL_S = 3600  # after its last coordinator's end a job is forgotten
+_JOB_TTL_S = 3600  # a job is forgotten this long after its last coordinator's end
 _KEEP_ALIVE_S = 300.0
 
 
-# What it asks of the keeper; each is one method of KeyValueClient.
+# Its requests to the keeper; each is one method of KeyValueClient.
 
 
 class Read(Record, kw_only=True):
@@ -115,10 +115,10 @@ class KeyValueVoter:
         self._now = 0.0
         self._steps: _Steps | None = None
         self._answers: list[Answer] = []
-        # The claim and beat that were read last, and when they were seen first.
+        # The claim and beat as last read, and when they were first seen.
         self._seen = (-1, -1)
         self._seen_at = 0.0
-        # Our own claim, while it may hold.
+        # Our own claim, while it may be valid.
         self._claim: Claim | None = None
         self._revision = 0
         self._held: Agreement | None = None
@@ -139,7 +139,7 @@ class KeyValueVoter:
                 self._steps = self._propose(message)
             case Join():
                 self._steps = self._find(message)
-            case _:  # what else is said to voters serves agents only
+            case _:  # other messages to voters are only for agents
                 return None
         self._now = now
         return self._next(None)
@@ -216,7 +216,7 @@ class KeyValueVoter:
         if vote.closed:
             return Finish(outcome=Outcome.STOPPED, because=vote.closed)
         if claim is not None and job in ("", claim.host):
-            # A job that was stopped from outside is the one that a scheduler starts anew.
+            # A job that was stopped from outside is one that a scheduler restarts.
             if claim.finish is None or job:
                 return claim.finish
             return None if claim.finish.outcome is Outcome.STOPPED else self._too_late(claim.finish)
@@ -227,7 +227,7 @@ class KeyValueVoter:
             if pair.key == key:
                 return unpack(Finish, pair.value)
         if claim is None:
-            return None  # the keeper has lost its data: who knows the job brings it back
+            return None  # the keeper has lost its data: an agent that knows the job restores it
         keeper = self._rules.keeper
         because = f"{keeper} no longer holds this node's job; another job has taken its name"
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
@@ -241,7 +241,7 @@ class KeyValueVoter:
         )
         return Finish(outcome=Outcome.GIVEN_UP, because=because)
 
-    # What it is asked.
+    # The requests to it.
 
     def _find(self, join: Join) -> _Steps:
         vote = yield from self._look()
@@ -262,7 +262,7 @@ class KeyValueVoter:
         if end is not None:
             self._answers.append(Over(finish=end))
             return
-        # What is left of a job that was stopped is cleared away; another one begins.
+        # The remains of a job that was stopped are cleared; another one begins.
         old = vote.claim if vote.claim is None or vote.claim.finish is None else None
         if old is not None:
             if not self._rules.may_promise(message.ballot, old.ballot):
@@ -296,7 +296,7 @@ class KeyValueVoter:
             self._refuse(message.ballot, vote, held)  # first learn, then ask again
             return
         silent_s = self._now - self._seen_at
-        was_lost = old is None and job != ""  # when the coordinator wrote last is not known
+        was_lost = old is None and job != ""  # it is unknown when the coordinator last wrote
         if old is not None:
             wait_s = self._rules.must_wait_s(leader, held, self._lost)
             if leader != me.key and silent_s < wait_s:
@@ -341,11 +341,11 @@ class KeyValueVoter:
     def _propose(self, message: Propose) -> _Steps:
         claim, new, closed = self._claim, message.agreement, 0
         if claim is None or claim.ballot != message.ballot:
-            return  # from before our newest claim
+            return  # from before our latest claim
         if new.finish is not None:
             lease = yield Grant(ttl_s=math.ceil(self._setup.timeouts.close_s))
             claim = claim.__replace__(lease=lease, finish=new.finish)
-            # Members who cannot hear it now look for it for join_timeout_s.
+            # Members that cannot hear it now search for it for join_timeout_s.
             closed = yield Grant(ttl_s=math.ceil(2 * self._setup.timeouts.join_timeout_s))
         elif self._now - self._kept_at > _KEEP_ALIVE_S:
             yield KeepAlive(lease=claim.lease)
@@ -357,7 +357,7 @@ class KeyValueVoter:
                 yield from self._tell_deposed(message, vote)
                 self._claim = None
                 return
-            # A write of ours that was not answered was carried out; or, until then, none at all.
+            # An unanswered write of ours was carried out; or, so far, none at all.
             self._revision = vote.revision
             self._held, self._held_revision = yield from self._read_agreement()
             done = yield self._write(claim, new, closed)
@@ -380,12 +380,12 @@ class KeyValueVoter:
         keys = self._keys
         revisions, puts = {keys.claim: self._revision, keys.closed: 0}, {keys.beat: self._beat()}
         if self._is_new(new):
-            # Or an older one, whose answer nobody waits for any more, might still come after it.
+            # Otherwise an older one, for whose answer nobody waits any more, might still follow it.
             revisions[keys.agreement] = self._held_revision
             puts[keys.agreement] = pack(new)
         leases = {}
         if claim.finish is not None:
-            del revisions[keys.closed]  # it ends anyway, and its members are told how
+            del revisions[keys.closed]  # the job ends anyway, and its members are told how
             word = keys.closed_job(claim.host)
             puts[keys.claim], puts[word], leases[word] = pack(claim), pack(claim.finish), closed
         return Transact(revisions=revisions, puts=puts, lease=claim.lease, leases=leases)
@@ -400,7 +400,7 @@ class KeyValueVoter:
         else:
             self._refuse(message.ballot, vote)
 
-    # What it answers.
+    # Its answers.
 
     def _beat(self) -> bytes:
         """A value that no other write has."""

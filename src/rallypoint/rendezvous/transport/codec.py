@@ -48,7 +48,7 @@ def encode(message: Record) -> bytes:
         if type(part) is not _Shared:
             parts.append(json.dumps(part, separators=(",", ":")))
             continue
-        if not part.text:  # thousands are told of the same voters
+        if not part.text:  # thousands are told about the same voters
             part.text = json.dumps(part, separators=(",", ":"))
         parts.append(part.text)
     return f"[{','.join(parts)}]".encode("ascii")
@@ -101,7 +101,7 @@ class _Shared(list[object]):
     text = ""
 
 
-# One pair of functions for each kind of value: to what JSON knows, and back.
+# A pair of functions for each kind of value: to JSON's types, and back.
 _Codec = tuple[Callable[..., object], Callable[..., object]]
 
 

@@ -29,7 +29,7 @@ from contextlib import suppress
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYLNK3\n"
-MAX_FRAME_BYTES = 16 << 20  # who proposes 10,000 members, with all their addresses, takes up to 9
+MAX_FRAME_BYTES = 16 << 20  # proposing 10,000 members with all their addresses takes up to 9 MiB
 MAX_UNSENT_BYTES = 32 << 20
 _LENGTH = struct.Struct("!I")
 _DROPPED = 0xFFFFFFFF
@@ -37,7 +37,7 @@ _CHUNK = 64 << 10
 _NAME_BYTES = 8
 _REFUSED = bytes(PROOF)
 SILENCE_S = 10.0  # without an acknowledgement: end the connection, and make another
-_FRESH_MS = 3000  # a reset after a longer silence may come from one who gave us up, and lives
+_FRESH_MS = 3000  # a reset after a longer silence may come from a live peer that gave us up
 # Of struct tcp_info: its size, and where tcpi_unacked and tcpi_last_{data,ack}_recv (in ms) are.
 _INFO_BYTES, _UNACKED_AT, _LAST_DATA_AT, _LAST_ACK_AT = 104, 24, 52, 56
 
@@ -94,11 +94,12 @@ class Link:
         self._nonce = os.urandom(NONCE)
         self._unread = bytearray()
         self._unsent = bytearray()
-        self._watched = 0  # what the selector tells `_happened` of
+        self._watched = 0  # the events that the selector reports to `_happened`
         self._is_closed = False
-        self._is_dropped = False  # to be closed as soon as all is sent
+        self._is_dropped = False  # to be closed once everything is sent
         self._has_told_full = False
-        self._unanswered_since: float | None = None  # nothing came after what we sent then
+        # The time of a send after which nothing has arrived.
+        self._unanswered_since: float | None = None
 
     def send(self, payload: bytes) -> None:
         """Send a frame, now or when there is room. A frame that is too large is dropped."""
@@ -178,7 +179,7 @@ class Link:
             self._selector.unregister(self._sock)
         self._sock.close()
 
-    # To be said by the two kinds.
+    # Methods that the two kinds define.
 
     def _needed(self) -> int:
         """The number of bytes for the next step of the handshake."""
@@ -201,7 +202,7 @@ class Link:
 
     def _happened(self) -> None:
         if self._is_closed:
-            return  # by what happened in the same turn of the loop
+            return  # closed by another event in the same turn of the loop
         if self._unsent:
             self._write(b"")
         if not self._is_closed:

@@ -33,11 +33,11 @@ from rallypoint.rendezvous.transport.link import (
 
 HANDSHAKE_S = 5.0
 _MAX_KEY = 64
-_MAX_WAITING = 32  # messages for one connection that is being made; all are said again anyway
-_MAX_STRANGERS = 512  # who have not proved themselves; more wait in the kernel's queue
-_MAX_ACCEPTS = 64  # in a row: others have something to say, too
-_MAX_CALLS_AGAIN = 64  # calls under way; behind a cut, thousands stall whom nobody can reach
-_FULL_S = 0.5  # without descriptors, so long until the next try
+_MAX_WAITING = 32  # messages for a connection being made; all are sent again anyway
+_MAX_STRANGERS = 512  # connections not yet proved; more wait in the kernel's queue
+_MAX_ACCEPTS = 64  # in a row, so that other events are handled, too
+_MAX_CALLS_AGAIN = 64  # calls in progress; behind a cut, thousands of unreachable peers may stall
+_FULL_S = 0.5  # without descriptors, the time until the next try
 
 
 class Receiver(ABC):
@@ -66,7 +66,8 @@ class _Call:
     def __init__(self) -> None:
         self.link: Link | None = None  # None: the host's name is being looked up
         self.began = time.monotonic()
-        self.waiting: list[tuple[str | None, bytes]] = []  # for whom; None: whoever is there
+        # The receiver; None: any agent that is there.
+        self.waiting: list[tuple[str | None, bytes]] = []
         self.replaces: set[Link] = set()  # stalled ones
 
 
@@ -106,15 +107,17 @@ class PeerConnections(ConnectionListener):
         if listener is not None:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._keys: dict[Link, str] = {}  # of all that are proved; empty before the first frame
+        # Of all that have proved themselves; empty before the first frame.
+        self._keys: dict[Link, str] = {}
         self._links: dict[str, list[Link]] = {}  # by key; the newest is the last
-        self._strangers: dict[Link, float] = {}  # who called, and has not told its key; since when
+        # Callers that have not told their key, and since when.
+        self._strangers: dict[Link, float] = {}
         self._calls: dict[Endpoint, _Call] = {}
-        self._who: dict[Endpoint, str] = {}  # who answered there, while connected
+        self._who: dict[Endpoint, str] = {}  # the agent that answered there, while connected
         self._names = Names()
         self._selector.register(self._names, selectors.EVENT_READ, self._names_found)
         self._listens = True
-        self._listen_at: float | None = None  # again, after there were no descriptors
+        self._listen_at: float | None = None  # when to listen again after descriptors ran out
         self._is_closing = False
 
     def fileno(self) -> int:
@@ -163,7 +166,7 @@ class PeerConnections(ConnectionListener):
         self._names.close()
         deadline = time.monotonic() + wait_s
         for key in list(self._selector.get_map().values()):
-            link = key.data.__self__  # also of those that are being made, or were dropped
+            link = key.data.__self__  # also for those that are being made, or were dropped
             if isinstance(link, Link):
                 if link.is_open:
                     link.finish(deadline)

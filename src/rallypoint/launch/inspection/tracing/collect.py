@@ -160,7 +160,7 @@ class _Traced:
         for (page, number), call in self._foreign.items():
             calls[page][number] = call
         for page, group in groups.items():
-            was_quiet = not calls[page]  # then what it was in before tells more than nothing
+            was_quiet = not calls[page]  # if so, its earlier call tells more than nothing
             for call in group.calls:
                 if was_quiet or call.state == "running":
                     calls[page].setdefault(call.number, call)

@@ -12,7 +12,7 @@ from rallypoint.base.recorded_call import Call, Group
 from rallypoint.launch.inspection.facts_json import decode, encode
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 
-LATE_S = 15.0  # an answer may come so long after the traced time
+LATE_S = 15.0  # an answer may arrive this long after the traced time
 _MOST_CHARACTERS = 4 << 20
 _MOST_BYTES = 512 << 20  # unpacked
 
