@@ -32,7 +32,7 @@ class Value {
   }
   uint32_t size() const { return block_ ? block_->size : 0; }
 
-  // Replaces the content in place where nobody else holds it.
+  // Replaces the content in place if nobody else holds it.
   void assign(std::string_view content) {
     if (block_ && block_->references == 1 && block_->size == content.size()) {
       std::memcpy(bytes(block_), content.data(), content.size());

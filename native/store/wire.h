@@ -1,4 +1,4 @@
-// The store's wire: bytes -> requests, cut into whatever pieces. The definition is
+// The store's wire format: bytes -> requests, however the bytes are split. The definition is
 // src/rallypoint/store/wire.py; the tables here are the same. Pure: no sockets, no clock.
 #pragma once
 
@@ -62,7 +62,7 @@ struct Request {
 };
 
 // Finds where requests end. It owns no bytes: it remembers offsets from the start of the request in
-// progress, so each byte is looked at once, and the caller may move its buffer between calls.
+// progress, so each byte is examined once, and the caller may move its buffer between calls.
 class Parser {
  public:
   enum class Outcome { kIncomplete, kRequest, kViolation };

@@ -1,9 +1,9 @@
 // A transport within a process that behaves as badly as the contract permits (engine/transport.h):
-// messages arrive in any order, and parts of a payload at any time; sends are accepted now and then
-// only; places and answers come late. For engine_driver, which checks every result.
+// messages arrive in any order, and parts of a payload at any time; sends are accepted only now and
+// then; places and answers come late. For engine_driver, which checks every result.
 //
 // Payloads of messages are taken in the call of `send` in which it returns true, and not before, so
-// a caller that changes them too early is found out.
+// a caller that changes them too early is detected.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +93,7 @@ class AdverseMessages final : public MessageTransport {
     });
   }
 
-  // One message, whichever.
+  // Delivers any one message.
   bool poll() override {
     const std::lock_guard lock(network_->mutex);
     auto& waiting = network_->messages[self_];
@@ -205,7 +205,7 @@ class AdverseMail final : public MailTransport {
     post(from, {self_, AdverseNetwork::Kind::taken, slot, {}, {}});
   }
 
-  // One letter: the oldest of a rank, whichever that is.
+  // Delivers one letter: the oldest of any rank.
   bool poll() override {
     const std::lock_guard lock(network_->mutex);
     auto& waiting = network_->letters[self_];
@@ -286,7 +286,7 @@ class AdverseMail final : public MailTransport {
   std::optional<Failure> failure_;
 };
 
-// Tells nobody of anything: in these runs all goes well.
+// Reports nothing: in these runs all goes well.
 class AdverseMessenger final : public Messenger {
  public:
   AdverseMessenger(Region& region, std::shared_ptr<AdverseNetwork> network)

@@ -3,10 +3,10 @@
 //
 //   engine_driver SEED OPERATIONS RANKS RANKS_PER_HOST REACH FOLDER COLLECTIVE.ALGORITHM ...
 //
-// Ranks of one make-believe host share memory; others are connected by sockets, or (REACH adverse)
-// by a transport that does whatever its contract permits. Messages are copied (REACH copy), or read
-// where they lie, as threads do (share) or as processes do (read). Every result is checked. FOLDER
-// has the encoded programs, COLLECTIVE.ALGORITHM.RANKS.RANK (scripts/sanitize writes them).
+// Ranks of one pretended host share memory; others are connected by sockets, or (REACH adverse) by
+// a transport that does whatever its contract permits. Messages are copied (REACH copy), or read in
+// place, as threads do (share) or as processes do (read). Every result is checked. FOLDER has the
+// encoded programs, COLLECTIVE.ALGORITHM.RANKS.RANK (scripts/sanitize writes them).
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -49,7 +49,7 @@ std::vector<std::int32_t> read_words(const char* path) {
   std::abort();
 }
 
-// What a rank contributes to a step, for the given rank where each gets something else.
+// What a rank contributes to a step, for the given rank if each gets different data.
 std::int64_t value_of(std::uint32_t rank, int step, std::uint32_t to = 0) {
   return 1000 * std::int64_t{rank} + 7 * std::int64_t{step} + to;
 }
@@ -143,7 +143,7 @@ class Group {
     }
   }
 
-  // Wait for all that is under way, in any order.
+  // Wait for all operations in progress, in any order.
   void settle(int step, std::mt19937& own) {
     NoHost host;
     while (!tasks_.empty()) {
@@ -219,7 +219,7 @@ class Group {
                       .data = task->input.data(),
                       .bytes = count * sizeof(std::int64_t),
                       .timeout_s = 60};
-    if (own() % 3 == 0) {  // nothing else of the group goes on then
+    if (own() % 3 == 0) {  // nothing else of the group is in progress then
       settle(step, own);
       NoHost host;
       if (communicator_->transfer(task->transfer, host) != Trouble::none) {
@@ -259,7 +259,7 @@ struct Rank {
     std::mt19937 own(seed + number + 1);
     for (int step = 0; step < operations; ++step) {
       Group* const group = groups[common() % groups.size()].get();
-      std::mt19937 choices(common());  // who is not in the group must not fall out of step
+      std::mt19937 choices(common());  // ranks outside the group must stay in step, too
       if (group == nullptr) continue;
       group->begin(step, choices, own);
       if (own() % 8 == 0) std::this_thread::yield();
@@ -338,7 +338,7 @@ int main(int argc, char** argv) {
   for (const std::string& name : programs) {
     if (!kind_of(name)) return 2;
   }
-  // All of them write a flight record, which costs nothing more to check.
+  // All ranks write a flight record, whose checking costs nothing more.
   const int record = memfd_create("test", 0);
   if (ftruncate(record, kRecordPages * kRecordPage) != 0 || !open_flight_record(record, 0, "{}")) {
     return 3;

@@ -1,5 +1,5 @@
 // What only rare faults show: a rank killed at every instant of an error report, each trouble
-// across hosts, numbers of messages beyond 32 bits, a system that is short of memory.
+// across hosts, message numbers beyond 32 bits, a system that is short of memory.
 //
 //   faults_driver [WITHOUT]     "kills": no ptrace, where a sanitizer does not get along with it
 //
@@ -263,8 +263,8 @@ void send_beyond_32_bits() {
     EXPECT(transfer(false, 1) == Trouble::none && value == sent);
   };
   for (int i = 0; i < 100; ++i) exchange(i);
-  // A message that nobody takes keeps the envelopes after its own from being used. Meanwhile 2^31
-  // others are sent; what lay in those envelopes is then so much older.
+  // A message that nobody takes blocks the envelopes after its own. Meanwhile 2^31 others are sent;
+  // the contents of those envelopes are then that much older.
   value = -1;
   EXPECT(transfer(true, 2) == Trouble::none);
   Region& region = sender.region();
@@ -285,7 +285,7 @@ void send_beyond_32_bits() {
 
 // --- Waiting.
 
-// What comes without a bell is seen within a millisecond, whatever was waited for before.
+// A message without a bell is seen within a millisecond, whatever was waited for before.
 void begin_each_wait_anew() {
   const int fd = make_region(1);
   Region region(fd, 0, 1, {});
@@ -306,7 +306,7 @@ void begin_each_wait_anew() {
 
 // --- Turns.
 
-// A long call has no more than about 1 MiB done for it at a time, even if it waits for nobody.
+// A long call gets no more than about 1 MiB of progress at a time, even if it waits for nobody.
 void take_turns() {
   constexpr std::size_t kItems = 16 << 20;
   const int fd = make_region(1);
@@ -348,7 +348,7 @@ void take_turns() {
 
 int permissions = 0;
 
-// With RALLYPOINT_DIRECT=0 nobody else is let in.
+// With RALLYPOINT_DIRECT=0 nobody else is permitted to read.
 void let_nobody_read_unasked() {
   const int fd = make_region(1);
   Region region(fd, 0, 1, {});
@@ -397,7 +397,7 @@ void outlive_a_lack_of_memory() {
 
 }  // namespace
 
-// In place of the C library's, which does as the system says.
+// Replaces the C library's function; it usually does what the system says.
 extern "C" ssize_t send(int fd, const void* data, size_t size, int flags) {
   if (errors_left > 0) {
     errno = errors_left-- % 2 == 0 ? ENOBUFS : ENOMEM;
@@ -430,7 +430,7 @@ extern "C" int prctl(int option, ...) {
 
 int main(int argc, char** argv) {
   const std::string without = argc > 1 ? argv[1] : "";
-  if (without != "kills") kill_at_every_store();  // first: there is one thread yet
+  if (without != "kills") kill_at_every_store();  // first, because there is only one thread yet
   tell_each_trouble_to_another_host();
   send_beyond_32_bits();
   begin_each_wait_anew();

@@ -1,4 +1,4 @@
-// For libFuzzer: what another host sends, over each kind of connection (scripts/fuzz).
+// For libFuzzer: the data that another host sends, over each kind of connection (scripts/fuzz).
 //
 // The first byte chooses: control, mail, data. A receive of a large message waits meanwhile.
 

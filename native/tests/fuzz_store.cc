@@ -1,4 +1,4 @@
-// For libFuzzer: what two clients send to the store, whatever of it comes together (scripts/fuzz).
+// For libFuzzer: the data that two clients send to the store, in any interleaving (scripts/fuzz).
 //
 // A byte of the input says which of them sends how many of the bytes that follow.
 

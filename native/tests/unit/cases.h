@@ -1,10 +1,10 @@
-// A runner of tests in one header. A case is a function; a check that fails says where and with
-// which values, and the case goes on.
+// A runner of tests in one header. A case is a function; a check that fails prints its place and
+// values, and the case continues.
 //
 //   CASE(halves_round_to_even) { CHECK_EQUAL(narrow(1.0F), 0x3C00); }
 //
-// Random cases draw from `chance()` alone; its seed is printed when something fails, and given
-// back as the second argument of the program (main.cc).
+// Random cases draw only from `chance()`; its seed is printed when something fails, and given back
+// as the second argument of the program (main.cc).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Messages between hosts, over a socket whose bytes come in whatever pieces.
+// Messages between hosts, over a socket that splits bytes anywhere.
 
 #include <sys/socket.h>
 

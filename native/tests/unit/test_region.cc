@@ -1,4 +1,4 @@
-// Where things lie in the region, and how a rank waits there.
+// The layout of the region, and how a rank waits there.
 
 #include <algorithm>
 #include <utility>

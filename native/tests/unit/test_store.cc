@@ -1,4 +1,4 @@
-// The store's parser, whatever pieces requests come in, and its table against std::map.
+// The store's parser, however requests are split, and its table against std::map.
 
 #include <cstring>
 #include <map>
@@ -35,7 +35,7 @@ std::string describe(const Request& each) {
   return text + "\n";
 }
 
-// What the parser makes of `bytes` that come in two pieces.
+// The parser's result for `bytes` that arrive in two pieces.
 std::string parse(const std::string& bytes, std::size_t cut) {
   Parser parser;
   std::string text;
