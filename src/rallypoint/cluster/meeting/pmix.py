@@ -47,7 +47,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         said = _line_of(child, waiting)
     except BaseException:
         child.kill()
-        child.wait()
+        child.communicate()
         raise
     if not said:
         _, err = child.communicate()
