@@ -25,7 +25,7 @@ import torch.distributed.distributed_c10d as c10d
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 
 BEGIN = """
-import ctypes, os, sys, time, torch, torch.distributed as dist
+import ctypes, os, select, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 array = torch.ones(4, 3)
@@ -71,14 +71,16 @@ if rank == 0:
 if rank == 1:
     dist.recv(torch.zeros(5), src=2, tag=77)
 if rank == 2:
-    began = time.monotonic()
-    ctypes.CDLL(None).sleep(20)  # a signal to this thread would end it
-    os.symlink(str(time.monotonic() - began), "slept")
+    fd = os.open("go", os.O_RDWR)
+    asked = (ctypes.c_int * 2)(fd, select.POLLIN)  # struct pollfd
+    found = ctypes.CDLL(None).poll(asked, 1, -1)  # a signal to this thread would end it
+    os.symlink(str(found), "polled")
     time.sleep(1000)
 """
 
 
 def test_a_stuck_job(launch: Launch) -> None:
+    os.mkfifo(launch.directory / "go")
     record = start(launch, STUCK, 3)
     time.sleep(1)  # until all are where they stay
     now_ns = time.monotonic_ns()
@@ -121,10 +123,12 @@ def test_a_stuck_job(launch: Launch) -> None:
     assert [lines[line - 1].split("(")[0].strip() for line in innermost] == [
         "dist.all_reduce",
         "dist.recv",
-        "ctypes.CDLL",
+        "found = ctypes.CDLL",
     ]
-    (slept,) = launch.wait_for("slept*")
-    assert float(slept.readlink().name) > 19.9  # the thread of ours took the signal
+    assert not (launch.directory / "polled").is_symlink()
+    (launch.directory / "go").write_text("go")
+    (polled,) = launch.wait_for("polled*")
+    assert polled.readlink().name == "1"  # the thread of ours took the signal
 
     os.kill(pids[0], signal.SIGKILL)
     assert launch.process is not None

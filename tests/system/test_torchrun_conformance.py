@@ -323,25 +323,31 @@ EVERY_FLAG = {
     **{"--print-completion": "bash"},
 }
 NEWER = {"--log-line-prefix-template", "--print-completion"}  # than 2.13; both are in 2.14
+# What it reads from arguments, then from variables, and all that it calls its flags.
 PARSE = """
-import json, sys
+import json, os, sys
 from torch.distributed.run import get_args_parser
-actions = [each for each in get_args_parser()._actions if each.option_strings]
-args = vars(get_args_parser().parse_args(sys.argv[1:]))
-values = {}
-for action in actions:
-    value = args.get(action.dest)
-    name = max(action.option_strings, key=len).replace("_", "-")
-    values[name] = [",".join(value) if isinstance(value, list) else str(value), action.nargs == 0]
-print(json.dumps([values, sum([each.option_strings for each in actions], [])]))
-"""
 
+def read(words):
+    parser = get_args_parser()
+    args = vars(parser.parse_args([*words, "x"]))
+    values = {}
+    for action in parser._actions:
+        if action.option_strings:
+            value = args.get(action.dest)
+            name = max(action.option_strings, key=len).replace("_", "-")
+            text = ",".join(value) if isinstance(value, list) else str(value)
+            values[name] = [text, action.nargs == 0]
+    return values
 
-# torchrun prints a completion as soon as it reads that flag, so it is never given here.
-IS_NEW = """
-import sys
-from torch.distributed.run import get_args_parser
-sys.exit("--print-completion" not in get_args_parser()._option_string_actions)
+flags, newer, variables = json.loads(sys.argv[1])
+spellings = [each for action in get_args_parser()._actions for each in action.option_strings]
+is_new = "--print-completion" in spellings
+# It prints a completion as soon as it reads that flag, so it is never given here.
+left_out = ["--print-completion"] if is_new else newer
+given = read([each for each in flags if each.partition("=")[0] not in left_out])
+os.environ.update(variables)
+print(json.dumps([is_new, given, read([]), spellings]))
 """
 
 
@@ -354,12 +360,12 @@ def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
     """Each flag and each variable, as torchrun's parser and ours read them."""
     variables = {pet(flag): text or "1" for flag, text in EVERY_FLAG.items()}
     flags = [f"{flag}={text}" if text else flag for flag, text in EVERY_FLAG.items()]
-    is_new = launch.run(launcher=("-c", IS_NEW)) == 0
+    given = json.dumps([flags, sorted(NEWER), variables])
+    assert launch.run(given, launcher=("-c", PARSE)) == 0, launch.err
+    is_new, by_flags, by_variables, spellings = json.loads(launch.out)
     left_out = {"--print-completion"} if is_new else NEWER
     flags = [each for each in flags if each.partition("=")[0] not in left_out]
-    for words, environ in ((flags, {}), ([], variables)):
-        assert launch.run(*words, "x", environ=environ, launcher=("-c", PARSE)) == 0, launch.err
-        theirs, spellings = json.loads(launch.out)
+    for words, environ, theirs in ((flags, {}, by_flags), ([], variables, by_variables)):
         ours, rest = parse([*words, "x"], FLAGS, program="", environ=environ)
         assert rest == ["x"]
         assert theirs.keys() - {"--help"} == EVERY_FLAG.keys() - (set() if is_new else NEWER)
@@ -369,10 +375,10 @@ def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
             ):
                 continue  # torchrun reads no variable for these two
             assert ours[flag] == ("1" if is_switch else value), flag
-        for spelling in set(spellings) - {"-h", "--help"}:
-            value = EVERY_FLAG.get(spelling.replace("_", "-"), "1")
-            is_switch = spelling in ("-m",) or value == ""
-            parse([spelling if is_switch else f"{spelling}={value}"], FLAGS, program="", environ={})
+    for spelling in set(spellings) - {"-h", "--help"}:
+        value = EVERY_FLAG.get(spelling.replace("_", "-"), "1")
+        is_switch = spelling in ("-m",) or value == ""
+        parse([spelling if is_switch else f"{spelling}={value}"], FLAGS, program="", environ={})
 
 
 def test_every_flag_is_launched_with_somewhere() -> None:
