@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from rallypoint.base.errors import HostError
@@ -51,6 +53,41 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(HostError, match=r"--on ray needs Ray .* pip install 'rallypoint\[ray\]'"):
         Cluster()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ConnectionError("Could not find any running Ray instance."),
+            r"there is no Ray cluster here, and RAY_ADDRESS names none; .* ray job submit",
+        ),
+        (
+            RuntimeError("Version mismatch:\n  The cluster was started with Ray: 2.40.0"),
+            "Ray refused the connection: Version mismatch:",
+        ),
+    ],
+)
+def test_ray_refuses(monkeypatch: pytest.MonkeyPatch, error: Exception, told: str) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray = Mock(**{"init.side_effect": error})
+    monkeypatch.setattr("rallypoint.cli.ray.cluster._import_ray", lambda: ray)
+    with pytest.raises(HostError, match=f"--on ray: {told}"):
+        Cluster()
+
+
+def test_which_ends_of_an_actor_are_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = pytest.importorskip("ray").exceptions
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("rallypoint.cli.ray.cluster._import_ray", lambda: Mock(exceptions=errors))
+    cluster = Cluster()
+    lost = (errors.NodeDiedError("lost"), errors.ActorUnschedulableError("gone"))
+    for error in (*lost, errors.ActorDiedError(), errors.ActorUnavailableError("?", None)):
+        assert cluster.why_hopeless(error) == ""
+    missing = errors.RaySystemError("...\nModuleNotFoundError: No module named 'rallypoint'")
+    assert cluster.why_hopeless(missing).startswith("install Rallypoint there as well")
+    full = errors.RaySystemError("no space left on device\nand a page more")
+    assert cluster.why_hopeless(full) == "System error: no space left on device"
 
 
 def test_a_page_of_ray_as_a_line() -> None:
