@@ -155,6 +155,25 @@ def test_catching_errors(launch: Launch) -> None:
     assert launch.out.count("rank 1 was lost in all_reduce") == 2
 
 
+def test_when_a_rank_dies(launch: Launch) -> None:
+    script = launch.script(
+        "import os, numpy as np, rallypoint as dist\n"
+        "dist.init_process_group()\n"
+        "gradient = np.ones(4)\n"
+        "dist.all_reduce(gradient)\n"
+        "rank = dist.get_rank()\n"
+        "if rank == 1:\n"
+        "    os._exit(0)\n"  # the launcher ends all others if a worker fails
+        "def step():\n"
+        "    dist.all_reduce(gradient)\n"
+        + block_of("docs/guides/process-groups.md", "test_when_a_rank_dies")
+        + "assert dist.get_world_size() == 2\n"
+        "print('agreed', done)\n"
+    )
+    assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
+    assert launch.out.count("agreed 0") == 2
+
+
 def test_a_token(tmp_path: Path) -> None:
     text = block_of("docs/security.md", "test_a_token") + "echo $RALLYPOINT_TOKEN"
     tokens = {subprocess.check_output(["sh", "-ec", text], text=True) for _ in range(2)}

@@ -1,0 +1,135 @@
+"""Processes are killed or stopped, and the others go on with the groups that they have."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import SOON_S
+
+from rallypoint.store.server import StoreServer
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("reforming.py")
+
+
+class Rank:
+    """A process of reforming.py."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def told(self, name: str = "") -> Any:
+        """The next line, or what it must hold under this name."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"ended with {self.process.wait(60)} before it said {name!r}"
+        told = json.loads(line)
+        return told[name] if name else told
+
+
+@contextmanager
+def ranks(size: int, what: str, argument: int) -> Iterator[list[Rank]]:
+    """Processes that meet at a store of this one, and are ready."""
+    with StoreServer() as server:
+        given = {
+            **os.environ,
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)},
+            **{"WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+        }
+        command = [sys.executable, str(SCRIPT), what, str(argument)]
+        started = [
+            subprocess.Popen(
+                command,
+                env={**given, "RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        try:
+            found = [Rank(process) for process in started]
+            for each in found:
+                each.told("ready")
+            yield found
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_keep_process_group_and_memory(victim: int) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with ranks(4, "killed", seed) as members:
+        time.sleep(chance.uniform(0, 0.3))
+        killed = time.monotonic()
+        members[victim].process.kill()
+        left = [each for rank, each in enumerate(members) if rank != victim]
+        for rank, each in enumerate(left):
+            told = each.told()
+            assert told["lost"] == [victim] and told["rank"] == rank
+            assert told["pid"] == each.process.pid
+            assert told["good"] - killed < SOON_S
+            assert each.process.wait(60) == 0
+
+
+def test_what_a_stopped_rank_does_later_is_not_seen() -> None:
+    victim = random.randrange(4)
+    print(f"victim {victim}")
+    with ranks(4, "stopped", victim) as members:
+        stopped = members.pop(victim)
+        stopped.process.send_signal(signal.SIGSTOP)
+        for each in members:
+            each.told("formed")
+        stopped.process.send_signal(signal.SIGCONT)
+        error = stopped.told("error")
+        assert error in ("CollectiveTimeoutError", "PeerLostError", "RevokedError")
+        for each in members:
+            assert each.process.stdin is not None
+            each.process.stdin.write("\n")  # it is enough
+            each.process.stdin.flush()
+        for each in members:
+            each.told("good")
+            assert each.process.wait(60) == 0
+
+
+def test_a_thousand_rounds_in_one_process() -> None:
+    with ranks(2, "rounds", 1000) as members:
+        for each in members:
+            told = each.told()
+            *warm, memory = told["warm"]
+            *last, memory_at_end = told["last"]
+            assert last == warm
+            assert memory_at_end - memory <= 1024, told
+            assert each.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_survivors_agree_whoever_dies(deaths: int) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with ranks(4, "agreeing", deaths) as members:
+        for _ in range(deaths):
+            time.sleep(chance.uniform(0, 0.2))
+            members.pop(chance.randrange(len(members))).process.kill()
+        told = [each.told() for each in members]
+        assert all(each["agreed"] == told[0]["agreed"] for each in told)
+        assert all(each["sizes"] == told[0]["sizes"] for each in told)
+        assert [each["rank"] for each in told] == list(range(4 - deaths))
+        assert [each.process.wait(60) for each in members] == [0] * (4 - deaths)
