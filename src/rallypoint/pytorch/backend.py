@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rallypoint.pytorch.formation import form
+from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.pytorch.formation import form, without_members
 from rallypoint.pytorch.lone_group import LoneGroup
 from rallypoint.pytorch.versions import HAS_BACKENDS, attach_recorders_ourselves, check
 
@@ -15,6 +16,15 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     """
     check()
     attach_recorders_ourselves()
+    if HAS_BACKENDS and options.enable_reconfigure:
+        formed = without_members(
+            options.store,
+            rank=options.group_rank,
+            size=options.group_size,
+            timeout=options.timeout,
+            name=str(options.group_id),
+        )
+        return _made(formed, options)
     group = form(
         options.store,
         rank=options.group_rank,
@@ -25,6 +35,10 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     )
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)
+    return _made(group, options)
+
+
+def _made(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torch
     # Its backend's class does not exist before.
     from rallypoint.pytorch.group import RallypointGroup
 

@@ -149,7 +149,8 @@ class BaseGroup(Operations):
         super().abort()
         for group in self.devices.made():
             group.abort()
-        self._end()
+        if not self.engine_group.forms_again:
+            self._end()
 
     def shutdown(self) -> None:
         """Leave the group; peers that wait for this rank are told."""

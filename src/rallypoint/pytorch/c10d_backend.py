@@ -7,6 +7,7 @@ Calls arrive from c10d's operators in C++, and from code that has no group in Py
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -32,7 +33,7 @@ class RallypointBackend(Operations, c10d.Backend):
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
-    supports_reconfigure = False
+    supports_reconfigure = True
     supports_window = False
     supports_abort_hooks = False
     supports_completion_hooks = False
@@ -40,8 +41,9 @@ class RallypointBackend(Operations, c10d.Backend):
     _supports_time_estimate = False
     is_watched = True  # calls that come this way want to be seen
 
-    def __init__(self, group: ProcessGroup, devices: Devices) -> None:
+    def __init__(self, group: ProcessGroup, devices: Devices, above: Any) -> None:  # noqa: ANN401
         c10d.Backend.__init__(self, group.own_rank, group.size())
+        self._above = weakref.ref(above)
         self.engine_group = group
         self.devices = devices
 
@@ -66,12 +68,25 @@ class RallypointBackend(Operations, c10d.Backend):
         options.group_name = self.engine_group.group_name
         return options
 
+    def get_reconfigure_handle(self) -> str:
+        """That of the group above."""
+        return self._group_above().get_reconfigure_handle()
+
+    def reconfigure(self, opts: Any) -> Any:  # noqa: ANN401 - of torch
+        """Have the group above reconfigured; this backend stays in use."""
+        return self._group_above().reconfigure(opts)
+
+    def _group_above(self) -> Any:  # noqa: ANN401 - RallypointGroup
+        above = self._above()
+        assert above is not None, "calls come by way of it"
+        return above
+
     def supports_tensor_alloc(self, _: object) -> bool:
         """Nothing to support: tensors may be anywhere."""
         return False
 
     def get_error(self) -> Any:  # noqa: ANN401 - of torch
-        """No error to report: errors are raised."""
+        """No error to report: errors are raised by calls, also after a reconfiguration."""
         return c10d.ErrorType.SUCCESS
 
     def eager_connect_single_device(self, _: object) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rallypoint.process_group.formation.communicator import form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
-from rallypoint.process_group.planning import AlgorithmOptions
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.pytorch.store import TorchStore
 from rallypoint.store.fresh_round import fresh_round
 
@@ -71,6 +71,38 @@ def form(
         world.group = group
     leave_at_exit(group)
     return group
+
+
+def without_members(
+    store: Any,  # noqa: ANN401 - of torch
+    *,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    name: str,
+) -> ProcessGroup:
+    """A group that serves no call until it has been reconfigured, of this rank and size so far."""
+    options = AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))
+    world = World(TorchStore(store), "", options, _nothing, is_across_jobs=True)
+    world.group = ProcessGroup(
+        None,
+        Algorithms(options),
+        rank=rank,
+        world=world,
+        prefix="",
+        ranks=range(size),
+        group_name=name,
+        group_desc="",
+        backend="rallypoint",
+        timeout=timeout,
+    )
+    world.group.forms_again = True
+    world.group.withdraw(
+        "the process group was made with enable_reconfigure=True and has no members yet; call its "
+        "reconfigure"
+    )
+    leave_at_exit(world.group)
+    return world.group
 
 
 def _nothing() -> None:

@@ -56,6 +56,7 @@ class ProcessGroup:
         ends: other backends' libraries, by the kind of device whose memory they take.
         takes_arrays: whether the engine takes the caller's arrays.
         is_parents: this process was forked from the member, which alone may use it.
+        forms_again: after abort() it may be formed again, as torch's groups that are reconfigured.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ProcessGroup:
         self.group_desc = group_desc
         self.backend = backend
         self.timeout = timeout
-        self.is_parents = False
+        self.is_parents = self.forms_again = False
         self.enter(
             communicator,
             algorithms,
@@ -309,7 +310,10 @@ class ProcessGroup:
         if self._is_member:
             for end in self._all_ends():
                 end.abort()
-            self.destroy()
+            if self.forms_again:
+                self.world.withdraw()
+            else:
+                self.destroy()
 
     def abandon(self) -> None:
         """In a forked child: forget the group, which stays the parent's."""
