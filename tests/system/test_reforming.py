@@ -40,13 +40,16 @@ class Rank:
 
 
 @contextmanager
-def ranks(size: int, what: str, argument: int) -> Iterator[list[Rank]]:
+def ranks(
+    size: int, what: str, argument: int, *, backend: str = "rallypoint"
+) -> Iterator[list[Rank]]:
     """Processes that meet at a store of this one, and are ready."""
     with StoreServer() as server:
         given = {
             **os.environ,
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)},
-            **{"WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            **{"WORLD_SIZE": str(size), "RALLYPOINT_BACKEND": backend},
+            **{"TORCHELASTIC_USE_AGENT_STORE": "True"},
         }
         command = [sys.executable, str(SCRIPT), what, str(argument)]
         started = [
@@ -70,12 +73,12 @@ def ranks(size: int, what: str, argument: int) -> Iterator[list[Rank]]:
                 process.communicate()
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_keep_process_group_and_memory(victim: int) -> None:
+@pytest.mark.parametrize(("victim", "backend"), [(0, "tcp"), (2, "shm")])
+def test_survivors_keep_process_group_and_memory(victim: int, backend: str) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    with ranks(4, "killed", seed) as members:
+    with ranks(4, "killed", seed, backend=backend) as members:
         time.sleep(chance.uniform(0, 0.3))
         killed = time.monotonic()
         members[victim].process.kill()
@@ -119,12 +122,12 @@ def test_a_thousand_rounds_in_one_process() -> None:
             assert each.process.wait(60) == 0
 
 
-@pytest.mark.parametrize("deaths", [1, 2])
-def test_survivors_agree_whoever_dies(deaths: int) -> None:
+@pytest.mark.parametrize(("deaths", "backend"), [(1, "shm"), (2, "tcp")])
+def test_survivors_agree_whoever_dies(deaths: int, backend: str) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    with ranks(4, "agreeing", deaths) as members:
+    with ranks(4, "agreeing", deaths, backend=backend) as members:
         for _ in range(deaths):
             time.sleep(chance.uniform(0, 0.2))
             members.pop(chance.randrange(len(members))).process.kill()

@@ -210,8 +210,12 @@ class Crew:
         )
         self._next_number = (self._next_number + 1) % _NUMBERS
         self._by_number[worker.number] = worker
-        self._selector.register(worker.control, selectors.EVENT_READ, lambda: self._read(worker))
+        self._selector.register(worker.control, selectors.EVENT_READ, lambda: self._speaks(worker))
         return worker
+
+    def _speaks(self, worker: Worker) -> None:
+        if self._by_number.get(worker.number) is worker:  # it was not let go in this very turn
+            self._read(worker)
 
     def _let_go(self, worker: Worker) -> None:
         worker.drain_output()

@@ -396,6 +396,7 @@ class Agent:
     def _go_on(self, start: Start) -> None:
         """A round begins in which workers of this node go on."""
         seat, over, now = start.seat, self._state.group, time.monotonic()
+        elsewhere = self._state.stopped_because
         kept = [self._crew.by_rank[rank] for rank in sorted(self._state.survivors)]
         places = self._crew.places_for(seat, kept)
         ranks = _ranks_of(seat)
@@ -413,7 +414,7 @@ class Agent:
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._crew.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
         self._rounds.settle()
-        self._recovery = Recovery(over, self._state.stopped_because, start, now)
+        self._recovery = Recovery(over, elsewhere, start, now, self._recovery)
         self._count_ready()
         if start.may_replace:
             self._stand_by(seat)
@@ -447,7 +448,7 @@ class Agent:
             worker.control.send(Released())
         if self._recovery is not None and self._crew.has_joined(self._state.round):
             recovery, self._recovery = self._recovery, None
-            self._progress.went_on(recovery.told(self._state, self._crew, time.monotonic()))
+            self._progress.went_on(recovery.told(self._crew.by_rank, time.monotonic()))
 
     # Events.
 
