@@ -143,16 +143,12 @@ class Coordinator:
                 return self._open_if_complete(now, otherwise=Decision((), came))
             # A new round would throw away what some have finished; who comes has to wait.
             case Stage.RUNNING if self._has_room() and not self.current.succeeded:
-                return self._grows(member.host, came, now)
+                self.current.came.append(member.host)
+                pause_s = self._flapping.pause_s(now)
+                left_s = self._began_at + pause_s - now
+                is_due = not pause_s or left_s <= 0
+                return self._stop(came) if is_due else self._put_off(came, left_s, now)
         return Decision((), f"{came}, and waits for the next round")
-
-    def _grows(self, host: str, came: str, now: float) -> Decision:
-        """Somebody waits for the next round: it begins now, or soon."""
-        self.current.came.append(host)
-        pause_s = self._flapping.pause_s(now)
-        left_s = self._began_at + pause_s - now
-        is_due = not pause_s or left_s <= 0
-        return self._stop(came) if is_due else self._put_off(came, left_s, now)
 
     def reported(  # noqa: PLR0911 - one line for each report
         self, key: str, report: Report, now: float
@@ -184,7 +180,8 @@ class Coordinator:
                 self.current.grown(key, report.ready)
                 if self.stage is Stage.RUNNING and not self.current.succeeded:
                     name = self.current.name_of(key)
-                    return self._grows(name, f"a worker of {name} is ready", now)
+                    self.current.came.append(f"a worker of {name}")
+                    return self._stop(f"a worker of {name} is ready")
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
@@ -339,7 +336,7 @@ class Coordinator:
                 return self._finish(Outcome.GIVEN_UP, after.reason, facts.root)
             case Next.RESTART:
                 self.restarts += 1
-            case Next.RESIZE:
+            case Next.RESIZE if not current.survivors:  # else it costs them milliseconds
                 self._flapping.count(now, came=bool(current.came))
         self._move(Stage.GATHERING)
         self._because = after.reason
