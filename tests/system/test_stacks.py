@@ -140,7 +140,7 @@ def state_of(pid: int, name: str) -> str:
     ("code", "because"),
     [
         (
-            "os.execv('/bin/sleep', ['sleep', '1000'])",
+            "os.execv('/bin/sh', ['sh', '-c', '>settled; exec sleep 1000'])",
             "not a Python program that Rallypoint started",
         ),
         (
@@ -155,8 +155,14 @@ def state_of(pid: int, name: str) -> str:
     ],
 )
 def test_nothing_is_sent_to_who_would_not_take_it(code: str, because: str, tmp_path: Path) -> None:
-    with worker(f"{code}\ntime.sleep(1000)\n", tmp_path) as process:
+    text = f"os.chdir({str(tmp_path)!r})\n{code}\nopen('settled', 'w').close()\ntime.sleep(1000)\n"
+    with worker(text, tmp_path) as process:
         deadline = time.monotonic() + 60
+        # What is asked before then may arrive when it would end the program.
+        while not (tmp_path / "settled").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.01)
         while because not in ask(process.pid).because:
             assert time.monotonic() < deadline
             assert process.poll() is None
