@@ -11,6 +11,7 @@ import numpy
 from rallypoint.base.errors import MembershipChangedError, RallypointError
 from rallypoint.elastic.agreement import Settlement, Standing
 from rallypoint.elastic.membership import LOSSES, membership
+from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.transfer import synchronize
 from rallypoint.elastic.values import copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
@@ -37,6 +38,7 @@ class State:
     def __init__(self, **values: Any) -> None:
         own = self.__dict__
         own["_values"] = values
+        own["_participants"] = [each for each in values.values() if isinstance(each, Participant)]
         own["_committed"] = own["_prepared"] = 0
         own["_is_member"] = False
         own["_saved"] = None
@@ -91,6 +93,8 @@ class State:
         values = self.__dict__["_values"]
         for name, tree in (saved or {}).items():
             values[name] = restore(values[name], tree)
+        for each in self.__dict__["_participants"]:
+            each.rollback()
 
     def sync(self) -> None:
         """Bring ranks that have joined up to date; `run` does it before it calls the function.
@@ -113,6 +117,8 @@ class State:
         own["_committed"] = own["_prepared"] = settlement.committed
         own["_is_member"] = True
         own["_settlement"] = None
+        for each in self.__dict__["_participants"]:
+            each.commit()
 
     def on_reset(self, callback: Callable[[], None]) -> None:
         """Call this each time after ranks have been lost or have joined, on all ranks.
@@ -160,6 +166,8 @@ class _Update:
         own = self._own
         if self._is_inside:
             raise MembershipChangedError("an update within an update")
+        for each in self._own["_participants"]:
+            each.prepare()
         own["_prepared"] = own["_committed"] + 1
         word = own["_word"]
         word[0] = 0 if membership().has_news else _NOBODY_WAITS
@@ -197,6 +205,9 @@ class _Update:
         trace: TracebackType | None,
     ) -> None:
         self._is_inside = False
+        if kind is None:
+            for each in self._own["_participants"]:
+                each.commit()
         if self._present is not None:
             group = membership().group
             (group.ranks, group.own_rank), self._present = self._present, None

@@ -1,0 +1,314 @@
+"""DistributedDataParallel for `rallypoint.elastic`: it goes on when ranks are lost or join.
+
+It is PyTorch's, over the default group of `rallypoint`, which is formed again in place. It depends
+neither on earlier steps nor on an earlier number of ranks:
+
+    gradients    are reduced by a hook, which raises errors at the end of backward
+    buckets      are laid out once, from the parameters alone, so newcomers have the same layout
+    buffers      are made equal before an update instead of before the next forward
+    constructor  does not communicate: State brings newcomers up to date
+
+See docs/decisions/103-elastic-ddp.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from typing import Any, Never
+
+import torch
+import torch._dynamo  # as DDP's constructor does; a spare does it here, before it is needed
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.futures import Future
+from torch.nn import parallel
+
+from rallypoint.base.errors import InvalidArgumentError, RallypointError
+from rallypoint.elastic.participant import Participant
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.calls.collectives import all_reduce, broadcast
+from rallypoint.process_group.groups.default import get_rank, resolve
+from rallypoint.pytorch.untraced import untraced
+from rallypoint.pytorch.work import DoneWork
+
+__all__ = ["DistributedDataParallel"]
+
+_FIRST_BUCKET_MB = 1  # PyTorch's, for a bucket that is on its way early
+_BUCKET_MB = 25
+_NOT_TAKEN = {
+    "process_group": "it always uses the default group of rallypoint",
+    "device_mesh": "it always uses the default group of rallypoint",
+    "static_graph": "it lays out the buckets again after the first step, on newcomers later",
+    "delay_all_reduce_named_params": "these parameters are reduced without its hook",
+    "param_to_hook_all_reduce": "these parameters are reduced without its hook",
+    "mixed_precision": "it needs a GPU; use torch.autocast",
+    "init_sync": "elastic.State gives all ranks the same parameters",
+}
+
+
+class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
+    """PyTorch's DistributedDataParallel, for training that goes on when ranks are lost or join.
+
+        import rallypoint as dist
+        from rallypoint import elastic
+        from rallypoint.pytorch.elastic import DistributedDataParallel as DDP
+
+        dist.init_process_group()
+        model = DDP(net, average=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = elastic.State(step=0, model=model, optimizer=optimizer)
+
+        @elastic.run
+        def train(state):
+            while state.step < steps:
+                mine = sampler.indices(state.step)
+                optimizer.zero_grad()
+                loss = criterion(model(inputs[mine]), labels[mine]).sum() / sampler.global_batch
+                loss.backward()
+                with state.update():
+                    optimizer.step()
+                    state.step += 1
+
+    Everything else is PyTorch's: forward, `no_sync`, `state_dict`. When a rank is lost, backward
+    raises, and `elastic.run` begins the step again without gradients and with the buffers of the
+    last update. After a spare has taken the lost rank's number, parameters have the same bits as
+    in a run without losses, if a step depends on nothing but its number, the rank and the number
+    of ranks: seed random numbers, such as dropout's, from these at the beginning of each step.
+
+    Construct it after `rallypoint.init_process_group`, and pass it to `elastic.State` itself, not
+    the module in it. torch.distributed needs no group; its calls, ZeroRedundancyOptimizer and
+    DistributedSampler know nothing of changes.
+
+    Args:
+        module: parameters on the CPU, with dense gradients.
+        average: gradients are averaged over the ranks, as PyTorch does. False: they are summed, for
+            a loss that is a sum over this rank's samples divided by the global batch. The step is
+            then the same for any number of ranks, also if their shares of the batch differ.
+        bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view: as PyTorch's.
+        broadcast_buffers: each update has all ranks take over rank 0's buffers. False: keep them
+            equal yourself; they are part of the state.
+
+    Raises:
+        NotInitializedError: there is no default group.
+        InvalidArgumentError: an option of PyTorch's, or a layer, that cannot be used here.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        average: bool = True,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        broadcast_buffers: bool = True,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        resolve(None)
+        _check(module, options)
+        reduction = _Reduction(ReduceOp.AVG if average else ReduceOp.SUM)
+        super().__init__(
+            module,
+            process_group=_Replicas(reduction),
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            init_sync=False,
+            **_limits(bucket_cap_mb),
+        )
+        self.broadcast_buffers = False  # before forward: `prepare` does it
+        self._has_equal_buffers = broadcast_buffers
+        self._reduction = reduction
+        self._committed_buffers: list[torch.Tensor] | None = None
+        dist._register_comm_hook(self.reducer, reduction, _reduce)
+
+    def prepare(self) -> None:
+        """See Participant."""
+        self._assign_modules_buffers()
+        if not self._has_equal_buffers or not self.modules_buffers:
+            return
+        buffers = [each.detach() for each in self.modules_buffers]
+        together = torch.cat([each.reshape(-1).view(torch.uint8) for each in buffers])
+        broadcast(together, 0)
+        if get_rank() != 0:
+            parts = together.split([each.nbytes for each in buffers])
+            for each, part in zip(buffers, parts, strict=True):
+                each.copy_(part.clone().view(each.dtype).view(each.shape))
+
+    def commit(self) -> None:
+        """See Participant."""
+        copies = self._committed_buffers
+        if copies is None:
+            self._committed_buffers = [each.detach().clone() for each in self.modules_buffers]
+            return
+        for copy, buffer in zip(copies, self.modules_buffers, strict=True):
+            copy.copy_(buffer.detach())
+
+    def rollback(self) -> None:
+        """See Participant."""
+        self._reduction.abandon()
+        self.reducer._reset_state()
+        for parameter in self._module_parameters:
+            parameter.grad = None
+        buffers = self._committed_buffers or ()
+        for copy, buffer in zip(buffers, self.modules_buffers, strict=bool(buffers)):
+            buffer.detach().copy_(copy)
+
+    def register_comm_hook(self, state: object, hook: object) -> Never:
+        """Refused: there is one already.
+
+        Raises:
+            InvalidArgumentError: always.
+        """
+        raise InvalidArgumentError(
+            f"elastic DistributedDataParallel reduces gradients by itself and does not take the "
+            f"hook {getattr(hook, '__qualname__', hook)}"
+        )
+
+    def _register_builtin_comm_hook(self, comm_hook_type: object) -> Never:
+        self.register_comm_hook(None, comm_hook_type)
+
+    def join(self, *_: object, **__: object) -> Never:
+        """Refused: ranks of uneven inputs take shares of the same batch instead.
+
+        Raises:
+            InvalidArgumentError: always.
+        """
+        raise InvalidArgumentError(
+            "elastic DistributedDataParallel has no join: give each rank its share of the step's "
+            "batch (elastic.Sampler), and average=False"
+        )
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            if self._committed_buffers is None:
+                raise InvalidArgumentError(
+                    "this model trains before it is part of a state: pass it to elastic.State, "
+                    "and call it in the function that elastic.run decorates"
+                )
+            if not self.find_unused_parameters:  # with these, PyTorch does not rebuild buckets
+                self.reducer._check_reducer_finalized()
+                self.reducer._reset_state()
+        return super()._pre_forward(*inputs, **kwargs)
+
+
+def _check(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value not in (None, False) or name == "init_sync":
+            why = _NOT_TAKEN.get(name, "it is not known to go on after a loss")
+            raise InvalidArgumentError(
+                f"elastic DistributedDataParallel does not take {name}: {why}"
+            )
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            raise InvalidArgumentError(
+                f"layer {name or 'of the model'} is a SyncBatchNorm, which has a process group of "
+                "its own that is not formed again; use BatchNorm"
+            )
+        if getattr(layer, "sparse", False):
+            raise InvalidArgumentError(
+                f"layer {name or 'of the model'} has sparse gradients, which elastic "
+                "DistributedDataParallel does not take; use sparse=False"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter.device.type != "cpu":
+            raise InvalidArgumentError(
+                f"parameter {name} is on {parameter.device}, and elastic DistributedDataParallel "
+                "takes parameters on the CPU"
+            )
+
+
+def _limits(bucket_cap_mb: float | None) -> dict[str, Any]:
+    """Sizes of buckets, in which the first layout is made; it stays.
+
+    A PyTorch that does not know the option, before 2.13, lays out a single bucket.
+    """
+    known = inspect.signature(parallel.DistributedDataParallel.__init__).parameters
+    if "bucket_cap_mb_list" not in known:
+        return {"bucket_cap_mb": bucket_cap_mb}
+    if bucket_cap_mb is None:
+        return {"bucket_cap_mb_list": [_FIRST_BUCKET_MB, _BUCKET_MB]}
+    return {"bucket_cap_mb_list": [bucket_cap_mb]}
+
+
+class _Reduction:
+    """The reductions of one backward pass, all of which end with it."""
+
+    def __init__(self, op: ReduceOp) -> None:
+        self.op = op
+        self._pass = -1
+        self._under_way: list[tuple[Any, torch.Tensor, Any]] = []  # works, and whom to tell
+        self._failure: RallypointError | None = None
+
+    def begin(self, tensor: torch.Tensor, op: ReduceOp, future: Any = None) -> None:  # noqa: ANN401
+        """Reduce a tensor in the background; the future gets it at the end of the pass."""
+        current = torch._C._current_graph_task_id()
+        if current != self._pass:  # the first of its pass, before DDP's own callback
+            self._pass = current
+            Variable._execution_engine.queue_callback(self._end)
+        if self._failure is not None:
+            return
+        try:
+            work = all_reduce(tensor, op, async_op=True)
+        except RallypointError as error:  # C++, which calls us, would make it a RuntimeError
+            self._failure = error
+        else:
+            self._under_way.append((work, tensor, future))
+
+    def _end(self) -> None:
+        """In Python and before DDP waits in C++, so that errors are raised as what they are."""
+        under_way, self._under_way = self._under_way, []
+        failure, self._failure = self._failure, None
+        for work, tensor, future in under_way:
+            try:
+                work.wait()
+            except RallypointError as error:
+                failure = failure or error
+            else:
+                if future is not None:
+                    future.set_result(tensor)
+        if failure is not None:
+            raise failure
+
+    def abandon(self) -> None:
+        """Forget a pass that did not come to its end; nothing uses its buckets afterwards."""
+        under_way, self._under_way, self._failure = self._under_way, [], None
+        for work, _, _ in under_way:
+            with suppress(RallypointError):
+                work.wait()
+
+
+def _reduce(reduction: _Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of torch
+    gradients = bucket.buffer()
+    future: Any = Future()
+    reduction.begin(gradients, reduction.op, future)
+    return future
+
+
+@untraced
+class _Replicas(dist.ProcessGroup):
+    """The default group, as far as DDP asks for it."""
+
+    def __init__(self, reduction: _Reduction) -> None:
+        dist.ProcessGroup.__init__(self, self.getRank(), self.getSize())
+        self._reduction = reduction
+
+    def getRank(self) -> int:  # noqa: N802 - torch's names
+        """This process's rank at present."""
+        return resolve(None).own_rank
+
+    def getSize(self) -> int:  # noqa: N802
+        """The number of ranks at present."""
+        return resolve(None).size()
+
+    rank, size = getRank, getSize
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """What DDP says of it in its log."""
+        return "rallypoint"
+
+    def allreduce(self, tensors: list[torch.Tensor], options: object = None) -> DoneWork:
+        """Of which parameters were used; over when DDP waits for it, at the end of the pass."""
+        for each in tensors:
+            self._reduction.begin(each, ReduceOp.SUM)
+        return DoneWork(tensors)

@@ -1,0 +1,143 @@
+"""DistributedDataParallel goes on when ranks are killed, and computes the same as without kills.
+
+What it is compared with is computed here, in one process, without Rallypoint.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from tests.system.conftest import Launch
+
+pytestmark = [pytest.mark.system, pytest.mark.needs_torch, pytest.mark.timeout(600)]
+
+torch: Any = pytest.importorskip("torch")
+
+from tests.system.torch_elastic import (  # noqa: E402
+    BATCH,
+    PLACES,
+    SAMPLES,
+    Network,
+    batches,
+    bits,
+    loss_of,
+    samples,
+)
+
+SCRIPT = Path(__file__).with_name("torch_elastic.py")
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the workers have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def plan(chance: random.Random, sizes: list[int]) -> list[str]:
+    """When, who and where: STEP:RANK:PLACE, by the number of ranks then; one of them is rank 0."""
+    steps = sorted(chance.sample(range(3, STEPS - 3, 4), len(sizes)))
+    victims = [chance.randrange(size) for size in sizes]
+    victims[chance.randrange(len(sizes))] = 0
+    places = chance.sample(PLACES, len(sizes))
+    told = [":".join(map(str, each)) for each in zip(steps, victims, places, strict=True)]
+    print(told)
+    return told
+
+
+def train(launch: Launch, kind: str, deaths: list[str], *flags: str) -> list[dict[str, Any]]:
+    """What the ranks wrote after each update."""
+    directory = launch.directory
+    words = ["--max-restarts", "100", *flags, str(SCRIPT), str(directory), kind, str(STEPS)]
+    assert launch.run(*words, *deaths) == 0, launch.err
+    assert len(list(directory.glob("died-*"))) == len(deaths), launch.err
+    assert launch.left_files() == []
+    texts = [path.read_text() for path in directory.glob("*.jsonl")]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def by_step(told: list[dict[str, Any]], name: str) -> list[Any]:
+    """A value that all ranks agree on, for each step."""
+    values: dict[int, Any] = {}
+    for each in told:
+        assert values.setdefault(each["step"], each[name]) == each[name], each
+    assert sorted(values) == list(range(1, STEPS + 1))
+    return [values[step] for step in sorted(values)]
+
+
+def test_the_bits_are_those_of_a_run_without_kills(launch: Launch, seed: int) -> None:
+    """Spares take the numbers of the dead. Sums of two are the same in any order."""
+    deaths = plan(random.Random(seed), [2, 2, 2])
+    told = train(launch, "options", deaths, "--nproc-per-node", "2", "--spares", "1")
+    assert by_step(told, "bits") == two_alone(), deaths
+    assert {each["size"] for each in told} == {2}
+    assert len({each["pid"] for each in told}) == 2 + 3  # who lived kept its process
+
+
+def two_alone() -> list[str]:
+    """The bits after each step of two ranks, one after the other in this process."""
+    torch.manual_seed(0)
+    network = Network("options").double()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+    parameters, buffers = list(network.parameters()), list(network.buffers())
+    told = []
+    for step in range(STEPS):
+        before = [each.clone() for each in buffers]
+        sums = [torch.zeros_like(each) for each in parameters]
+        for rank in (1, 0):  # rank 0's buffers stay
+            for buffer, copy in zip(buffers, before, strict=True):
+                buffer.copy_(copy)
+            optimizer.zero_grad()
+            for part in batches("options", step, rank):
+                loss_of(network, "options", step, rank, part).backward()
+            for each, total in zip(parameters, sums, strict=True):
+                if each.grad is not None:
+                    total.add_(each.grad)
+        for each, total in zip(parameters, sums, strict=True):
+            each.grad = total / 2
+        optimizer.step()
+        schedule.step()
+        told.append(bits(network))
+    return told
+
+
+def test_fewer_ranks_train_with_the_same_batches(launch: Launch, seed: int) -> None:
+    deaths = plan(random.Random(seed), [3, 2])
+    told = train(launch, "shares", deaths, "--nproc-per-node", "3")
+    by_step(told, "bits")
+    assert {each["size"] for each in told} == {1, 2, 3}
+    assert len({each["pid"] for each in told}) == 3
+    assert by_step(told, "loss") == pytest.approx(one_alone(), rel=1e-9)
+
+
+def one_alone() -> list[float]:
+    """The losses of one process that takes each batch whole."""
+    inputs, labels = samples()
+    torch.manual_seed(0)
+    network = Network("shares").double()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+    epochs = range(STEPS * BATCH // SAMPLES + 1)
+    order = numpy.concatenate(
+        [numpy.random.default_rng((0, each)).permutation(SAMPLES) for each in epochs]
+    )
+    losses = []
+    for step in range(STEPS):
+        batch = order[step * BATCH : (step + 1) * BATCH]
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(inputs[batch]), labels[batch])
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,161 @@
+"""A worker that trains with elastic DistributedDataParallel, and dies where it is told.
+
+    rallypoint run ... torch_elastic.py DIRECTORY KIND STEPS [STEP:RANK:PLACE ...]
+
+Kinds: "options": BatchNorm, a layer that some ranks do not use in some steps, gradients that are
+views of buckets, and two backward passes for each update; "shares": the options' defaults, and
+shares of the same batch, of different sizes. Each rank writes, after each update, a line of JSON
+with the step, its process, and the bits of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional
+
+import rallypoint as dist
+from rallypoint import elastic
+from rallypoint.pytorch.elastic import DistributedDataParallel
+
+FEATURES, CLASSES, SAMPLES, BATCH = 8, 3, 50, 23
+PLACES = ("forward", "first bucket", "last bucket", "after backward", "update", "after update")
+
+
+class Network(nn.Module):  # type: ignore[misc]
+    """Three layers; the one in the middle can be left out."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 32)
+        self.between = nn.BatchNorm1d(32) if kind == "options" else nn.Identity()
+        self.middle = nn.Linear(32, 32)
+        self.last = nn.Linear(32, CLASSES)
+
+    def forward(self, x: torch.Tensor, *, uses_middle: bool = True) -> torch.Tensor:
+        x = torch.tanh(self.between(self.first(x)))
+        if uses_middle:
+            x = x + torch.tanh(self.middle(x))
+        scores: torch.Tensor = self.last(x)
+        return scores
+
+
+class Deaths:
+    """Where this process is to die: each of the given places once, whoever has the rank then."""
+
+    def __init__(self, directory: Path, words: list[str]) -> None:
+        self._directory = directory
+        told = [word.split(":") for word in words]
+        self._places = {int(step): (int(rank), place) for step, rank, place in told}
+        self.step = -1
+
+    def at(self, place: str) -> None:
+        if self._places.get(self.step) != (dist.get_rank(), place):
+            return
+        with contextlib.suppress(FileExistsError):
+            (self._directory / f"died-{self.step}").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, network: Network) -> None:
+        """In forward, and when the first and the last gradient of a backward pass are there."""
+        network.last.register_forward_pre_hook(lambda *_: self.at("forward"))
+        network.last.bias.register_post_accumulate_grad_hook(lambda _: self.at("first bucket"))
+        network.first.weight.register_post_accumulate_grad_hook(lambda _: self.at("last bucket"))
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    draw = numpy.random.default_rng(0)
+    inputs = torch.tensor(draw.standard_normal((SAMPLES, FEATURES)))
+    return inputs, torch.tensor(draw.integers(0, CLASSES, SAMPLES))
+
+
+def batches(kind: str, step: int, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What a rank trains with in a step; nothing else decides on it."""
+    inputs, labels = samples()
+    draw = numpy.random.default_rng((step, rank))
+    for _ in range(2 if kind == "options" else 1):
+        some = draw.integers(0, SAMPLES, 8)
+        mine = some if kind == "options" else elastic.Sampler(SAMPLES, BATCH).indices(step)
+        yield inputs[mine], labels[mine]
+
+
+def loss_of(
+    model: Any, kind: str, step: int, rank: int, part: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    inputs, labels = part
+    if kind == "options":
+        scores = model(inputs, uses_middle=(step + rank) % 3 > 0)
+        return functional.cross_entropy(scores, labels)
+    return functional.cross_entropy(model(inputs), labels, reduction="sum") / BATCH
+
+
+def bits(model: Any) -> str:
+    tensors = model.state_dict().values()
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)).hexdigest()
+
+
+def main() -> None:
+    directory, kind, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    deaths = Deaths(directory, sys.argv[4:])
+    torch.set_num_threads(1)
+    dist.init_process_group()
+    torch.manual_seed(0)
+    network = Network(kind).double()
+    has_options = kind == "options"
+    model = DistributedDataParallel(
+        network,
+        average=kind != "shares",
+        bucket_cap_mb=0.001,  # several
+        find_unused_parameters=has_options,
+        gradient_as_bucket_view=has_options,
+    )
+    deaths.watch(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+    state = elastic.State(step=0, model=model, optimizer=optimizer, schedule=schedule)
+    log = (directory / f"{kind}-{os.getpid()}.jsonl").open("a")
+
+    # With fewer ranks than at first, "shares" goes on; "options" waits for a spare.
+    @elastic.run(min_size=1 if kind == "shares" else dist.get_world_size())
+    def train(state: Any) -> None:
+        while state.step < steps:
+            deaths.step = state.step
+            optimizer.zero_grad()
+            rank = dist.get_rank()
+            parts = list(batches(kind, state.step, rank))
+            total = torch.zeros((), dtype=torch.float64)
+            for number, part in enumerate(parts):
+                is_last = number == len(parts) - 1
+                with contextlib.nullcontext() if is_last else model.no_sync():
+                    loss = loss_of(model, kind, state.step, rank, part)
+                    loss.backward()
+                total += loss.detach()
+            deaths.at("after backward")
+            dist.all_reduce(total)
+            with state.update():
+                deaths.at("update")
+                optimizer.step()
+                schedule.step()
+                state.step += 1
+            deaths.at("after update")
+            told = {"step": state.step, "bits": bits(model), "loss": total.item()}
+            told |= {"pid": os.getpid(), "size": dist.get_world_size()}
+            log.write(json.dumps(told) + "\n")
+            log.flush()
+
+    train(state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Elastic DistributedDataParallel in one rank: what it refuses, and what it undoes after a loss."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import rallypoint as dist  # noqa: E402
+from rallypoint import elastic  # noqa: E402
+from rallypoint.base.errors import InvalidArgumentError, NotInitializedError  # noqa: E402
+from rallypoint.pytorch.elastic import DistributedDataParallel  # noqa: E402
+
+pytestmark = pytest.mark.needs_torch
+
+
+@pytest.fixture
+def _group() -> Iterator[None]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+
+def test_it_needs_a_default_group() -> None:
+    with pytest.raises(NotInitializedError):
+        DistributedDataParallel(network())
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize(
+    "options", [{"static_graph": True}, {"init_sync": False}, {"process_group": object()}]
+)
+def test_options_are_refused_by_name(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InvalidArgumentError, match=f"does not take {name}: "):
+        DistributedDataParallel(network(), **options)
+
+
+@pytest.mark.usefixtures("_group")
+def test_layers_and_hooks_are_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="layer 0 has sparse gradients"):
+        DistributedDataParallel(torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True)))
+    with pytest.raises(InvalidArgumentError, match="layer of the model is a SyncBatchNorm"):
+        DistributedDataParallel(torch.nn.SyncBatchNorm(4))
+    with pytest.raises(InvalidArgumentError, match="parameter weight is on meta"):
+        DistributedDataParallel(torch.nn.Linear(2, 2, device="meta"))
+    model = DistributedDataParallel(network())
+    with pytest.raises(InvalidArgumentError, match="does not take the hook network"):
+        model.register_comm_hook(None, network)
+    with pytest.raises(InvalidArgumentError, match="has no join"):
+        model.join()
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_model_in_no_state_does_not_train() -> None:
+    model = DistributedDataParallel(network())
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    with pytest.raises(InvalidArgumentError, match="trains before it is part of a state"):
+        model(torch.ones(2, 3))
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_step_that_is_begun_again_leaves_no_trace() -> None:
+    model = DistributedDataParallel(network())
+    state = elastic.State(model=model)
+    state.sync()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    model(torch.randn(2, 3)).sum().backward()
+    assert not model.module[1].running_mean.equal(before["module.1.running_mean"])
+    state.restore()
+    assert all(each.equal(before[name]) for name, each in model.state_dict().items())
+    assert all(each.grad is None for each in model.parameters())
+
+    model(torch.randn(2, 3)).sum().backward()
+    with state.update():
+        pass
+    statistics = model.module[1].running_mean.clone()
+    state.restore()
+    assert model.module[1].running_mean.equal(statistics)
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_pass_that_ends_with_an_error_of_the_programs_is_forgotten() -> None:
+    def fail(_: object) -> None:
+        raise ArithmeticError
+
+    model = DistributedDataParallel(torch.nn.Linear(3, 4))
+    state = elastic.State(model=model)
+    state.sync()
+    handle = model.module.bias.register_post_accumulate_grad_hook(fail)
+    with pytest.raises(ArithmeticError):
+        model(torch.ones(2, 3)).sum().backward()
+    handle.remove()
+    state.restore()
+    model(torch.ones(2, 3)).sum().backward()
+    assert model.module.bias.grad.equal(torch.full((4,), 2.0))
