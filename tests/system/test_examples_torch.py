@@ -54,6 +54,21 @@ def test_gpt_by_name_by_the_switch_and_sharded(launch: Launch) -> None:
     assert expected[-1] < expected[0]
 
 
+def test_gpt_goes_on_in_the_same_processes(launch: Launch) -> None:
+    words = words_of(EXAMPLES / "train_gpt_elastic.py")
+    assert words[-1] == "30"
+    assert launch.run(*words, "--steps", "60") == 0, launch.err
+    assert "was killed by SIGKILL; ranks 0-1 of 2 go on" in launch.err
+    told = re.findall(r"rank \d of (\d), process (\d+): (\d+) steps done", launch.out)
+    at_first = {process for size, process, step in told if (size, step) == ("3", "0")}
+    later = {process for size, process, step in told if (size, step) == ("2", "29")}
+    assert len(at_first) == 3
+    assert len(later) == 2
+    assert later < at_first
+    first, _, last = losses_of(launch.out)
+    assert last < first
+
+
 def test_training_goes_on_from_its_snapshot(launch: Launch, digits: tuple[Any, Any]) -> None:
     path = EXAMPLES / "train_digits_snapshot.py"
     words = words_of(path, 1)

@@ -1,0 +1,83 @@
+"""The GPT of train_gpt.py, in training that goes on in the same processes when a worker is lost.
+
+    rallypoint run --nproc-per-node 3 --max-restarts 10 examples/train_gpt_elastic.py --kill-at 30
+    rallypoint run --nproc-per-node 3 --max-restarts 10 --spares 1 \
+        examples/train_gpt_elastic.py --kill-at 30
+
+In step 30, rank 1 kills itself. In the first job the other two begin the step again and share the
+batch; in the second one a spare takes its place, with the model from the memory of the others. The
+losses are the same but for rounding, and in the second job to the last bit. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import signal
+import time
+
+import torch
+from train_gpt import CONTEXT, GPT
+
+import rallypoint as dist
+from rallypoint import elastic
+from rallypoint.pytorch.elastic import DistributedDataParallel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=48, help="pieces of text per step, in all")
+    parser.add_argument("--kill-at", type=int, default=0, metavar="STEP", help="kill rank 1 there")
+    options = parser.parse_args()
+
+    dist.init_process_group()  # a spare waits here
+    source = inspect.getsource(argparse)
+    alphabet = {character: number for number, character in enumerate(sorted(set(source)))}
+    text = torch.tensor([alphabet[character] for character in source])
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(GPT(len(alphabet)), average=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    sampler = elastic.Sampler(len(text) - CONTEXT - 1, options.batch)
+    state = elastic.State(step=0, model=model, optimizer=optimizer)
+
+    @elastic.run
+    def train(state: elastic.State) -> None:
+        started, first = time.perf_counter(), state.step
+        print(
+            f"rank {dist.get_rank()} of {dist.get_world_size()}, process {os.getpid()}: "
+            f"{state.step} steps done",
+            flush=True,
+        )
+        while state.step < options.steps:
+            starts = sampler.indices(state.step)  # this rank's share of the step's batch
+            pieces = torch.stack([text[start : start + CONTEXT + 1] for start in starts])
+            # The gradients are summed, so each rank counts by its share.
+            share = len(starts) / options.batch
+            loss = model(pieces[:, :-1], pieces[:, 1:]) * share
+            optimizer.zero_grad()
+            loss.backward()
+            is_first_round = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+            if state.step + 1 == options.kill_at and dist.get_rank() == 1 and is_first_round:
+                os.kill(os.getpid(), signal.SIGKILL)
+            mean = loss.detach()
+            dist.all_reduce(mean)
+            with state.update():  # on all ranks or on none
+                optimizer.step()
+                state.step += 1
+            if state.step % 20 == 0 and dist.get_rank() == 0:
+                taken_ms = (time.perf_counter() - started) / (state.step - first) * 1000
+                print(
+                    f"step {state.step}/{options.steps}  loss {mean.item():.4f}  "
+                    f"{taken_ms:.0f} ms per step",
+                    flush=True,
+                )
+
+    train(state)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
