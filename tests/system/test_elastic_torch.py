@@ -15,7 +15,7 @@ import numpy
 import pytest
 from tests.system.conftest import Launch
 
-pytestmark = [pytest.mark.system, pytest.mark.needs_torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.needs_torch, pytest.mark.timeout(1200)]
 
 torch: Any = pytest.importorskip("torch")
 
@@ -58,7 +58,8 @@ def train(launch: Launch, kind: str, deaths: list[str], *flags: str) -> list[dic
     """What the ranks wrote after each update."""
     directory = launch.directory
     words = ["--max-restarts", "100", *flags, str(SCRIPT), str(directory), kind, str(STEPS)]
-    assert launch.run(*words, *deaths) == 0, launch.err
+    # Each process imports PyTorch and its compiler: many seconds on a busy machine.
+    assert launch.start(*words, *deaths).wait(500) == 0, launch.err
     assert len(list(directory.glob("died-*"))) == len(deaths), launch.err
     assert launch.left_files() == []
     texts = [path.read_text() for path in directory.glob("*.jsonl")]
@@ -76,11 +77,11 @@ def by_step(told: list[dict[str, Any]], name: str) -> list[Any]:
 
 def test_the_bits_are_those_of_a_run_without_kills(launch: Launch, seed: int) -> None:
     """Spares take the numbers of the dead. Sums of two are the same in any order."""
-    deaths = plan(random.Random(seed), [2, 2, 2])
+    deaths = plan(random.Random(seed), [2, 2])
     told = train(launch, "options", deaths, "--nproc-per-node", "2", "--spares", "1")
     assert by_step(told, "bits") == two_alone(), deaths
     assert {each["size"] for each in told} == {2}
-    assert len({each["pid"] for each in told}) == 2 + 3  # who lived kept its process
+    assert len({each["pid"] for each in told}) == 2 + 2  # who lived kept its process
 
 
 def two_alone() -> list[str]:

@@ -84,7 +84,7 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
         module: parameters on the CPU, with dense gradients.
         average: gradients are averaged over the ranks, as PyTorch does. False: they are summed, for
             a loss that is a sum over this rank's samples divided by the global batch. The step is
-            then the same for any number of ranks, also if their shares of the batch differ.
+            then the same, but for rounding, for any number of ranks and any shares of the batch.
         bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view: as PyTorch's.
         broadcast_buffers: each update has all ranks take over rank 0's buffers. False: keep them
             equal yourself; they are part of the state.
