@@ -1,0 +1,90 @@
+"""How much of a training is left when it is disturbed all the time; what survivors accumulate."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from in_place_job import Job, Process
+from in_place_recovery import SPARE_S, Case, one_host, trial
+
+# A stopped process is a hang: the launcher looks for one after a second, and ends it.
+HANG_FLAGS = ("--on-hang", "restart", "--hang-after", "1")
+_EARLY = 20  # recoveries, after which memory has its size
+
+
+def goodput(
+    *, duration_s: float, every_s: float, step_s: float, stops: bool, chance: random.Random
+) -> dict[str, object]:
+    """4 ranks and a spare, and a fault after each `every_s`: steps beside those without faults."""
+    worker = ["--step-s", str(step_s)]
+    flags = HANG_FLAGS if stops else ()
+    row: dict[str, object] = {"every_s": every_s, "step_ms": step_s * 1e3}
+    calm_s = min(60.0, duration_s / 4)
+    faults = {"killed": 0, "stopped": 0}
+    with one_host(4, spares=1, worker=worker, flags=flags) as job:
+        calm = _steps_in(job, calm_s) / calm_s
+        first, begin = job.steps(), time.monotonic()
+        while time.monotonic() - begin < duration_s:
+            time.sleep(max(0.0, every_s - (time.monotonic() - begin) % every_s))
+            if time.monotonic() - begin >= duration_s:
+                break
+            is_stop = stops and chance.random() < 0.5
+            job.signal(_victim(job, chance), signal.SIGSTOP if is_stop else signal.SIGKILL)
+            faults["stopped" if is_stop else "killed"] += 1
+        took_s, done = time.monotonic() - begin, job.steps() - first
+        calm_after = _steps_in(job, calm_s, patience_s=60.0) / calm_s
+    possible = (calm + calm_after) / 2 * took_s
+    row |= {"duration_s": took_s, **faults, "steps": done, "possible": possible}
+    return {**row, "goodput": done / possible, "calm_drift": calm_after / calm}
+
+
+def _steps_in(job: Job, duration_s: float, patience_s: float = 0.0) -> int:
+    if patience_s:
+        time.sleep(min(patience_s, 2 * SPARE_S))  # the last fault is over
+    before = job.steps()
+    time.sleep(duration_s)
+    return job.steps() - before
+
+
+def _victim(job: Job, chance: random.Random) -> Process:
+    members = job.members()
+    return chance.choice(sorted(members, key=lambda each: members[each].rank))
+
+
+def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
+    """What three processes have after their first recoveries, and after all of them."""
+    case, rows = Case("kill -9 of the newest of 4"), []
+    with one_host(4, spares=1) as job:
+        elders = sorted(job.members())[:3]
+        for number in range(1, recoveries + 1):
+
+            def lose() -> tuple[float, list[Process]]:
+                [victim] = [each for each in job.members() if each not in elders]
+                return job.signal(victim), [victim]
+
+            if not trial(job, case, lose):
+                break
+            if number in (_EARLY, recoveries // 2, recoveries):
+                rows += [{"recoveries": number, **holdings(each.pid)} for each in elders]
+            time.sleep(chance.random() * 0.1)
+    if case.stuck:
+        print(f"stuck after {len(case.recoveries)} recoveries", file=sys.stderr)
+    return rows
+
+
+def holdings(pid: int) -> dict[str, object]:
+    """What a process has."""
+    root = Path("/proc") / str(pid)
+    status = (root / "status").read_text()
+    resident = int(status.partition("VmRSS:")[2].split()[0])
+    return {
+        "process": pid,
+        "descriptors": len(list((root / "fd").iterdir())),
+        "maps": len((root / "maps").read_text().splitlines()),
+        "threads": len(list((root / "task").iterdir())),
+        "resident_kib": resident,
+    }

@@ -1,0 +1,253 @@
+"""How long do ranks stand still that outlive a loss, with Rallypoint and with others?
+
+One of 4 ranks on one host is killed with -9, at random, while all of them reduce; measured is the
+time until all others, or all new ones, have reduced again, by the killer's clock. Contenders take
+turns; each job is disturbed once. A table, and JSON.
+
+    rallypoint   the three survivors go on
+    ulfm         the three survivors go on: Open MPI's revoke, shrink and agree
+    torchft      the three survivors go on: a Manager in each, over gloo
+    torchrun     all four processes are started again
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from in_place_job import Job, StuckError
+from in_place_recovery import one_host, spread
+from table import print_table, save
+
+SIZE = 4
+_PATIENCE_S = 90.0
+
+_TELL = """
+import os, socket, sys, time
+name = f"{sys.argv[1]}/{socket.gethostname()}.{os.getpid()}.told"
+def good(round, rank, size):
+    with open(name, "a") as file:
+        file.write(f"good {time.monotonic():.6f} {round} {rank} {size} 0\\n")
+"""
+
+ULFM = """
+import numpy
+from mpi4py import MPI
+group, round, is_new = MPI.COMM_WORLD.Dup(), 0, True
+group.Set_errhandler(MPI.ERRORS_RETURN)
+while True:
+    time.sleep(0.002)
+    try:
+        numbers = numpy.full(1000, group.rank + 1.0)
+        group.Allreduce(MPI.IN_PLACE, numbers)
+        group.Agree(1)
+    except MPI.Exception:
+        group.Revoke()
+        group = group.Shrink()
+        group.Set_errhandler(MPI.ERRORS_RETURN)
+        round, is_new = round + 1, True
+        continue
+    assert (numbers == group.size * (group.size + 1) / 2).all()
+    if is_new:
+        good(round, group.rank, group.size)
+        is_new = False
+"""
+
+TORCHFT = """
+import torch
+from datetime import timedelta
+from torch.distributed import TCPStore
+from torchft import Manager, ProcessGroupGloo
+limit = timedelta(seconds=float(sys.argv[2]))
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+manager = Manager(
+    pg=ProcessGroupGloo(timeout=limit), load_state_dict=lambda state: None, state_dict=dict,
+    min_replica_size=1, timeout=limit, quorum_timeout=timedelta(seconds=60), rank=0, world_size=1,
+    store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=sys.argv[3],
+    replica_id=sys.argv[4],
+)
+before, round = 0, -1
+while True:
+    time.sleep(0.002)
+    manager.start_quorum()
+    numbers = torch.ones(1000)
+    manager.allreduce(numbers).wait()
+    if not manager.should_commit():
+        before = 0
+        continue
+    size = manager.num_participants()
+    assert (numbers == 1.0).all()  # it is the mean
+    if size != before:
+        round += 1
+        good(round, manager.participating_rank(), size)
+        before = size
+"""
+
+TORCHRUN = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+round, rank, size = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank(), SIZE
+is_new = True
+while True:
+    time.sleep(0.002)
+    numbers = torch.full((1000,), rank + 1.0)
+    dist.all_reduce(numbers)
+    assert (numbers == size * (size + 1) / 2).all()
+    if is_new:
+        good(round, rank, size)
+        is_new = False
+"""
+
+
+@contextmanager
+def script_of(text: str) -> Iterator[str]:
+    """A file with this program."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "script.py")
+        path.write_text(_TELL + text.replace("SIZE", str(SIZE)))
+        yield str(path)
+
+
+@contextmanager
+def ulfm(environment: str) -> Iterator[Job]:
+    """Open MPI's fault tolerance."""
+    scripts = Path(environment, "bin")
+    flags = ["--with-ft", "ulfm", "--allow-run-as-root", "--oversubscribe", "-np", str(SIZE)]
+    with script_of(ULFM) as script:
+        command = [str(scripts / "mpirun"), *flags, str(scripts / "python"), script]
+        with Job(command, SIZE) as job:
+            job.start()
+            job.await_size(0.0, SIZE)
+            yield job
+
+
+@contextmanager
+def torchft(environment: str, timeout_s: float) -> Iterator[Job]:
+    """A lighthouse, and four replicas of one process; torchft's own tests have these flags."""
+    scripts = Path(environment, "bin")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    flags = ["--min_replicas", "1", "--join_timeout_ms", "300", "--bind", f"127.0.0.1:{port}"]
+    lighthouse = subprocess.Popen(
+        [str(scripts / "torchft_lighthouse"), *flags],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with script_of(TORCHFT) as script:
+            program = [str(scripts / "python"), script]
+            worker = [str(timeout_s), f"http://127.0.0.1:{port}"]
+            with Job(program, SIZE, worker=[*worker, "r{number}"]) as job:
+                for number in range(SIZE):
+                    job.start(number)
+                job.await_size(0.0, SIZE)
+                yield job
+    finally:
+        lighthouse.kill()
+        lighthouse.wait()
+
+
+@contextmanager
+def torchrun(environment: str) -> Iterator[Job]:
+    """All processes are started again."""
+    scripts = Path(environment, "bin")
+    flags = ["--standalone", "--nproc-per-node", str(SIZE), "--max-restarts", "100"]
+    with script_of(TORCHRUN) as script:
+        program = [str(scripts / "python"), "-m", "torch.distributed.run"]
+        with Job([*program, *flags, script], SIZE) as job:
+            job.start()
+            job.await_size(0.0, SIZE)
+            yield job
+
+
+def recovery_s(job: Job, chance: random.Random, *, restarts: bool) -> float:
+    """Kill one, and wait for the others."""
+    time.sleep(1.0 + chance.random() * 0.1)
+    members = job.members()
+    victim = chance.choice(sorted(members, key=lambda each: members[each].rank))
+    since = job.signal(victim)
+    if restarts:
+        return job.await_size(since, SIZE, _PATIENCE_S) - since
+    return job.recovery(since, [victim], whole=False, patience_s=_PATIENCE_S).went_on_s
+
+
+Begin = Callable[[], AbstractContextManager[Job]]
+
+
+def contenders(options: argparse.Namespace) -> dict[str, Begin]:
+    """Those that are there."""
+    found: dict[str, Begin] = {"rallypoint": lambda: one_host(SIZE)}
+    if options.openmpi:
+        found["ulfm"] = lambda: ulfm(options.openmpi)
+    if options.torchft:
+        for limit_s in options.torchft_timeout_s:
+            name = f"torchft, {limit_s:g} s"
+            found[name] = lambda limit_s=limit_s: torchft(options.torchft, limit_s)  # type: ignore[misc]
+    if options.torch:
+        found["torchrun"] = lambda: torchrun(options.torch)
+    return found
+
+
+def measure(options: argparse.Namespace, chance: random.Random) -> list[dict[str, object]]:
+    begins = contenders(options)
+    times: dict[str, list[float]] = {name: [] for name in begins}
+    stuck = dict.fromkeys(begins, 0)
+    for turn in range(options.trials):
+        for name in list(begins) if turn % 2 == 0 else reversed(list(begins)):
+            try:
+                with begins[name]() as job:
+                    times[name].append(recovery_s(job, chance, restarts=name == "torchrun"))
+            except StuckError as error:
+                stuck[name] += 1
+                print(f"{name}: {error}", file=sys.stderr)
+    ours = statistics.median(times["rallypoint"]) if times["rallypoint"] else None
+    rows = []
+    for name, values in times.items():
+        row = {"contender": name, "trials": len(values), "stuck": stuck[name]}
+        ahead = statistics.median(values) / ours if values and ours else None
+        rows.append({**row, **spread(values, ""), "to_ours": ahead})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--openmpi", metavar="DIR", help="environment with openmpi and mpi4py")
+    parser.add_argument("--torchft", metavar="DIR", help="environment with torchft")
+    parser.add_argument(
+        "--torchft-timeout-s", type=float, nargs="+", default=[5.0], help="one contender for each"
+    )
+    parser.add_argument("--torch", metavar="DIR", help="environment with torch, for torchrun")
+    parser.add_argument("--no-results", action="store_true", help="do not write the JSON file")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and what was started ends with us
+    print(f"seed {options.seed}; load average {os.getloadavg()[0]:.1f}", flush=True)
+    rows = measure(options, random.Random(options.seed))
+    columns = list(rows[0])
+    cells = [
+        [f"{each:.1f}" if isinstance(each, float) else str(each) for each in row.values()]
+        for row in rows
+    ]
+    print_table([name.replace("_", " ") for name in columns], cells)
+    print(f"load average at the end {os.getloadavg()[0]:.1f}")
+    if not options.no_results:
+        save("in_place_peers", rows)
+
+
+if __name__ == "__main__":
+    main()
