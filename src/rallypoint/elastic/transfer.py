@@ -55,14 +55,13 @@ def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
     mine: list[Any] = []
     drawn = {name: outline(read(value), mine) for name, value in values.items()}
     leaves = [leaf_of(each) for each in mine]
-    told = _share_outline((drawn, [leaf.spec for leaf in leaves]), settlement.sources[0])
+    my_specs = [leaf.spec for leaf in leaves]
+    theirs, specs = _share_outline(drawn, my_specs, settlement.sources[0])
     if not is_newcomer:
         _exchange(leaves, settlement)
         return
-    theirs, specs = told
-    _check(values, drawn, [leaf.spec for leaf in leaves], theirs, specs)
-    arrays = _room(drawn, mine, leaves, theirs, specs)
-    received = [leaf_of(each) for each in arrays]
+    _check(values, drawn, my_specs, theirs, specs)
+    received, arrays = _room(drawn, mine, leaves, theirs, specs)
     _exchange(received, settlement)
     for leaf in received:
         leaf.store()
@@ -70,14 +69,25 @@ def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
         values[name] = write(value, fill(theirs[name], arrays))
 
 
-def _share_outline(mine: object, source: int) -> Any:
+def _share_outline(drawn: Any, specs: list[Spec], source: int) -> tuple[Any, list[Spec]]:
     is_source = get_rank() == source
-    packed = numpy.frombuffer(pickle.dumps(mine), numpy.uint8) if is_source else None
+    packed = numpy.frombuffer(_pack(drawn, specs), numpy.uint8) if is_source else None
     size = numpy.array([0 if packed is None else packed.size], numpy.int64)
     broadcast(size, source)
     data = numpy.empty(int(size[0]), numpy.uint8) if packed is None else packed.copy()
     broadcast(data, source)
-    return mine if is_source else pickle.loads(data.tobytes())
+    return (drawn, specs) if is_source else _unpack(data.tobytes())
+
+
+def _pack(drawn: Any, specs: Sequence[Spec]) -> bytes:
+    """Each kind of array once: a state often has thousands of few kinds, whose pickling is slow."""
+    numbers = {spec: number for number, spec in enumerate(dict.fromkeys(specs))}
+    return pickle.dumps((drawn, list(numbers), [numbers[spec] for spec in specs]))
+
+
+def _unpack(data: bytes) -> tuple[Any, list[Spec]]:
+    drawn, kinds, numbers = pickle.loads(data)
+    return drawn, [kinds[number] for number in numbers]
 
 
 def _check(
@@ -112,15 +122,21 @@ def _room(
     leaves: Sequence[Leaf],
     theirs: Mapping[str, Any],
     specs: Sequence[Spec],
-) -> list[Any]:
+) -> tuple[list[Leaf], list[Any]]:
     """Where to receive: in this rank's arrays, where they are alike, otherwise in new ones."""
-    room: list[Any] = [None] * len(specs)
+    received: list[Leaf | None] = [None] * len(specs)
+    arrays: list[Any] = [None] * len(specs)
     for name, drawn in theirs.items():
         there, here = list(_slots(drawn)), list(_slots(mine[name]))
         are_alike = [specs[i] for i in there] == [leaves[i].spec for i in here]
         for position, number in enumerate(there):
-            room[number] = own[here[position]] if are_alike else empty(specs[number])
-    return room
+            if are_alike:
+                arrays[number] = own[here[position]]
+                received[number] = leaves[here[position]]
+            else:
+                arrays[number] = empty(specs[number])
+                received[number] = leaf_of(arrays[number])
+    return [each for each in received if each is not None], arrays
 
 
 def _slots(drawn: Any) -> Iterator[int]:

@@ -69,9 +69,11 @@ def leaf_of(value: Any) -> Leaf:
     """The bytes of an array, or of a tensor on any device."""
     if isinstance(value, numpy.ndarray):
         spec = Spec("numpy", value.dtype.str, value.shape)
+        if value.flags.c_contiguous:
+            return Leaf(spec, value.reshape(-1).view(numpy.uint8), _nothing)
         whole = numpy.ascontiguousarray(value)
         data = whole.reshape(-1).view(numpy.uint8)
-        return Leaf(spec, data, _nothing if whole is value else lambda: _copy(value, whole))
+        return Leaf(spec, data, lambda: _copy(value, whole))
     torch = _torch()
     tensor = getattr(value, "_local_tensor", value).detach()  # of a DTensor, this rank's part
     spec = Spec("torch", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

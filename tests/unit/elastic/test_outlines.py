@@ -1,0 +1,64 @@
+"""What travels ahead of the arrays' bytes, and where these are received."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rallypoint.elastic.transfer import _pack, _room, _unpack
+from rallypoint.elastic.values import Leaf, fill, leaf_of, outline
+
+
+def drawn_of(value: object) -> tuple[Any, list[Any], list[Leaf]]:
+    arrays: list[Any] = []
+    drawn = outline(value, arrays)
+    return drawn, arrays, [leaf_of(each) for each in arrays]
+
+
+def test_an_outline_arrives_as_it_was_sent() -> None:
+    kinds: list[Any] = [np.ones(3), np.ones(3), np.ones(3, np.float32), np.ones((3, 1)), np.ones(3)]
+    drawn, _, leaves = drawn_of({"a": kinds, "step": 7})
+    specs = [leaf.spec for leaf in leaves]
+    assert _unpack(_pack(drawn, specs)) == (drawn, specs)
+
+
+def test_many_arrays_of_one_kind_need_few_bytes() -> None:
+    drawn, _, leaves = drawn_of([np.ones(3)] * 4000)
+    assert len(_pack(drawn, [leaf.spec for leaf in leaves])) < 4000 * 16
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(6),
+        np.zeros(()),
+        np.zeros((0, 2)),
+        np.zeros((4, 6))[::2, ::3],
+        np.zeros((3, 2), order="F"),
+        np.zeros(2, [("a", np.int8), ("b", np.int64)]),
+    ],
+    ids=["plain", "0-d", "empty", "strided", "Fortran", "record"],
+)
+def test_bytes_that_are_received_become_the_contents(array: Any) -> None:
+    wanted = np.frombuffer(bytes(range(1, 1 + array.nbytes)), array.dtype).reshape(array.shape)
+    leaf = leaf_of(array)
+    leaf.data[:] = np.frombuffer(wanted.tobytes(), np.uint8)
+    leaf.store()
+    np.testing.assert_array_equal(array, wanted)
+
+
+def test_arrays_that_are_alike_keep_their_memory_and_others_are_made() -> None:
+    theirs, _, their_leaves = drawn_of({"same": [np.ones(3)], "longer": [np.ones(2), np.ones(5)]})
+    own = {"same": [np.zeros(3)], "longer": [np.zeros(2)]}
+    mine, arrays, leaves = drawn_of(own)
+    received, filled = _room(mine, arrays, leaves, theirs, [leaf.spec for leaf in their_leaves])
+    assert [leaf.spec for leaf in received] == [leaf.spec for leaf in their_leaves]
+    got = fill(theirs, filled)
+    assert got["same"][0] is own["same"][0]
+    assert [each.shape for each in got["longer"]] == [(2,), (5,)]
+    for leaf in received:
+        leaf.data[:] = 0
+        leaf.store()
+    assert all((each == 0).all() for each in (*got["same"], *got["longer"]))
