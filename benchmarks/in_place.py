@@ -18,9 +18,12 @@ from collections.abc import Callable
 from in_place_costs import measure_transfer, measure_update
 from in_place_goodput import goodput, leaks
 from in_place_recovery import (
+    HOSTS_PER_JOB,
+    KILLS_PER_JOB,
     SHORT_SILENCE,
     SPARE_S,
     Case,
+    in_jobs,
     kill_hosts,
     kill_workers,
     one_host,
@@ -39,10 +42,11 @@ Measure = Callable[[argparse.Namespace, random.Random], Rows]
 def one_host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     """4 ranks on one host lose one: any; rank 0; any while a spare waits. Then it is replaced."""
     any_rank, first = Case("any of 4"), Case("rank 0 of 4")
-    with one_host(4) as job:
-        kill_workers(job, any_rank, options.trials, chance)
-    with one_host(4) as job:
-        kill_workers(job, first, options.trials, chance, rank=0)
+    for count in in_jobs(options.trials, KILLS_PER_JOB):
+        with one_host(4) as job:
+            kill_workers(job, any_rank, count, chance)
+        with one_host(4) as job:
+            kill_workers(job, first, count, chance, rank=0)
     spare = Case("any of 4, a spare waits")
     with one_host(4, spares=1) as job:
         kill_workers(job, spare, options.trials, chance, pause_s=SPARE_S)
@@ -51,14 +55,16 @@ def one_host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
 
 def host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     """3 hosts of 2 ranks lose a rank, or all the processes of a host."""
-    any_rank, first, host = Case("any of 3 x 2"), Case("rank 0 of 3 x 2"), Case("a host of 3")
-    with three_hosts() as (job, _):
-        kill_workers(job, any_rank, options.trials, chance)
-    with three_hosts() as (job, _):
-        kill_workers(job, first, options.trials, chance, rank=0)
-    with three_hosts() as (job, _):
-        kill_hosts(job, host, options.trials, chance)
-    spare = Case("any of 3 x 2, spares wait")
+    any_rank, first = Case("any of 3 x 2"), Case("rank 0 of 3 x 2")
+    host, spare = Case("a host of 3"), Case("any of 3 x 2, spares wait")
+    for count in in_jobs(options.trials, KILLS_PER_JOB):
+        with three_hosts() as (job, _):
+            kill_workers(job, any_rank, count, chance)
+        with three_hosts() as (job, _):
+            kill_workers(job, first, count, chance, rank=0)
+    for count in in_jobs(options.trials, HOSTS_PER_JOB):
+        with three_hosts() as (job, _):
+            kill_hosts(job, host, count, chance)
     with three_hosts(spares=1) as (job, _):
         kill_workers(job, spare, options.trials, chance, pause_s=SPARE_S)
     return [each.row() for each in (any_rank, first, host, spare)]
@@ -118,8 +124,9 @@ def transfer_row(sources: str, times: dict[str, list[float]]) -> dict[str, objec
 def cable_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     """3 hosts of 2 ranks: one is cut off."""
     case = Case("a cable of 3")
-    with three_hosts(conf=SHORT_SILENCE) as (job, hosts):
-        pull_cables(job, hosts, case, options.trials, chance)
+    for count in in_jobs(options.trials, HOSTS_PER_JOB):
+        with three_hosts(conf=SHORT_SILENCE) as (job, hosts):
+            pull_cables(job, hosts, case, count, chance)
     return [case.row()]
 
 
@@ -185,6 +192,8 @@ def main() -> None:
     rows = MEASURES[options.what][0](options, random.Random(options.seed))
     show(rows)
     print(f"load average at the end {os.getloadavg()[0]:.1f}")
+    if any(row.get("stuck") or row.get("moved") for row in rows):
+        raise SystemExit("a job did not go on, or survivors lost their memory")
     if not options.no_results:
         save(f"in_place_{options.what}", rows)
 

@@ -57,6 +57,10 @@ class StuckError(Exception):
     """The job did not go on."""
 
 
+class RestartedError(StuckError):
+    """The job goes on with none of the processes that outlived the loss."""
+
+
 class Job:
     """Agents of one job.
 
@@ -180,6 +184,7 @@ class Job:
 
         Raises:
             StuckError: they did not within `patience_s`.
+            RestartedError: others do, in their places.
         """
         before = self.members()
         survivors = [each for each in before if each not in lost]
@@ -187,6 +192,10 @@ class Job:
         def last() -> tuple[float, Process] | None:
             firsts = [(self._first_good(each, since), each) for each in survivors]
             if any(at_s is None for at_s, _ in firsts):
+                goods = self._goods(since)
+                if goods and not goods.keys() & before.keys():
+                    after_s = min(each.at_s for each in goods.values()) - since
+                    raise RestartedError(f"all ranks were started again, {after_s:.1f} s after it")
                 return None
             return max((at_s, each) for at_s, each in firsts if at_s is not None)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from in_place_job import PARTS, Job, Process, Recovery, StuckError
+from in_place_job import PARTS, Job, Process, Recovery, RestartedError, StuckError
 
 from rallypoint.testing.hosts import Hosts
 
@@ -20,6 +20,9 @@ WORKER = str(Path(__file__).with_name("in_place_worker.py"))
 SHORT_SILENCE = "keep_alive_interval=.2,keep_alive_max_attempt=5"
 _SETTLE_S = 0.5
 SPARE_S = 2.0  # until a new spare waits for a place
+# After four changes within five minutes new ranks have to wait, longer each time
+# (rallypoint.rendezvous.job.flapping); a host that is lost and comes again makes two.
+KILLS_PER_JOB, HOSTS_PER_JOB = 4, 2
 
 
 @dataclass(slots=True)
@@ -27,16 +30,19 @@ class Case:
     """Trials of one kind of loss.
 
     Attributes:
-        stuck: how often the job did not go on, and why.
+        restarted: how often it went on with new processes only.
+        stuck: how often it did not go on, and why.
     """
 
     name: str
     recoveries: list[Recovery] = field(default_factory=list)
+    restarted: int = 0
     stuck: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, object]:
         """Its figures, in milliseconds."""
         row: dict[str, object] = {"case": self.name, "trials": len(self.recoveries)}
+        row["restarted"] = self.restarted
         row["stuck"] = len(self.stuck)
         row["moved"] = sum(not each.is_in_place for each in self.recoveries)
         row |= spread([each.went_on_s for each in self.recoveries], "")
@@ -63,6 +69,11 @@ def spread(times: Sequence[float], prefix: str) -> dict[str, object]:
 def command(*flags: str) -> list[str]:
     """An agent's command line."""
     return [sys.executable, "-m", "rallypoint", "run", "--max-restarts", "1000000", *flags, WORKER]
+
+
+def in_jobs(trials: int, each: int) -> list[int]:
+    """So many trials, in jobs of at most so many: the trials of each job."""
+    return [min(each, trials - begin) for begin in range(0, trials, each)]
 
 
 @contextmanager
@@ -135,6 +146,7 @@ def kill_hosts(job: Job, case: Case, trials: int, chance: random.Random) -> None
             job.await_size(since, job.size)
         except StuckError as error:
             case.stuck.append(f"host {number} did not join again: {error}")
+            print(f"{case.name}: {case.stuck[-1]}", file=sys.stderr)
             return
         time.sleep(_SETTLE_S + chance.random() * 0.1)
 
@@ -158,6 +170,7 @@ def pull_cables(job: Job, hosts: Hosts, case: Case, trials: int, chance: random.
             job.await_size(since, job.size, 120.0)
         except StuckError as error:
             case.stuck.append(f"host {number} did not join again: {error}")
+            print(f"{case.name}: {case.stuck[-1]}", file=sys.stderr)
             return
         time.sleep(_SETTLE_S + chance.random())
 
@@ -173,9 +186,13 @@ def trial(
     try:
         since, lost = lose()
         case.recoveries.append(job.recovery(since, lost, whole=whole))
+    except RestartedError as error:
+        case.restarted += 1
+        print(f"{case.name}: {error}", file=sys.stderr)
     except StuckError as error:
         case.stuck.append(str(error))
         print(f"{case.name}, trial {len(case.recoveries)}: {error}", file=sys.stderr)
         return False
-    job.forget(lost)
+    else:
+        job.forget(lost)
     return True
