@@ -20,6 +20,7 @@ from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
+    Grown,
     Leave,
     Notice,
     Outcome,
@@ -517,3 +518,78 @@ def test_many_nodes_lost_at_once_are_one_change() -> None:
     cluster.wait(0.25)
     cluster.join("d")  # comes in at once
     assert cluster.running() == "abd"
+
+
+# Workers that go on when others are lost.
+
+
+def two_nodes(max_restarts: int = 0) -> Coordinator:
+    job = Coordinator(Limits(min_nodes=1, max_nodes=2), max_restarts)
+    job.opened(0.0)
+    for key in "ab":
+        decision = job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
+    assert isinstance(decision.actions[0], OpenRound)
+    return job
+
+
+def opened(decision: Decision) -> OpenRound:
+    return next(each for each in decision.actions if isinstance(each, OpenRound))
+
+
+def end(node_rank: int, number: int, **how: object) -> Ended:
+    return Ended(node_rank=node_rank, round=number, succeeded=False, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_the_next_round_has_the_survivors(max_restarts: int) -> None:
+    job = two_nodes(max_restarts)
+    broken = Broken(node_rank=0, round=0, text="rank 1 failed")
+    assert isinstance(job.reported("a", broken, 1.0).actions[0], Stop)
+    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
+    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    assert [member.size for member in action.members] == [1, 2]
+    assert (action.is_urgent, action.may_replace) == (True, max_restarts == 1)
+    assert job.restarts == max_restarts
+
+
+def test_a_worker_that_gets_ready_joins() -> None:
+    job = two_nodes(max_restarts=1)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("b", end(1, 0, survivors=2), 1.0)
+    (stop,) = job.reported("a", Grown(node_rank=0, round=1, ready=1), 2.0).actions
+    assert isinstance(stop, Stop)
+    job.reported("a", end(0, 1, survivors=1, ready=1), 2.0)
+    action = opened(job.reported("b", end(1, 1, survivors=2), 2.0))
+    assert [member.size for member in action.members] == [2, 2]
+    assert not action.is_urgent
+    assert job.restarts == 1
+
+
+def test_a_node_that_has_nobody_waits_for_the_others() -> None:
+    """It takes no part until a worker of its own is ready; the job succeeds without it."""
+    job = two_nodes(max_restarts=1)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,)), 1.0)
+    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    assert [member.size for member in action.members] == [0, 2]
+    nothing = Ended(node_rank=0, round=1, succeeded=True)
+    assert job.reported("a", nothing, 1.0).actions == ()
+    (finish,) = job.reported("b", Ended(node_rank=1, round=1, succeeded=True), 5.0).actions
+    assert isinstance(finish, Finish)
+    assert finish.outcome is Outcome.SUCCEEDED
+
+
+def test_without_survivors_all_begin_again() -> None:
+    job = two_nodes(max_restarts=1)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,)), 1.0)
+    action = opened(job.reported("b", end(1, 0), 1.0))
+    assert [member.size for member in action.members] == [2, 2]
+
+
+def test_a_node_is_lost_and_the_other_goes_on() -> None:
+    job = two_nodes()
+    job.node_lost("a", "its connection closed", 1.0)
+    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    assert [(member.key, member.size) for member in action.members] == [("b", 2)]

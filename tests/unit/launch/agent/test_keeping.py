@@ -1,0 +1,176 @@
+"""A node whose workers go on when others are lost."""
+
+from __future__ import annotations
+
+import selectors
+from types import SimpleNamespace
+
+import pytest
+
+from rallypoint.launch.agent.crew import Crew
+from rallypoint.launch.agent.node import EndEverything, NodeState, Phase, SignalWorkers, Tell
+from rallypoint.launch.job import Job
+from rallypoint.launch.worker_group import Exit
+from rallypoint.rendezvous.job.reports import Broken, Ended, Grown, Stop, StopAsked
+from rallypoint.rendezvous.job.round import Endpoint, Seat
+
+
+def node(ranks: int = 3, *, elastic: tuple[int, ...] = (0, 1, 2)) -> NodeState:
+    state = NodeState(shutdown_timeout_s=30.0)
+    state.started(4, range(ranks))
+    for rank in elastic:
+        state.worker_is_elastic(rank, is_on=True)
+    return state
+
+
+def killed(rank: int) -> Exit:
+    return Exit(rank=rank, pid=100 + rank, time_s=1.0, signal=9)
+
+
+def kept(ready: int = 0, **how: tuple[int, ...]) -> NodeState:
+    state = node(**how)  # type: ignore[arg-type]
+    state.ready = ready
+    state.worker_exited(killed(1), 1.0)
+    state.round_stopped(Stop(round=4, because="rank 1 failed"), 1.0)
+    return state
+
+
+def test_survivors_are_not_signalled() -> None:
+    state = node()
+    decision = state.worker_exited(killed(1), 1.0)
+    (told,) = decision.actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Broken)
+    assert state.phase is Phase.RUNNING
+    decision = state.round_stopped(Stop(round=4, because="rank 1 failed"), 1.0)
+    (told,) = decision.actions
+    assert isinstance(told, Tell)
+    end = told.report
+    assert isinstance(end, Ended)
+    assert (end.survivors, end.succeeded, [cause.rank for cause in end.causes]) == (2, False, [1])
+    assert state.phase is Phase.KEEPING
+
+
+def test_who_has_not_said_so_is_killed() -> None:
+    state = node(elastic=(0,))
+    state.worker_exited(killed(1), 1.0)
+    decision = state.round_stopped(Stop(round=4, because="rank 1 failed"), 1.0)
+    assert decision.actions[0] == SignalWorkers((2,), 9)
+    assert isinstance(decision.actions[1], Tell)
+    state.worker_exited(killed(2), 1.1)
+    assert [failure.exit.rank for failure in state.group.failures()] == [1], "2 is our doing"
+
+
+@pytest.mark.parametrize("elastic", [(), (1,)])
+def test_without_survivors_all_is_as_before(elastic: tuple[int, ...]) -> None:
+    state = node(elastic=elastic)
+    decision = state.worker_exited(killed(1), 1.0)
+    assert decision.actions[0] == SignalWorkers((0, 2), 15)
+    assert state.phase is Phase.STOPPING
+
+
+def test_who_has_left_is_no_survivor() -> None:
+    state = node(elastic=(0, 2))
+    state.worker_is_elastic(0, is_on=False)
+    assert state.survivors == {2}
+
+
+def test_the_next_round() -> None:
+    state = kept()
+    state.started(5, range(6, 8), 1, local_ranks={6: 0, 7: 2}, elastic=(6, 7))
+    assert (state.phase, state.round, state.survivors) == (Phase.RUNNING, 5, {6, 7})
+    assert state.group.local_ranks == {6: 0, 7: 2}
+    assert state.group.failures() == []
+
+
+def test_a_signal_stops_survivors() -> None:
+    state = kept()
+    decision = state.stop_requested(15, "SIGTERM stopped node 0", 2.0)
+    assert decision.actions[0] == SignalWorkers((0, 2), 15)
+    assert any(
+        isinstance(each, Tell) and isinstance(each.report, StopAsked) for each in decision.actions
+    )
+    assert state.phase is Phase.STOPPING
+
+
+def test_a_round_that_begins_while_all_is_stopped_ends_with_it() -> None:
+    state = kept()
+    state.stop_requested(15, "SIGTERM stopped node 0", 2.0)
+    assert state.started(5, range(2)).actions == ()
+    for rank in (0, 2):
+        state.worker_exited(Exit(rank=rank, pid=100, time_s=3.0, signal=15), 3.0)
+    (told,) = state.everything_ended(()).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Ended)
+    assert (told.report.round, told.report.survivors) == (5, 0)
+
+
+def test_who_is_cut_off_keeps_nobody() -> None:
+    state = kept()
+    decision = state.round_stopped(Stop(round=4, because="no lease", at_once=True), 2.0)
+    assert decision.actions == (EndEverything(),)
+    assert state.phase is Phase.ENDING
+
+
+def test_a_round_without_workers_here() -> None:
+    state = kept()
+    (told,) = state.started(5, range(3, 3)).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Ended)
+    assert (told.report.succeeded, told.report.survivors) == (True, 0)
+    (told,) = state.workers_ready(2, empty=3).actions
+    assert isinstance(told, Tell)
+    assert told.report == Grown(node_rank=0, round=5, ready=2)
+
+
+def test_ready_workers_count_only_for_empty_places() -> None:
+    state = node()
+    assert state.workers_ready(1, empty=0).actions == ()
+    state = kept(ready=1)
+    assert state.workers_ready(0, empty=1).actions == ()
+
+
+# Places.
+
+
+def worker(local_rank: int, *, is_ready: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(local_rank=local_rank, is_ready=is_ready)
+
+
+@pytest.mark.parametrize(
+    ("kept", "standby", "size", "local_ranks"),
+    [
+        ([0, 2, 3], [], 3, [0, 2, 3]),
+        ([0, 2, 3], [4], 4, [0, 1, 2, 3]),  # a spare takes the empty place
+        ([0, 3], [1, 4], 4, [0, 1, 2, 3]),  # a replacement takes its own
+        ([0, 3], [4], 3, [0, 1, 3]),
+        ([3], [], 3, [3]),  # two more were lost meanwhile
+        ([0, 1, 2], [3], 3, [0, 1, 2]),  # nobody has told of the one that is ready
+        ([], [1], 1, [1]),
+    ],
+)
+def test_places(kept: list[int], standby: list[int], size: int, local_ranks: list[int]) -> None:
+    job = Job(command=("train.py",), local_world_size=4, spares=1, run_id="x", host="h", environ={})
+    crew = Crew(job, selectors.DefaultSelector(), lambda _: None)
+    crew.standbys = [worker(each, is_ready=True) for each in standby]  # type: ignore[misc]
+    crew.standbys.append(worker(9))  # type: ignore[arg-type]  # still importing
+    seat = Seat(
+        number=5,
+        store=Endpoint(host="h", port=1),
+        node_rank=0,
+        nodes=1,
+        local_world_size=size,
+        first_rank=10,
+        world_size=20,
+        first_role_rank=0,
+        role_world_size=20,
+    )
+    survivors = [worker(each) for each in kept]
+    places = crew.places_for(seat, survivors)  # type: ignore[arg-type]
+    assert [place.local_rank for place, _ in places] == local_ranks
+    assert [place.rank for place, _ in places] == [10 + i for i in range(len(local_ranks))]
+    for place, taken in places:
+        if place.local_rank in kept:
+            assert taken.local_rank == place.local_rank
+        else:
+            assert taken.is_ready
