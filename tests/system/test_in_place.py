@@ -244,6 +244,21 @@ def test_a_worker_that_is_stopped_does_not_keep_the_others(launch: Launch) -> No
     check_steps(steps_of(launch.directory), 4000)
 
 
+def test_who_keeps_the_others_waiting_is_killed(launch: Launch) -> None:
+    """With --on-hang restart, nobody else loses its process."""
+    flags = ("--nproc-per-node", "3", "--on-hang", "restart", "--hang-after", "1")
+    begin(launch, *flags, steps=300)
+    stopped, *_ = await_step(launch.directory, 5, 3)
+    os.kill(stopped, signal.SIGSTOP)
+    end(launch)
+    ends = ends_of(launch)
+    assert sorted(ends.values()) == [(0, 2), (1, 2)]
+    assert stopped not in ends
+    found = steps_of(launch.directory)
+    check_steps(found, 300)
+    assert set(ends) < {step.pid for step in found[1]}
+
+
 def test_three_nodes_lose_the_first(launch: Launch, tmp_path: Path, free_port: int) -> None:
     """Its agent, which coordinates and has the store, and its workers die; the others go on."""
     nodes = []

@@ -248,6 +248,8 @@ class NodeState:
         """
         if self.phase is not Phase.RUNNING:
             return NOTHING
+        if not ends_job and rank in self.group.running and self.survivors - {rank}:
+            return Decision((SignalWorkers((rank,), SIGKILL),), f"{text}; others go on")
         self.hang = self.stopped_because = text
         stop = self._stop(SIGTERM, text, now)
         report: Report
