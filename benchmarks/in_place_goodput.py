@@ -70,7 +70,7 @@ def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
                 break
             if number in (_EARLY, recoveries // 2, recoveries):
                 rows += [{"recoveries": number, **holdings(each.pid)} for each in elders]
-            time.sleep(chance.random() * 0.1)
+            time.sleep(SPARE_S + chance.random() * 0.1)  # or the next loss finds no spare
     if case.stuck:
         print(f"stuck after {len(case.recoveries)} recoveries", file=sys.stderr)
     return rows
