@@ -41,7 +41,7 @@ def test_survivors_are_not_signalled() -> None:
     (told,) = decision.actions
     assert isinstance(told, Tell)
     assert isinstance(told.report, Broken)
-    assert state.phase is Phase.RUNNING
+    assert state.phase.value == "running"
     decision = state.round_stopped(Stop(round=4, because="rank 1 failed"), 1.0)
     (told,) = decision.actions
     assert isinstance(told, Tell)
