@@ -17,11 +17,11 @@ from rallypoint.base.control_message import (
     Elastic,
     LongWait,
     Ready,
-    Released,
     WorkerError,
 )
 from rallypoint.launch.agent.crew import Crew
 from rallypoint.launch.agent.entry import make_entry
+from rallypoint.launch.agent.going_on import GoingOn
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error
 from rallypoint.launch.agent.node import (
@@ -31,7 +31,6 @@ from rallypoint.launch.agent.node import (
     SignalWorkers,
     Tell,
 )
-from rallypoint.launch.agent.recovery import Recovery
 from rallypoint.launch.agent.reports import Reports
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
@@ -45,7 +44,7 @@ from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, Failure, signal_name
+from rallypoint.launch.worker_group import Exit, signal_name
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -128,7 +127,13 @@ class Agent:
         self._answers: AgentAnswers | None = None  # once one has asked
         self._stopped_by = ""
         self._hang_watch: HangWatch | None = None  # once a worker has waited for long
-        self._recovery: Recovery | None = None  # until all who go on are in the next round
+        self._going_on = GoingOn(
+            self._state,
+            self._crew,
+            self._progress,
+            perform=self._perform,
+            stand_by=self._stand_by,
+        )
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
@@ -166,7 +171,7 @@ class Agent:
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
-            self._end_silent()
+            self._going_on.tick(time.monotonic())
             if self._step_signals is not None:
                 self._step_signals.tick(time.monotonic())
             if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
@@ -346,7 +351,10 @@ class Agent:
 
     def _start_round(self, start: Start) -> None:
         if self._state.phase is Phase.KEEPING:
-            return self._go_on(start)
+            self._recorded.clear()
+            self._seat = start.seat
+            self._rounds.settle()  # workers that are running need the store at once
+            return self._going_on.begin(start)
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
         ranks = _ranks_of(seat)
@@ -390,65 +398,6 @@ class Agent:
         output = self._output
         assert output is not None
         self._to_guardian(lambda guardian: self._crew.stand_by(guardian, output, seat))
-
-    # Going on after a loss.
-
-    def _go_on(self, start: Start) -> None:
-        """A round begins in which workers of this node go on."""
-        seat, over, now = start.seat, self._state.group, time.monotonic()
-        elsewhere = self._state.stopped_because
-        kept = [self._crew.by_rank[rank] for rank in sorted(self._state.survivors)]
-        places = self._crew.places_for(seat, kept)
-        ranks = _ranks_of(seat)
-        decision = self._state.started(
-            seat.number,
-            ranks,
-            seat.node_rank,
-            local_ranks=dict.fromkeys(ranks, 0)
-            | {place.rank: place.local_rank for place, _ in places},
-            elastic=[place.rank for place, worker in places if worker.is_elastic],
-        )
-        self._perform(decision)
-        self._recorded.clear()
-        self._seat = seat
-        self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
-        self._crew.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
-        self._rounds.settle()
-        self._recovery = Recovery(over, elsewhere, start, now, self._recovery)
-        self._count_ready()
-        if start.may_replace:
-            self._stand_by(seat)
-        for rank in ranks[len(places) :]:  # lost while the round was being agreed
-            gone = Exit(rank=rank, pid=0, time_s=time.time(), start_error="it has just ended")
-            self._perform(self._state.worker_exited(gone, now))
-
-    def _end_silent(self) -> None:
-        """Kill workers that should go on, and do not answer."""
-        now = time.monotonic()
-        for worker in self._crew.unanswered(self._state.round, now):
-            self._progress.told(
-                f"rank {worker.rank} (pid {worker.pid}) does not answer, as others go on without"
-                " those that were lost; killing it"
-            )
-            self._send_signal((worker.rank,), signal.SIGKILL)
-
-    def _count_ready(self) -> None:
-        self._perform(self._state.workers_ready(len(self._crew.ready), self._crew.empty))
-
-    def _says_elastic(self, worker: Worker, message: Elastic) -> None:
-        if not self._rounds.keeps_survivors:
-            return
-        worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
-        if not message.is_on and self._state.phase is not Phase.RUNNING:
-            return  # it has, or gets, a place in the next round
-        worker.is_elastic = message.is_on
-        if worker.rank >= 0:
-            self._perform(self._state.worker_is_elastic(worker.rank, is_on=message.is_on))
-        if not message.is_on:
-            worker.control.send(Released())
-        if self._recovery is not None and self._crew.has_joined(self._state.round):
-            recovery, self._recovery = self._recovery, None
-            self._progress.went_on(recovery.told(self._crew.by_rank, time.monotonic()))
 
     # Events.
 
@@ -497,21 +446,11 @@ class Agent:
                 if report.kind is ReportKind.STARTED:
                     worker.pid = report.pid
                     self._progress.worker_started(worker.rank, report.pid)
-                elif worker.rank < 0:
-                    self._standby_ended(worker, report)
+                elif worker.rank < 0 and self._seat is not None:
+                    self._read(worker)
+                    self._going_on.lost_standby(worker, report, self._seat)
                 else:
                     self._worker_ended(worker, report)
-
-    def _standby_ended(self, worker: Worker, report: Report) -> None:
-        self._read(worker)
-        self._crew.lost_standby(worker)
-        if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
-            return
-        failure = Failure(worker.exit(report), worker.error)
-        self._progress.told(f"a worker on standby (pid {report.pid}) {failure.what}")
-        self._count_ready()
-        if worker.is_ready and self._seat is not None:  # one that came so far can be replaced
-            self._stand_by(self._seat)
 
     def _worker_ended(self, worker: Worker, report: Report) -> None:
         now = time.monotonic()
@@ -555,10 +494,10 @@ class Agent:
             elif isinstance(message, LongWait) and self._job.on_hang is not OnHang.OFF:
                 self._watching().complains(worker.rank, message.seconds, is_over=message.is_over)
             elif isinstance(message, Elastic):
-                self._says_elastic(worker, message)
+                if self._rounds.keeps_survivors:
+                    self._going_on.heard(worker, message)
             elif isinstance(message, Ready) and worker.rank < 0:
-                worker.is_ready = True
-                self._count_ready()
+                self._going_on.is_ready(worker)
 
     # Actions.
 

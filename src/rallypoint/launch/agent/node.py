@@ -179,13 +179,12 @@ class NodeState:
 
     # Events.
 
-    def worker_is_elastic(self, rank: int, *, is_on: bool) -> Decision:
+    def worker_is_elastic(self, rank: int, *, is_on: bool) -> None:
         """A worker says whether it goes on when others are lost."""
         if is_on and rank in self.group.running:
             self.elastic.add(rank)
         else:
             self.elastic.discard(rank)
-        return NOTHING
 
     def workers_ready(self, ready: int, empty: int) -> Decision:
         """So many workers on standby wait for a place, and so many places are empty."""

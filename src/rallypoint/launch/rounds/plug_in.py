@@ -111,6 +111,8 @@ def rounds_through(handler: RendezvousHandler, job: Job, address: str = "") -> P
 class PlugInRounds(RoundSource):
     """One agent's side of it."""
 
+    keeps_survivors = False  # a plug-in's rounds are of whole nodes
+
     def __init__(self, handler: RendezvousHandler, member: Member, max_restarts: int) -> None:
         super().__init__(member.key)
         self._handler = handler

@@ -1,0 +1,113 @@
+"""What an agent does so that workers can go on when others are lost: performs, and tells the user.
+
+node.py decides who goes on, crew.py knows who takes which place; control_link.py is the workers'
+side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rallypoint.base.control_message import Elastic, Released
+from rallypoint.launch.agent.crew import Crew
+from rallypoint.launch.agent.guardian import Report
+from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
+from rallypoint.launch.agent.recovery import Recovery
+from rallypoint.launch.agent.worker import Worker
+from rallypoint.launch.output.progress import ProgressReporter
+from rallypoint.launch.worker_group import Exit, Failure
+from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.reports import Start
+from rallypoint.rendezvous.job.round import Seat
+
+
+class GoingOn:
+    """One node's workers on their way from round to round.
+
+    Args:
+        perform: performs the decisions of `state`.
+        stand_by: starts what is missing on standby in that round.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        crew: Crew,
+        progress: ProgressReporter,
+        *,
+        perform: Callable[[Decision], None],
+        stand_by: Callable[[Seat], None],
+    ) -> None:
+        self._state, self._crew, self._progress = state, crew, progress
+        self._perform, self._stand_by = perform, stand_by
+        self._recovery: Recovery | None = None  # until all who go on are in the next round
+
+    def begin(self, start: Start) -> None:
+        """A round begins in which workers of this node go on, or whose workers are on standby."""
+        seat, over, now = start.seat, self._state.group, time.monotonic()
+        elsewhere = self._state.stopped_because
+        kept = [self._crew.by_rank[rank] for rank in sorted(self._state.survivors)]
+        places = self._crew.places_for(seat, kept)
+        ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
+        local_ranks = {place.rank: place.local_rank for place, _ in places}
+        decision = self._state.started(
+            seat.number,
+            ranks,
+            seat.node_rank,
+            local_ranks=dict.fromkeys(ranks, 0) | local_ranks,
+            elastic=[place.rank for place, worker in places if worker.is_elastic],
+        )
+        self._perform(decision)
+        self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._crew.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
+        self._recovery = Recovery(over, elsewhere, start, now, self._recovery)
+        self.count_ready()
+        if start.may_replace:
+            self._stand_by(seat)
+        for rank in ranks[len(places) :]:  # lost while the round was being agreed
+            gone = Exit(rank=rank, pid=0, time_s=time.time(), start_error="it has just ended")
+            self._perform(self._state.worker_exited(gone, now))
+
+    def heard(self, worker: Worker, message: Elastic) -> None:
+        """A worker says whether it goes on, and how far it has come."""
+        worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
+        if not message.is_on and self._state.phase is not Phase.RUNNING:
+            return  # it has, or gets, a place in the next round
+        worker.is_elastic = message.is_on
+        if worker.rank >= 0:
+            self._state.worker_is_elastic(worker.rank, is_on=message.is_on)
+        if not message.is_on:
+            worker.control.send(Released())
+        if self._recovery is not None and self._crew.has_joined(self._state.round):
+            recovery, self._recovery = self._recovery, None
+            self._progress.went_on(recovery.told(self._crew.by_rank, time.monotonic()))
+
+    def is_ready(self, worker: Worker) -> None:
+        """A worker on standby waits for a place."""
+        worker.is_ready = True
+        self.count_ready()
+
+    def count_ready(self) -> None:
+        """Tell the coordinator, if there is a place for one of them."""
+        self._perform(self._state.workers_ready(len(self._crew.ready), self._crew.empty))
+
+    def lost_standby(self, worker: Worker, report: Report, seat: Seat) -> None:
+        """A worker on standby has ended."""
+        self._crew.lost_standby(worker)
+        if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
+            return
+        failure = Failure(worker.exit(report), worker.error)
+        self._progress.told(f"a worker on standby (pid {report.pid}) {failure.what}")
+        self.count_ready()
+        if worker.is_ready:  # one that came so far can be replaced
+            self._stand_by(seat)
+
+    def tick(self, now: float) -> None:
+        """Kill workers that should go on, and do not answer."""
+        for worker in self._crew.unanswered(self._state.round, now):
+            self._progress.told(
+                f"rank {worker.rank} (pid {worker.pid}) does not answer, as others go on without"
+                " those that were lost; killing it"
+            )
+            self._perform(Decision((SignalWorkers((worker.rank,), SIGKILL),), ""))
