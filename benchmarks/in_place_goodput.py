@@ -28,13 +28,12 @@ def goodput(
     with one_host(4, spares=1, worker=worker, flags=flags) as job:
         calm = _steps_in(job, calm_s) / calm_s
         first, begin = job.steps(), time.monotonic()
-        while time.monotonic() - begin < duration_s:
-            time.sleep(max(0.0, every_s - (time.monotonic() - begin) % every_s))
-            if time.monotonic() - begin >= duration_s:
-                break
+        for number in range(1, int(duration_s / every_s) + 1):
+            time.sleep(max(0.0, begin + number * every_s - time.monotonic()))
             is_stop = stops and chance.random() < 0.5
             job.signal(_victim(job, chance), signal.SIGSTOP if is_stop else signal.SIGKILL)
             faults["stopped" if is_stop else "killed"] += 1
+        time.sleep(max(0.0, begin + duration_s - time.monotonic()))
         took_s, done = time.monotonic() - begin, job.steps() - first
         calm_after = _steps_in(job, calm_s, patience_s=60.0) / calm_s
     possible = (calm + calm_after) / 2 * took_s
