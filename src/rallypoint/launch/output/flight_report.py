@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
@@ -47,21 +46,23 @@ class FlightRecords:
 
     def make_room(self, slot: int) -> None:
         """A worker will write there."""
-        with suppress(OSError):
-            if os.fstat(self._descriptor).st_size < (slot + 1) * FLIGHT_RECORD_BYTES:
-                os.truncate(self._descriptor, (slot + 1) * FLIGHT_RECORD_BYTES)
+        size = (slot + 1) * FLIGHT_RECORD_BYTES
+        try:
+            if os.fstat(self._descriptor).st_size < size:
+                os.truncate(self._descriptor, size)
+        except OSError:  # nothing depends on it
+            return
 
     def clear(self, slot: int) -> None:
         """The worker has ended; another one may write there. Frees the memory."""
         import mmap
 
-        with (
-            suppress(OSError, ValueError),
-            mmap.mmap(
-                self._descriptor, FLIGHT_RECORD_BYTES, offset=slot * FLIGHT_RECORD_BYTES
-            ) as memory,
-        ):
-            memory.madvise(mmap.MADV_REMOVE)
+        offset = slot * FLIGHT_RECORD_BYTES
+        try:
+            with mmap.mmap(self._descriptor, FLIGHT_RECORD_BYTES, offset=offset) as memory:
+                memory.madvise(mmap.MADV_REMOVE)
+        except (OSError, ValueError):
+            return
 
     def forget(self) -> None:
         """What was read is of a round that is over."""
