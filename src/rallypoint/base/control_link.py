@@ -35,13 +35,13 @@ class ControlLink:
 
     Attributes:
         newest: the newest place that it was told.
-        withdraw: called, in another thread, when a place is told because somebody was lost; it must
-            end the calls of the round before, and is done when `newest` is set.
+        withdraw: called, in another thread, with a new place before it becomes `newest`; it must
+            end calls that can no longer succeed.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.newest: Place | None = None
-        self.withdraw: Callable[[], None] = _nothing
+        self.withdraw: Callable[[Place], None] = _nothing
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._changed = threading.Condition()
         self._is_elastic = self._is_leaving = self._is_released = False
@@ -130,15 +130,14 @@ class ControlLink:
         with self._changed:
             if self._is_newer(place.round - 1):
                 return
-            if place.is_urgent:
-                self.withdraw()
+            self.withdraw(place)
             self.newest = place
             self._is_elastic |= self._is_leaving
             self._say()
             self._changed.notify_all()
 
 
-def _nothing() -> None:
+def _nothing(_: Place) -> None:
     """No calls to end yet."""
 
 

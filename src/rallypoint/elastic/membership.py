@@ -7,6 +7,7 @@ import os
 import numpy
 
 from rallypoint.base.control_link import ControlLink, control_link
+from rallypoint.base.control_message import Place
 from rallypoint.base.errors import (
     HostError,
     NotInitializedError,
@@ -40,7 +41,8 @@ class Membership:
         self.round = -1
         self.recoveries = 0
         self._link: ControlLink | None = None
-        self._forming: Store | None = None  # where the next round forms
+        self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
+        self._forming: Store | None = None  # where it forms
 
     def enroll(self) -> None:
         """Tell the launcher that this process goes on when others are lost."""
@@ -78,11 +80,10 @@ class Membership:
             )
         return group
 
-    @property
     def has_news(self) -> bool:
         """Whether there is a newer round to go to."""
-        link = self._link
-        return link is not None and link.newest is not None and link.newest.round > self.round
+        newest = None if self._link is None else self._link.newest
+        return newest is not None and newest.round > self.round
 
     def wait_for_news(self, timeout_s: float) -> bool:
         """Wait until there is."""
@@ -96,6 +97,7 @@ class Membership:
                 launcher offers no other round.
         """
         tried = self.round
+        self._is_meeting = True  # from before the newest place is read
         while True:
             place = None if self._link is None else self._link.wait(tried, _NEWS_S)
             if place is None:
@@ -115,10 +117,12 @@ class Membership:
 
     def exchange(self, standing: Standing) -> Settlement:
         """Tell each other where everybody stands, and conclude the same from it."""
+        self._is_meeting = True
         size = self.group.size()
         mine = numpy.array(standing, numpy.int64)
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
+        self._is_meeting = False
         return settle([Standing(bool(row[0]), int(row[1]), int(row[2])) for row in told])
 
     def _form(self, number: int, environ: dict[str, str]) -> None:
@@ -148,8 +152,13 @@ class Membership:
         if self._link is not None and self._link.wait(number, 0.0) is not None:
             self._interrupt()
 
-    def _withdraw(self) -> None:
-        """In the thread of the link: what waits in the old round, or for one, can stop waiting."""
+    def _withdraw(self, place: Place) -> None:
+        """In the thread of the link: what waits in an old round, or for one, can stop waiting.
+
+        If nobody was lost, a round that has begun goes on until an update says that all leave it.
+        """
+        if not place.is_urgent and not self._is_meeting:
+            return
         group = GroupMember.WORLD
         if group is not None:
             for each in (*group.world.subgroups, group):

@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy
 
-from rallypoint.base.errors import MembershipChangedError, RallypointError
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    MembershipChangedError,
+    RallypointError,
+)
 from rallypoint.elastic.agreement import Settlement, Standing
 from rallypoint.elastic.membership import LOSSES, membership
 from rallypoint.elastic.participant import Participant
@@ -45,7 +49,6 @@ class State:
         own["_callbacks"] = []
         own["_settlement"] = None
         own["_update"] = _Update(self)
-        own["_word"] = numpy.ones(1, numpy.int64)
         membership().enroll()
 
     def __getattr__(self, name: str) -> Any:
@@ -154,26 +157,34 @@ class State:
 class _Update:
     """The block of `State.update`."""
 
-    __slots__ = ("_has_changed", "_is_inside", "_own", "_present", "_state")
+    __slots__ = (
+        *("_has_changed", "_has_news", "_is_inside", "_own", "_participants"),
+        *("_present", "_state", "_value", "_word"),
+    )
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._own = state.__dict__
+        self._participants: list[Participant] = self._own["_participants"]
+        self._has_news = membership().has_news
+        self._word = numpy.full(1, _NOBODY_WAITS, numpy.int64)
+        self._value = self._word.data  # read faster than by NumPy
         self._is_inside = self._has_changed = False
         self._present: tuple[tuple[int, ...], int] | None = None
 
     def __enter__(self) -> None:
-        own = self._own
+        own, value = self._own, self._value
         if self._is_inside:
-            raise MembershipChangedError("an update within an update")
-        for each in self._own["_participants"]:
+            raise InvalidArgumentError("an update cannot be within another one of the same state")
+        for each in self._participants:
             each.prepare()
         own["_prepared"] = own["_committed"] + 1
-        word = own["_word"]
-        word[0] = 0 if membership().has_news else _NOBODY_WAITS
+        if self._has_news():
+            value[0] = 0
         try:
-            all_reduce(word, ReduceOp.BAND)
+            all_reduce(self._word, ReduceOp.BAND)
         except LOSSES as error:
+            value[0] = _NOBODY_WAITS
             error.__traceback__ = None  # it would keep the memory of the caller's variables
             if not self._is_due(error):
                 raise MembershipChangedError(
@@ -182,7 +193,9 @@ class _Update:
             self._has_changed = True
         else:
             own["_committed"] += 1
-            self._has_changed = not word[0]
+            if not value[0]:
+                value[0] = _NOBODY_WAITS
+                self._has_changed = True
         self._is_inside = True
 
     def _is_due(self, because: RallypointError) -> bool:
@@ -206,7 +219,7 @@ class _Update:
     ) -> None:
         self._is_inside = False
         if kind is None:
-            for each in self._own["_participants"]:
+            for each in self._participants:
                 each.commit()
         if self._present is not None:
             group = membership().group
