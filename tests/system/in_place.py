@@ -38,6 +38,8 @@ def train(state: elastic.State) -> None:
     assert state.weights is own_weights or "commit" in options
     if not state.step:
         state.weights[:] = 1.0
+        if "commit" in options:
+            state.commit()
     while state.step < int(steps):
         indices = sampler.indices(state.step)
         error = inputs[indices] @ state.weights - targets[indices]

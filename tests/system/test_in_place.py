@@ -177,9 +177,11 @@ def test_a_new_process_joins(launch: Launch) -> None:
 def test_commits_and_weights_of_one_process(launch: Launch) -> None:
     """With fewer ranks, too, as the global batch stays the same."""
     seed = seed_of()
-    begin(launch, "--nproc-per-node", "3", steps=150, wishes="commit")
-    kill_one(launch, seed, 20, 3)
-    kill_one(launch, seed + 1, 60, 2)
+    flags = ("--nproc-per-node", "3", "--spares", "1")
+    begin(launch, *flags, steps=150, wishes="commit")
+    kill_one(launch, seed, 20, 3)  # the spare, a newcomer, keeps a copy as well
+    kill_one(launch, seed + 1, 40, 3)
+    kill_one(launch, seed + 2, 80, 2)
     end(launch)
     found = steps_of(launch.directory)
     assert sorted(found) == list(range(1, 151))

@@ -22,11 +22,13 @@ class Standing(NamedTuple):
     Attributes:
         is_member: it has the state; a newcomer has not.
         committed, prepared: the number of the last update that it has.
+        saves: it keeps a copy of the state, to which it returns after a loss.
     """
 
     is_member: bool
     committed: int
     prepared: int
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,13 @@ class Settlement:
         committed: the update up to which everybody's state is.
         sources: the ranks that have the state.
         newcomers: those that need it.
+        saves: they keep a copy of it, too.
     """
 
     committed: int
     sources: tuple[int, ...]
     newcomers: tuple[int, ...]
+    saves: bool = False
 
 
 def settle(standings: Sequence[Standing]) -> Settlement:
@@ -53,4 +57,5 @@ def settle(standings: Sequence[Standing]) -> Settlement:
     if all(standings[rank].prepared > committed for rank in sources):
         committed += 1
     newcomers = tuple(rank for rank, each in enumerate(standings) if not each.is_member)
-    return Settlement(committed, sources, newcomers)
+    saves = any(standings[rank].saves for rank in sources)
+    return Settlement(committed, sources, newcomers, saves)

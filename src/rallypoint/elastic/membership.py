@@ -123,7 +123,9 @@ class Membership:
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
         self._is_meeting = False
-        return settle([Standing(bool(row[0]), int(row[1]), int(row[2])) for row in told])
+        return settle(
+            [Standing(bool(row[0]), int(row[1]), int(row[2]), bool(row[3])) for row in told]
+        )
 
     def _form(self, number: int, environ: dict[str, str]) -> None:
         group = self.group

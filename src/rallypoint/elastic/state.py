@@ -82,7 +82,8 @@ class State:
     def commit(self) -> None:
         """Keep a copy of the state, on all ranks or on none, to which `run` returns after a loss.
 
-        For code that communicates while it changes the state; it takes memory for one copy.
+        For code that communicates while it changes the state; it takes memory for one copy. Call it
+        once before the first change as well: before that there is nothing to return to.
 
         Raises:
             MembershipChangedError: ranks were lost or wait to join; `run` handles it.
@@ -115,7 +116,7 @@ class State:
             settlement = own["_settlement"] = membership().exchange(self._standing)
         if settlement.newcomers:
             synchronize(own["_values"], settlement)
-            if not own["_is_member"] and own["_saved"] is not None:
+            if settlement.saves and not own["_is_member"]:
                 own["_saved"] = self._copies()
         own["_committed"] = own["_prepared"] = settlement.committed
         own["_is_member"] = True
@@ -135,7 +136,8 @@ class State:
     @property
     def _standing(self) -> Standing:
         own = self.__dict__
-        return Standing(own["_is_member"], own["_committed"], own["_prepared"])
+        saves = own["_saved"] is not None
+        return Standing(own["_is_member"], own["_committed"], own["_prepared"], saves)
 
     def _copies(self) -> dict[str, Any]:
         values: dict[str, Any] = self.__dict__["_values"]

@@ -24,6 +24,11 @@ def test_a_newcomer_has_no_say() -> None:
     assert told == Settlement(8, (0, 2), (1,))
 
 
+def test_newcomers_keep_copies_as_the_others_do() -> None:
+    assert settle([NEW, Standing(True, 3, 3, True)]).saves
+    assert not settle([NEW, member(3, 3)]).saves
+
+
 @pytest.mark.parametrize(
     ("standings", "committed"),
     [
