@@ -125,11 +125,9 @@ class _Attempts:
         limit_s = part.group.timeout.total_seconds()
         until = time.monotonic() + limit_s
         while not part.wait_for_news(min(_TOLD_EVERY_S, until - time.monotonic())):
-            missing = f"{size} ranks, and at least {self._min_size} are needed"
+            here = f"{size} here, at least {self._min_size} needed"
             if time.monotonic() >= until:
-                raise TooFewPeersError(f"for {limit_s:.0f} s there were {missing}")
+                raise TooFewPeersError(f"too few ranks for {limit_s:.0f} s: {here}")
             if part.group.own_rank == 0:
-                print(
-                    f"rallypoint: waiting for ranks to join: there are {missing}", file=sys.stderr
-                )
+                print(f"rallypoint: waiting for ranks to join: {here}", file=sys.stderr)
         raise MembershipChangedError("ranks have joined")

@@ -37,11 +37,18 @@ class State:
 
     Values that differ between ranks, such as a generator for each rank, do not belong here: derive
     them from the step, as `Sampler` does.
+
+    Raises:
+        InvalidArgumentError: a name begins with an underscore, or is that of a method.
     """
 
     def __init__(self, **values: Any) -> None:
-        own = self.__dict__
-        own["_values"] = values
+        for name in values:
+            if name.startswith("_") or hasattr(State, name):
+                raise InvalidArgumentError(f"a value of elastic.State cannot be called {name!r}")
+        own = self.__dict__  # the values are in it as well, as reading them must cost nothing
+        own.update(values)
+        own["_names"] = tuple(values)
         own["_participants"] = [each for each in values.values() if isinstance(each, Participant)]
         own["_committed"] = own["_prepared"] = 0
         own["_is_member"] = False
@@ -52,18 +59,14 @@ class State:
         membership().enroll()
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["_values"][name]
-        except KeyError:
-            raise AttributeError(f"this elastic.State has no value {name!r}") from None
+        raise AttributeError(f"this elastic.State has no value {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        values = self.__dict__["_values"]
-        if name not in values:
+        if name not in self.__dict__:
             raise AttributeError(
                 f"this elastic.State has no value {name!r}; name all values when it is made"
             )
-        values[name] = value
+        self.__dict__[name] = value
 
     def update(self) -> _Update:
         """Change the state on all ranks, or on none: ``with state.update(): ...``.
@@ -94,9 +97,9 @@ class State:
     def restore(self) -> None:
         """Return to the last `commit`; does nothing if there was none."""
         saved = self.__dict__["_saved"]
-        values = self.__dict__["_values"]
+        own = self.__dict__
         for name, tree in (saved or {}).items():
-            values[name] = restore(values[name], tree)
+            own[name] = restore(own[name], tree)
         for each in self.__dict__["_participants"]:
             each.rollback()
 
@@ -115,7 +118,9 @@ class State:
         if settlement is None:
             settlement = own["_settlement"] = membership().exchange(self._standing)
         if settlement.newcomers:
-            synchronize(own["_values"], settlement)
+            values = {name: own[name] for name in own["_names"]}
+            synchronize(values, settlement)
+            own.update(values)
             if settlement.saves and not own["_is_member"]:
                 own["_saved"] = self._copies()
         own["_committed"] = own["_prepared"] = settlement.committed
@@ -140,8 +145,8 @@ class State:
         return Standing(own["_is_member"], own["_committed"], own["_prepared"], saves)
 
     def _copies(self) -> dict[str, Any]:
-        values: dict[str, Any] = self.__dict__["_values"]
-        return {name: copied(read(value)) for name, value in values.items()}
+        own = self.__dict__
+        return {name: copied(read(own[name])) for name in own["_names"]}
 
     def _go_on(self, because: RallypointError | None) -> bool:
         """Meet the others in the newest round; returns whether to do the prepared update."""
