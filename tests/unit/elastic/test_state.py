@@ -136,7 +136,10 @@ def test_without_a_group() -> None:
 
 
 def test_trees_and_back() -> None:
-    tree: dict[str, Any] = {"a": [numpy.arange(2), 3], "b": (numpy.zeros((0, 2)), {"c": numpy.float32(1)})}
+    tree: dict[str, Any] = {
+        "a": [numpy.arange(2), 3],
+        "b": (numpy.zeros((0, 2)), {"c": numpy.float32(1)}),
+    }
     arrays: list[numpy.ndarray] = []
     again = fill(outline(tree, arrays), arrays)
     assert again["a"][0] is tree["a"][0]
