@@ -261,6 +261,25 @@ def test_who_keeps_the_others_waiting_is_killed(launch: Launch) -> None:
     assert set(ends) < {step.pid for step in found[1]}
 
 
+WRONG = """
+import rallypoint as dist, numpy
+from rallypoint import elastic
+@elastic.run
+def train(state):
+    dist.all_reduce(numpy.ones(3 + dist.get_rank()))
+dist.init_process_group()
+train(elastic.State(step=0))
+"""
+
+
+def test_a_wrong_call_is_no_loss(launch: Launch) -> None:
+    """It ends the job at once, and nobody waits for another round."""
+    began = time.monotonic()
+    assert launch.run("--nproc-per-node", "2", launch.script(WRONG)) == 1
+    assert time.monotonic() - began < 25, "half a minute is how long a new round is waited for"
+    assert "MismatchError: ranks called different operations" in launch.err
+
+
 def test_three_nodes_lose_the_first(launch: Launch, tmp_path: Path, free_port: int) -> None:
     """Its agent, which coordinates and has the store, and its workers die; the others go on."""
     nodes = []

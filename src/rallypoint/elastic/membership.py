@@ -12,7 +12,10 @@ from rallypoint.base.errors import (
     HostError,
     NotInitializedError,
     PeerError,
+    PeerLostError,
     RallypointError,
+    RevokedError,
+    StoreError,
 )
 from rallypoint.elastic.agreement import Settlement, Standing, settle
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
@@ -23,8 +26,9 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import Store
 
-# What a lost rank, or a round that others have left already, looks like here.
-LOSSES = (PeerError, HostError)
+# What a lost rank looks like to a call of the program; what it called wrongly is no loss.
+LOSSES = (PeerLostError, RevokedError, StoreError)
+_NOT_FORMED = (PeerError, HostError)  # and to those who form a group
 # A launcher that sees a worker end tells the others within milliseconds.
 _NEWS_S = 30.0
 
@@ -106,7 +110,7 @@ class Membership:
             try:
                 self._form(place.round, place.environ)
                 settlement = self.exchange(standing)
-            except LOSSES as error:
+            except _NOT_FORMED as error:
                 because = error
                 error.__traceback__ = None
                 continue

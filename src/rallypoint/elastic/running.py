@@ -57,8 +57,8 @@ def run(
     Raises (the decorated function):
         NotInitializedError: there is no default group.
         TooFewPeersError: fewer ranks than min_size for as long as the group's timeout.
-        PeerError, HostError: ranks were lost, and the launcher offers no other round, or too often
-            in a row.
+        PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
+            round for 30 s, or it happened too often in a row.
     """
 
     def decorate(function: Training[P, R]) -> Training[P, R]:
