@@ -168,7 +168,7 @@ def test_when_a_rank_dies(launch: Launch) -> None:
         "    dist.all_reduce(gradient)\n"
         + block_of("docs/guides/process-groups.md", "test_when_a_rank_dies")
         + "assert dist.get_world_size() == 2\n"
-        "print('agreed', done)\n"
+        "os.write(1, f'agreed {done}\\n'.encode())\n"
     )
     assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
     assert launch.out.count("agreed 0") == 2

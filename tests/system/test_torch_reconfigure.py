@@ -46,7 +46,7 @@ def run(*words: str) -> tuple[list[int], list[str]]:
 def needs_reconfigure() -> None:
     dist = pytest.importorskip("torch.distributed")
     if not hasattr(dist, "_reconfigure"):
-        pytest.skip("this PyTorch has no reconfigure: it came with 2.14")
+        pytest.skip("PyTorch before 2.14: no reconfigure")
 
 
 def test_the_suites_cases() -> None:

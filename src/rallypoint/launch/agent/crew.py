@@ -126,7 +126,7 @@ class Crew:
                     worker.is_ready = True
                     self.standbys.append(worker)
                 else:
-                    self._let_go(worker)
+                    self._make_room(worker)
         if self.trouble is not None:
             self.trouble = self.trouble.renewed()
         for place, worker in places:
@@ -172,7 +172,7 @@ class Crew:
     def lost_standby(self, worker: Worker) -> None:
         """A worker on standby has ended."""
         self.standbys.remove(worker)
-        self._let_go(worker)
+        self._make_room(worker)
 
     def let_all_go(self) -> None:
         """Everything has ended: pass on what is left of the output, and forget all."""
@@ -217,11 +217,15 @@ class Crew:
         if self._by_number.get(worker.number) is worker:  # it was not let go in this very turn
             self._read(worker)
 
+    def _make_room(self, worker: Worker) -> None:
+        """It has ended, and another one may write its record where this one has."""
+        self._let_go(worker)
+        if self.trouble is not None:
+            self.trouble.records.clear(worker.record_slot)
+
     def _let_go(self, worker: Worker) -> None:
         worker.drain_output()
         if worker.control in self._selector.get_map():
             self._selector.unregister(worker.control)
         worker.control.close()
         self._by_number.pop(worker.number, None)
-        if self.trouble is not None:
-            self.trouble.records.clear(worker.record_slot)
