@@ -319,5 +319,6 @@ def test_a_hundred_rounds_leave_nothing() -> None:
         return seen
 
     for warm, _, last in run_ranks(2, main):
-        assert last[:3] == warm[:3]
+        # The other rank, a thread of this process, may be about to close something.
+        assert all(after <= before + 3 for before, after in zip(warm[:3], last[:3], strict=True))
         assert (last[3] - warm[3]) * os.sysconf("SC_PAGESIZE") <= 2 << 20
