@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import numpy
 import pytest
 from tests.conftest import SOON_S
 from tests.system.conftest import Launch
+from tests.system.test_logs import COMMON, documented_events
 
 from rallypoint.elastic import Sampler
 
@@ -121,7 +123,7 @@ def end(launch: Launch, status: int = 0) -> None:
 
 def test_the_others_go_on(launch: Launch) -> None:
     seed = seed_of()
-    begin(launch, "--nproc-per-node", "4", steps=250)
+    begin(launch, "--nproc-per-node", "4", "--json-events", "events.json", steps=250)
     victim = kill_one(launch, seed, random.Random(seed).randrange(2, 100), 4)
     end(launch)
     ends = ends_of(launch)
@@ -132,6 +134,12 @@ def test_the_others_go_on(launch: Launch) -> None:
     check_steps(found, 250)
     assert {step.pid for step in found[250]} == set(ends) < {step.pid for step in found[1]}
     assert {len(told) for told in found.values()} <= {4, 3}
+    events = [
+        json.loads(each) for each in (launch.directory / "events.json").read_text().splitlines()
+    ]
+    (went_on,) = [event for event in events if event["event"] == "went_on"]
+    assert set(went_on) == COMMON | documented_events()["went_on"]
+    assert (went_on["lost_pids"], went_on["world_size"]) == ([victim], 3)
 
 
 def test_a_spare_continues_with_the_same_bits(
@@ -226,8 +234,7 @@ runpy.run_path("{PROGRAM}", run_name="__main__")
     (launch.directory / "changed").touch()
     os.kill(came[0], signal.SIGKILL)
     end(launch)
-    says = "weights in this rank's elastic.State is <f8 of shape (9,), but on the other ranks it is"
-    assert says in launch.err
+    assert "weights in this rank's elastic.State is float64 of shape (9,), but on the" in launch.err
     assert [size for _, size in ends_of(launch).values()] == [1]
 
 
@@ -262,22 +269,28 @@ def test_who_keeps_the_others_waiting_is_killed(launch: Launch) -> None:
 
 
 WRONG = """
-import rallypoint as dist, numpy
+import threading, rallypoint as dist, numpy
 from rallypoint import elastic
 @elastic.run
 def train(state):
     dist.all_reduce(numpy.ones(3 + dist.get_rank()))
 dist.init_process_group()
-train(elastic.State(step=0))
+train(elastic.State(step={value}))
 """
+MISTAKES = {
+    "0": "MismatchError: ranks called different operations",
+    "numpy.ones(1 + dist.get_rank())": "step in this rank's elastic.State is float64 of shape (2,)",
+    "threading.Lock()": "step in this rank's elastic.State cannot be pickled (cannot pickle",
+}
 
 
-def test_a_wrong_call_is_no_loss(launch: Launch) -> None:
-    """It ends the job at once, and nobody waits for another round."""
+@pytest.mark.parametrize("value", MISTAKES, ids=["call", "shapes", "lock"])
+def test_a_mistake_ends_the_job(launch: Launch, value: str) -> None:
+    """At once: nobody waits for another round, or goes on without having begun."""
     began = time.monotonic()
-    assert launch.run("--nproc-per-node", "2", launch.script(WRONG)) == 1
+    assert launch.run("--nproc-per-node", "2", launch.script(WRONG.format(value=value))) == 1
     assert time.monotonic() - began < 25, "half a minute is how long a new round is waited for"
-    assert "MismatchError: ranks called different operations" in launch.err
+    assert MISTAKES[value] in launch.err
 
 
 def test_three_nodes_lose_the_first(launch: Launch, tmp_path: Path, free_port: int) -> None:

@@ -24,6 +24,7 @@ from rallypoint.base.control_message import (
     encode,
 )
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.worker_env import STANDBY
 
 _PAUSE_S = 0.01
 _ANSWER_S = 2.0
@@ -35,6 +36,7 @@ class ControlLink:
 
     Attributes:
         newest: the newest place that it was told.
+        is_newcomer: it was started on standby, for a job in which others have a state already.
         withdraw: called, in another thread, with a new place before it becomes `newest`; it must
             end calls that can no longer succeed.
     """
@@ -44,6 +46,7 @@ class ControlLink:
         self.withdraw: Callable[[Place], None] = _nothing
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._changed = threading.Condition()
+        self.is_newcomer = os.environ.get(STANDBY) == "1"
         self._is_elastic = self._is_leaving = self._is_released = False
         self._joined = -1
         self._pid = os.getpid()

@@ -20,6 +20,7 @@ from rallypoint.base.errors import (
 from rallypoint.elastic.agreement import Settlement, Standing, settle
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
 from rallypoint.process_group.formation.opening import open_round
+from rallypoint.process_group.formation.places import ROUND
 from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.groups.default import GroupMember
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -38,22 +39,25 @@ class Membership:
 
     Attributes:
         round: the one whose group it has formed.
-        recoveries: how often it has gone on in another round.
     """
 
     def __init__(self) -> None:
         self.round = -1
-        self.recoveries = 0
         self._link: ControlLink | None = None
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
         self._forming: Store | None = None  # where it forms
 
     def enroll(self) -> None:
-        """Tell the launcher that this process goes on when others are lost."""
+        """Listen to the launcher; a newcomer goes on when others are lost, from now on.
+
+        The job's first processes do so once they have a common state: before, there is nothing to
+        go on with, and what fails would leave a job of fewer ranks than were asked for.
+        """
         self._link = control_link()
         if self._link is not None:
             self._link.withdraw = self._withdraw
-            self._link.say_elastic(is_on=True)
+            if self._link.is_newcomer:
+                self._link.say_elastic(is_on=True)
 
     def begin(self) -> None:
         """The default group has been formed, by init_process_group.
@@ -63,7 +67,10 @@ class Membership:
         """
         _ = self.group
         if self.round < 0:
-            self.round = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            self.round = int(os.environ.get(ROUND, "0"))
+
+    def has_state(self) -> None:
+        """Tell the launcher that this process goes on when others are lost."""
         if self._link is not None:
             self._link.say_elastic(is_on=True, joined=self.round)
 
@@ -114,9 +121,7 @@ class Membership:
                 because = error
                 error.__traceback__ = None
                 continue
-            self.recoveries += 1
-            assert self._link is not None
-            self._link.say_elastic(is_on=True, joined=self.round)
+            self.has_state()
             return settlement
 
     def exchange(self, standing: Standing) -> Settlement:

@@ -90,6 +90,8 @@ class _Attempts:
         while True:
             try:
                 self._state.sync()
+                if is_first:
+                    part.has_state()
                 self._await_enough()
                 if not is_first:
                     self._state._reset()
@@ -98,7 +100,7 @@ class _Attempts:
                 with self._state.update():  # all have done their last step, and leave together
                     pass
             except MembershipChangedError:
-                if self._state.__dict__["_settlement"] is None:
+                if self._state._settlement is None:
                     self._go_on(None)
             except LOSSES as error:
                 error.__traceback__ = None
@@ -110,7 +112,7 @@ class _Attempts:
             self._state.restore()
 
     def _go_on(self, error: Exception | None) -> None:
-        committed = self._state.__dict__["_committed"]
+        committed = self._state._committed
         self._fruitless = self._fruitless + 1 if committed == self._committed else 0
         self._committed = committed
         if error is not None and self._retries is not None and self._fruitless > self._retries:

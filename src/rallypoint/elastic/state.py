@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import numpy
 
@@ -20,6 +20,7 @@ from rallypoint.elastic.transfer import synchronize
 from rallypoint.elastic.values import copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
+from rallypoint.process_group.groups.group import ProcessGroup
 
 _NOBODY_WAITS = 1
 
@@ -42,19 +43,25 @@ class State:
         InvalidArgumentError: a name begins with an underscore, or is that of a method.
     """
 
+    _settlement: Settlement | None
+    _is_member: bool
+
     def __init__(self, **values: Any) -> None:
         for name in values:
             if name.startswith("_") or hasattr(State, name):
                 raise InvalidArgumentError(f"a value of elastic.State cannot be called {name!r}")
         own = self.__dict__  # the values are in it as well, as reading them must cost nothing
-        own.update(values)
-        own["_names"] = tuple(values)
-        own["_participants"] = [each for each in values.values() if isinstance(each, Participant)]
-        own["_committed"] = own["_prepared"] = 0
-        own["_is_member"] = False
-        own["_saved"] = None
-        own["_callbacks"] = []
-        own["_settlement"] = None
+        own.update(
+            values,
+            _names=tuple(values),
+            _participants=[each for each in values.values() if isinstance(each, Participant)],
+            _committed=0,
+            _prepared=0,
+            _is_member=False,
+            _saved=None,
+            _callbacks=[],
+            _settlement=None,
+        )
         own["_update"] = _Update(self)
         membership().enroll()
 
@@ -80,7 +87,7 @@ class State:
         Raises:
             MembershipChangedError: ranks were lost or wait to join; `run` handles it.
         """
-        return self.__dict__["_update"]  # type: ignore[no-any-return]
+        return self._update  # type: ignore[no-any-return]
 
     def commit(self) -> None:
         """Keep a copy of the state, on all ranks or on none, to which `run` returns after a loss.
@@ -92,15 +99,14 @@ class State:
             MembershipChangedError: ranks were lost or wait to join; `run` handles it.
         """
         with self.update():
-            self.__dict__["_saved"] = self._copies()
+            self._saved = self._copies()
 
     def restore(self) -> None:
         """Return to the last `commit`; does nothing if there was none."""
-        saved = self.__dict__["_saved"]
         own = self.__dict__
-        for name, tree in (saved or {}).items():
+        for name, tree in (self._saved or {}).items():
             own[name] = restore(own[name], tree)
-        for each in self.__dict__["_participants"]:
+        for each in self._participants:
             each.rollback()
 
     def sync(self) -> None:
@@ -114,19 +120,18 @@ class State:
             PeerLostError: a rank was lost meanwhile.
         """
         own = self.__dict__
-        settlement: Settlement | None = own["_settlement"]
+        settlement = self._settlement
         if settlement is None:
-            settlement = own["_settlement"] = membership().exchange(self._standing)
+            settlement = self._settlement = membership().exchange(self._standing)
         if settlement.newcomers:
-            values = {name: own[name] for name in own["_names"]}
+            values = {name: own[name] for name in self._names}
             synchronize(values, settlement)
             own.update(values)
-            if settlement.saves and not own["_is_member"]:
-                own["_saved"] = self._copies()
-        own["_committed"] = own["_prepared"] = settlement.committed
-        own["_is_member"] = True
-        own["_settlement"] = None
-        for each in self.__dict__["_participants"]:
+            if settlement.saves and not self._is_member:
+                self._saved = self._copies()
+        self._committed = self._prepared = settlement.committed
+        self._is_member, self._settlement = True, None
+        for each in self._participants:
             each.commit()
 
     def on_reset(self, callback: Callable[[], None]) -> None:
@@ -134,39 +139,44 @@ class State:
 
         It may make subgroups again, or adapt the learning rate to the number of ranks.
         """
-        self.__dict__["_callbacks"].append(callback)
+        self._callbacks.append(callback)
 
     # For `run`.
 
     @property
     def _standing(self) -> Standing:
-        own = self.__dict__
-        saves = own["_saved"] is not None
-        return Standing(own["_is_member"], own["_committed"], own["_prepared"], saves)
+        saves = self._saved is not None
+        return Standing(self._is_member, self._committed, self._prepared, saves)
 
     def _copies(self) -> dict[str, Any]:
         own = self.__dict__
-        return {name: copied(read(own[name])) for name in own["_names"]}
+        return {name: copied(read(own[name])) for name in self._names}
 
     def _go_on(self, because: RallypointError | None) -> bool:
         """Meet the others in the newest round; returns whether to do the prepared update."""
-        own = self.__dict__
-        settlement = own["_settlement"] = membership().go_on(self._standing, because)
-        is_due = own["_is_member"] and settlement.committed > own["_committed"]
-        own["_committed"] = own["_prepared"] = settlement.committed
+        settlement = self._settlement = membership().go_on(self._standing, because)
+        is_due = self._is_member and settlement.committed > self._committed
+        self._committed = self._prepared = settlement.committed
         return bool(is_due)
 
     def _reset(self) -> None:
-        for callback in self.__dict__["_callbacks"]:
+        for callback in self._callbacks:
             callback()
+
+
+def _refuse(*_: object) -> Never:
+    raise InvalidArgumentError(
+        "a call of the default group within state.update(): the block may only change this rank's "
+        "memory; communicate before it, or use state.commit()"
+    )
 
 
 class _Update:
     """The block of `State.update`."""
 
     __slots__ = (
-        *("_has_changed", "_has_news", "_is_inside", "_own", "_participants"),
-        *("_present", "_state", "_value", "_word"),
+        *("_group", "_has_changed", "_has_news", "_is_inside", "_own"),
+        *("_participants", "_present", "_state", "_value", "_word"),
     )
 
     def __init__(self, state: State) -> None:
@@ -176,6 +186,7 @@ class _Update:
         self._has_news = membership().has_news
         self._word = numpy.full(1, _NOBODY_WAITS, numpy.int64)
         self._value = self._word.data  # read faster than by NumPy
+        self._group: ProcessGroup | None = None  # whose calls are refused
         self._is_inside = self._has_changed = False
         self._present: tuple[tuple[int, ...], int] | None = None
 
@@ -204,6 +215,8 @@ class _Update:
                 value[0] = _NOBODY_WAITS
                 self._has_changed = True
         self._is_inside = True
+        self._group = group = membership().group
+        group.run = group.run_apart = _refuse
 
     def _is_due(self, because: RallypointError) -> bool:
         """Go on in the next round; the update, if it is due, still sees the ranks of this one.
@@ -225,6 +238,9 @@ class _Update:
         trace: TracebackType | None,
     ) -> None:
         self._is_inside = False
+        if self._group is not None:
+            self._group.bind_calls()
+            self._group = None
         if kind is None:
             for each in self._participants:
                 each.commit()

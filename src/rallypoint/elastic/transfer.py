@@ -11,7 +11,7 @@ If a source dies, everybody meets again, and the transfer begins anew with those
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -28,9 +28,10 @@ from rallypoint.elastic.values import (
     leaf_of,
     outline,
     read,
+    slots,
     write,
 )
-from rallypoint.process_group.calls.collectives import broadcast
+from rallypoint.process_group.calls.collectives import barrier, broadcast
 from rallypoint.process_group.calls.point_to_point import irecv, isend
 from rallypoint.process_group.groups.default import get_rank, get_world_size
 
@@ -48,7 +49,8 @@ def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
         values: by name; a newcomer's arrays get their contents, other values are replaced.
 
     Raises:
-        InvalidArgumentError: on a newcomer, whose values are others than the sources'.
+        InvalidArgumentError: on a newcomer, whose values are others than the sources'; on a source,
+            if a value cannot be pickled.
         PeerLostError: a rank died meanwhile.
     """
     is_newcomer = get_rank() in settlement.newcomers
@@ -57,16 +59,17 @@ def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
     leaves = [leaf_of(each) for each in mine]
     my_specs = [leaf.spec for leaf in leaves]
     theirs, specs = _share_outline(drawn, my_specs, settlement.sources[0])
-    if not is_newcomer:
+    if is_newcomer:
+        _check(values, drawn, my_specs, theirs, specs)
+        received, arrays = _room(drawn, mine, leaves, theirs, specs)
+        _exchange(received, settlement)
+        for leaf in received:
+            leaf.store()
+        for name, value in values.items():
+            values[name] = write(value, fill(theirs[name], arrays))
+    else:
         _exchange(leaves, settlement)
-        return
-    _check(values, drawn, my_specs, theirs, specs)
-    received, arrays = _room(drawn, mine, leaves, theirs, specs)
-    _exchange(received, settlement)
-    for leaf in received:
-        leaf.store()
-    for name, value in values.items():
-        values[name] = write(value, fill(theirs[name], arrays))
+    barrier()  # nobody goes on before all could take it
 
 
 def _share_outline(drawn: Any, specs: list[Spec], source: int) -> tuple[Any, list[Spec]]:
@@ -82,7 +85,22 @@ def _share_outline(drawn: Any, specs: list[Spec], source: int) -> tuple[Any, lis
 def _pack(drawn: Any, specs: Sequence[Spec]) -> bytes:
     """Each kind of array once: a state often has thousands of few kinds, whose pickling is slow."""
     numbers = {spec: number for number, spec in enumerate(dict.fromkeys(specs))}
-    return pickle.dumps((drawn, list(numbers), [numbers[spec] for spec in specs]))
+    try:
+        return pickle.dumps((drawn, list(numbers), [numbers[spec] for spec in specs]))
+    except Exception as error:  # whatever a value's own code raises
+        name = next(filter(lambda each: not _can_be_pickled(drawn[each]), drawn), "?")
+        raise InvalidArgumentError(
+            f"{name} in this rank's elastic.State cannot be pickled ({error}); give it state_dict "
+            "and load_state_dict, or leave it out"
+        ) from None
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def _unpack(data: bytes) -> tuple[Any, list[Spec]]:
@@ -127,7 +145,7 @@ def _room(
     received: list[Leaf | None] = [None] * len(specs)
     arrays: list[Any] = [None] * len(specs)
     for name, drawn in theirs.items():
-        there, here = list(_slots(drawn)), list(_slots(mine[name]))
+        there, here = slots(drawn), slots(mine[name])
         are_alike = [specs[i] for i in there] == [leaves[i].spec for i in here]
         for position, number in enumerate(there):
             if are_alike:
@@ -137,17 +155,6 @@ def _room(
                 arrays[number] = empty(specs[number])
                 received[number] = leaf_of(arrays[number])
     return [each for each in received if each is not None], arrays
-
-
-def _slots(drawn: Any) -> Iterator[int]:
-    if isinstance(drawn, Slot):
-        yield drawn.number
-    elif isinstance(drawn, dict):
-        for each in drawn.values():
-            yield from _slots(each)
-    elif type(drawn) in (list, tuple):
-        for each in drawn:
-            yield from _slots(each)
 
 
 def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:

@@ -9,7 +9,7 @@ generators, by their states. PyTorch is used only if the program has imported it
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.dtype} of shape {self.shape}"
+        dtype = numpy.dtype(self.dtype).name if self.library == "numpy" else self.dtype
+        return f"{dtype} of shape {self.shape}"
 
 
 @dataclass(slots=True)
@@ -125,16 +126,15 @@ def write(value: Any, tree: Any) -> Any:
     return value
 
 
-def outline(tree: Any, arrays: list[Any]) -> Any:
-    """The tree with slots in place of its arrays, which are appended."""
-    if is_array(tree):
-        arrays.append(tree)
-        return Slot(len(arrays) - 1)
+def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """The tree of dicts, lists and tuples with its leaves changed."""
+    if is_leaf(tree):
+        return change(tree)
     if isinstance(tree, dict):
-        copy = {key: outline(each, arrays) for key, each in tree.items()}
+        copy = {key: mapped(each, is_leaf, change) for key, each in tree.items()}
         return copy if type(tree) is dict else _like(tree, copy)
     if type(tree) in (list, tuple):
-        return type(tree)(outline(each, arrays) for each in tree)
+        return type(tree)(mapped(each, is_leaf, change) for each in tree)
     return tree
 
 
@@ -145,16 +145,30 @@ def _like(tree: Any, copy: dict[Any, Any]) -> Any:
         return copy
 
 
-def fill(drawn: Any, arrays: list[Any]) -> Any:
+def outline(tree: Any, arrays: list[Any]) -> Any:
+    """The tree with slots in place of its arrays, which are appended."""
+
+    def take(array: Any) -> Slot:
+        arrays.append(array)
+        return Slot(len(arrays) - 1)
+
+    return mapped(tree, is_array, take)
+
+
+def _is_slot(value: object) -> bool:
+    return isinstance(value, Slot)
+
+
+def fill(drawn: Any, arrays: Sequence[Any]) -> Any:
     """The tree of an outline."""
-    if isinstance(drawn, Slot):
-        return arrays[drawn.number]
-    if isinstance(drawn, dict):
-        copy = {key: fill(each, arrays) for key, each in drawn.items()}
-        return copy if type(drawn) is dict else _like(drawn, copy)
-    if type(drawn) in (list, tuple):
-        return type(drawn)(fill(each, arrays) for each in drawn)
-    return drawn
+    return mapped(drawn, _is_slot, lambda slot: arrays[slot.number])
+
+
+def slots(drawn: Any) -> list[int]:
+    """The numbers of an outline's slots, in order."""
+    found: list[int] = []
+    mapped(drawn, _is_slot, lambda slot: found.append(slot.number))
+    return found
 
 
 def copied(tree: Any) -> Any:

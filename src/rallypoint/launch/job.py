@@ -213,6 +213,11 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.spares <= MAX_LOCAL_WORKERS - self.local_world_size:
+            raise InvalidArgumentError(
+                f"cannot run {self.local_world_size} workers and {self.spares} spares on one"
+                f" machine; ask for at most {MAX_LOCAL_WORKERS} together."
+            )
         if self.cpus and len(self.cpus) != self.local_world_size:
             raise InvalidArgumentError("give one set of CPUs for each worker, or none.")
 

@@ -82,6 +82,21 @@ def test_an_update_within_an_update(alone: None) -> None:
         pass
 
 
+def test_an_update_does_not_communicate(alone: None) -> None:
+    state = elastic.State(step=0)
+    state.sync()
+    array = numpy.ones(3)
+    with state.update():
+        for call in (
+            dist.all_reduce,
+            lambda each: dist.broadcast(each, 0),
+            lambda _: dist.barrier(),
+        ):
+            with pytest.raises(dist.InvalidArgumentError, match=r"within state\.update"):
+                call(array)
+    dist.all_reduce(array)
+
+
 def test_run_alone(alone: None) -> None:
     state = elastic.State(step=0)
     calls = []

@@ -166,6 +166,8 @@ def test_impossible_jobs_cannot_be_built() -> None:
         Job(command=(), local_world_size=1, run_id="", host="", environ={})
     with pytest.raises(InvalidArgumentError, match="cannot run 0 workers"):
         make_job(workers=0)
+    with pytest.raises(InvalidArgumentError, match="cannot run 4000 workers and 97 spares"):
+        Job(command=("p",), local_world_size=4000, spares=97, run_id="", host="", environ={})
     with pytest.raises(InvalidArgumentError, match="--node-rank is 2; with --nnodes 2 it must be"):
         Nodes(count=2, node_rank=2, master_port=1)
     with pytest.raises(InvalidArgumentError, match="--master-port is 0"):

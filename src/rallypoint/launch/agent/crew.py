@@ -186,7 +186,7 @@ class Crew:
             self.trouble.records.close()
 
     def signal(self, guardian: Guardian, ranks: Sequence[int], number: int) -> None:
-        """Send a signal to these ranks; one that is to end them also to those on standby.
+        """Send a signal to these ranks.
 
         Raises:
             GuardianLostError: the guardian has died.

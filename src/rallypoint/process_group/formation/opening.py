@@ -19,6 +19,7 @@ from rallypoint.cluster.meeting import open_launched
 from rallypoint.process_group.formation.finding import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.formation.places import ROUND
 from rallypoint.process_group.formation.worlds import closing, find_world, formed_key, meet
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
@@ -97,7 +98,7 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
 
 def base_of_round() -> str:
     """The beginning of the keys of the default groups of this process's round."""
-    return f"rallypoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+    return f"rallypoint/{os.environ.get(ROUND, '0')}/"
 
 
 class OpenRound(NamedTuple):
