@@ -19,6 +19,7 @@ import rallypoint as dist
 from rallypoint import elastic
 from rallypoint.elastic.agreement import Settlement
 from rallypoint.elastic.transfer import synchronize
+from rallypoint.process_group.groups.default import resolve
 
 _BLOCK_S = 0.2
 _PORT = 29777
@@ -108,7 +109,7 @@ def measure_transfer(options: argparse.Namespace) -> None:
 def _transfer_s(values: dict[str, Any], settlement: Settlement) -> float:
     dist.barrier()
     begin = time.perf_counter()
-    synchronize(values, settlement)
+    synchronize(values, settlement, resolve(None))
     return time.perf_counter() - begin
 
 

@@ -89,6 +89,10 @@ class MembershipChangedError(PeerError):
     """
 
 
+class StateLostError(RallypointError):
+    """Every rank that had a part of the state was lost: nobody can go on from memory."""
+
+
 class TooFewPeersError(PeerError, TimeoutError):
     """Fewer ranks than an elastic training needs, for too long."""
 

@@ -12,9 +12,18 @@
 docs/guides/in-place-recovery.md explains it.
 """
 
-from rallypoint.base.errors import MembershipChangedError, TooFewPeersError
+from rallypoint.base.errors import MembershipChangedError, StateLostError, TooFewPeersError
+from rallypoint.elastic.replicas import Replicas
 from rallypoint.elastic.running import run
 from rallypoint.elastic.sampler import Sampler
 from rallypoint.elastic.state import State
 
-__all__ = ["MembershipChangedError", "Sampler", "State", "TooFewPeersError", "run"]
+__all__ = [
+    "MembershipChangedError",
+    "Replicas",
+    "Sampler",
+    "State",
+    "StateLostError",
+    "TooFewPeersError",
+    "run",
+]

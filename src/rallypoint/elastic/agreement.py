@@ -47,6 +47,12 @@ class Settlement:
     newcomers: tuple[int, ...]
     saves: bool = False
 
+    def among(self, ranks: Sequence[int]) -> Settlement:
+        """Of these ranks alone, which hold one shard of the state."""
+        sources = tuple(rank for rank in self.sources if rank in ranks) or tuple(ranks[:1])
+        newcomers = tuple(rank for rank in ranks if rank not in sources)
+        return Settlement(self.committed, sources, newcomers, self.saves)
+
 
 def settle(standings: Sequence[Standing]) -> Settlement:
     """The conclusion, the same on all ranks. If nobody has the state, rank 0's is taken."""

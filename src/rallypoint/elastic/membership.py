@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 
@@ -10,6 +12,7 @@ from rallypoint.base.control_link import ControlLink, control_link
 from rallypoint.base.control_message import Place
 from rallypoint.base.errors import (
     HostError,
+    InvalidArgumentError,
     NotInitializedError,
     PeerError,
     PeerLostError,
@@ -27,6 +30,9 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import Store
 
+if TYPE_CHECKING:
+    from rallypoint.elastic.replicas import Position, Replicas
+
 # What a lost rank looks like to a call of the program; what it called wrongly is no loss.
 LOSSES = (PeerLostError, RevokedError, StoreError)
 _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
@@ -34,15 +40,27 @@ _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
 _NEWS_S = 30.0
 
 
+class View(NamedTuple):
+    """What the program sees of a round."""
+
+    ranks: tuple[int, ...]
+    own_rank: int
+    position: Position | None
+
+
 class Membership:
     """What this process knows of its rounds.
 
     Attributes:
         round: the one whose group it has formed.
+        replicas: the replicas that it has a place in, if the state is in shards.
+        settled: what the ranks concluded when this one made its `Replicas`, until it is used.
     """
 
     def __init__(self) -> None:
         self.round = -1
+        self.replicas: Replicas | None = None
+        self.settled: Settlement | None = None
         self._link: ControlLink | None = None
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
         self._forming: Store | None = None  # where it forms
@@ -91,6 +109,16 @@ class Membership:
             )
         return group
 
+    @property
+    def peers(self) -> ProcessGroup:
+        """The ranks that have the same state as this one."""
+        return self.group if self.replicas is None else self.replicas.replicate_group
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this rank waits for others, with which it would be a whole replica."""
+        return self.replicas is not None and self.replicas.is_idle
+
     def has_news(self) -> bool:
         """Whether there is a newer round to go to."""
         newest = None if self._link is None else self._link.newest
@@ -127,14 +155,32 @@ class Membership:
     def exchange(self, standing: Standing) -> Settlement:
         """Tell each other where everybody stands, and conclude the same from it."""
         self._is_meeting = True
-        size = self.group.size()
-        mine = numpy.array(standing, numpy.int64)
+        self.settled = None
+        size, replicas = self.group.size(), self.replicas
+        shards = (0, 0) if replicas is None else (replicas.shards, replicas.shard)
+        mine = numpy.array((*standing, *shards), numpy.int64)
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
+        rows = told.tolist()
+        standings = [Standing(bool(row[0]), row[1], row[2], bool(row[3])) for row in rows]
+        settlement = settle(standings)
+        if not standing.is_member:
+            _check_shards([row[4] for row in rows], shards[0])
+        if replicas is not None:
+            settlement = replicas.form(settlement, standings, [row[5] for row in rows])
         self._is_meeting = False
-        return settle(
-            [Standing(bool(row[0]), int(row[1]), int(row[2]), bool(row[3])) for row in told]
-        )
+        return settlement
+
+    def view(self) -> View:
+        """How the program sees the round."""
+        position = None if self.replicas is None else self.replicas.position
+        return View(self.group.ranks, self.group.own_rank, position)
+
+    def show(self, view: View) -> None:
+        """Have the program see another round's ranks."""
+        self.group.ranks, self.group.own_rank = view.ranks, view.own_rank
+        if self.replicas is not None and view.position is not None:
+            self.replicas.position = view.position
 
     def _form(self, number: int, environ: dict[str, str]) -> None:
         group = self.group
@@ -180,6 +226,15 @@ class Membership:
         store = self._forming
         if isinstance(store, TCPStore):
             store.interrupt()
+
+
+def _check_shards(counts: Sequence[int], own: int) -> None:
+    for rank, count in enumerate(counts):
+        if count != own:
+            raise InvalidArgumentError(
+                f"this rank keeps the state in {own or 'no'} shards, but rank {rank} in "
+                f"{count or 'none'}; start all ranks with the same program"
+            )
 
 
 _membership: Membership | None = None

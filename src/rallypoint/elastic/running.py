@@ -56,6 +56,7 @@ def run(
 
     Raises (the decorated function):
         NotInitializedError: there is no default group.
+        StateLostError: all ranks that held one of the shards of `Replicas` were lost.
         TooFewPeersError: fewer ranks than min_size for as long as the group's timeout.
         PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
             round for 30 s, or it happened too often in a row.
@@ -96,9 +97,7 @@ class _Attempts:
                 if not is_first:
                     self._state._reset()
                 is_first = False
-                result = function()
-                with self._state.update():  # all have done their last step, and leave together
-                    pass
+                result = self._train(function)
             except MembershipChangedError:
                 if self._state._settlement is None:
                     self._go_on(None)
@@ -110,6 +109,14 @@ class _Attempts:
                     return result
                 self._go_on(None)
             self._state.restore()
+
+    def _train(self, function: Callable[[], R]) -> R:
+        if membership().is_idle:
+            self._state._follow()
+            return None  # type: ignore[return-value]  # see Replicas
+        result = function()
+        self._state._end()
+        return result
 
     def _go_on(self, error: Exception | None) -> None:
         committed = self._state._committed

@@ -8,6 +8,7 @@ import numpy
 import numpy.typing
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.elastic.membership import membership
 from rallypoint.process_group.groups.default import get_rank, get_world_size
 
 Indices = numpy.typing.NDArray[numpy.int64]
@@ -56,7 +57,7 @@ class Sampler:
         self._order: Indices = numpy.empty(0, numpy.int64)
 
     def indices(self, step: int, rank: int | None = None, world_size: int | None = None) -> Indices:
-        """The samples of a rank at a step; by default, of this rank in the default group.
+        """The samples of a rank at a step; by default, of this rank among those that train.
 
         Returns:
             An array of shape (share,) of sample numbers; empty if there are more ranks than
@@ -65,9 +66,12 @@ class Sampler:
         Raises:
             InvalidArgumentError: there are not as many weights as ranks.
         """
-        rank = get_rank() if rank is None else rank
-        size = get_world_size() if world_size is None else world_size
-        first, last = self._share(rank, size)
+        replicas = membership().replicas
+        if rank is None:
+            rank = get_rank() if replicas is None else replicas.rank
+        if world_size is None:
+            world_size = get_world_size() if replicas is None else replicas.size
+        first, last = self._share(rank, world_size)
         begin = step * self.global_batch
         return self._take(begin + first, begin + last)
 

@@ -14,7 +14,7 @@ from rallypoint.base.errors import (
     RallypointError,
 )
 from rallypoint.elastic.agreement import Settlement, Standing
-from rallypoint.elastic.membership import LOSSES, membership
+from rallypoint.elastic.membership import LOSSES, View, membership
 from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.transfer import synchronize
 from rallypoint.elastic.values import copied, read, restore
@@ -22,7 +22,9 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.group import ProcessGroup
 
+# The bits of an agreement.
 _NOBODY_WAITS = 1
+_IS_OVER = 2  # the training
 
 
 class State:
@@ -120,19 +122,21 @@ class State:
             PeerLostError: a rank was lost meanwhile.
         """
         own = self.__dict__
-        settlement = self._settlement
+        part = membership()
+        settlement = self._settlement or part.settled
         if settlement is None:
-            settlement = self._settlement = membership().exchange(self._standing)
+            settlement = self._settlement = part.exchange(self._standing)
         if settlement.newcomers:
             values = {name: own[name] for name in self._names}
-            synchronize(values, settlement)
+            synchronize(values, settlement, part.peers)
             own.update(values)
             if settlement.saves and not self._is_member:
                 self._saved = self._copies()
         self._committed = self._prepared = settlement.committed
-        self._is_member, self._settlement = True, None
-        for each in self._participants:
-            each.commit()
+        self._is_member, self._settlement, part.settled = not part.is_idle, None, None
+        if not part.is_idle:
+            for each in self._participants:
+                each.commit()
 
     def on_reset(self, callback: Callable[[], None]) -> None:
         """Call this each time after ranks have been lost or have joined, on all ranks.
@@ -142,6 +146,23 @@ class State:
         self._callbacks.append(callback)
 
     # For `run`.
+
+    def _end(self) -> None:
+        """All have done their last step, and leave together."""
+        self._update.say(_NOBODY_WAITS | _IS_OVER)
+        try:
+            with self._update:
+                pass
+        finally:
+            self._update.say(_NOBODY_WAITS)
+
+    def _follow(self) -> None:
+        """Agree to the others' updates, and make none, until they leave."""
+        try:
+            while not self._update.follow():
+                pass
+        finally:
+            self._update.say(_NOBODY_WAITS)
 
     @property
     def _standing(self) -> Standing:
@@ -176,7 +197,7 @@ class _Update:
 
     __slots__ = (
         *("_group", "_has_changed", "_has_news", "_is_inside", "_own"),
-        *("_participants", "_present", "_state", "_value", "_word"),
+        *("_mine", "_participants", "_present", "_state", "_value", "_word"),
     )
 
     def __init__(self, state: State) -> None:
@@ -184,11 +205,29 @@ class _Update:
         self._own = state.__dict__
         self._participants: list[Participant] = self._own["_participants"]
         self._has_news = membership().has_news
-        self._word = numpy.full(1, _NOBODY_WAITS, numpy.int64)
+        self._mine = _NOBODY_WAITS  # what this rank says, unless it has news
+        self._word = numpy.full(1, self._mine, numpy.int64)
         self._value = self._word.data  # read faster than by NumPy
         self._group: ProcessGroup | None = None  # whose calls are refused
         self._is_inside = self._has_changed = False
-        self._present: tuple[tuple[int, ...], int] | None = None
+        self._present: View | None = None
+
+    def say(self, bits: int) -> None:
+        """What this rank tells the others in agreements from now on."""
+        self._mine = self._value[0] = bits
+
+    def follow(self) -> bool:
+        """Take part in the agreement on an update that is others'; whether it was the last one.
+
+        Raises:
+            MembershipChangedError: ranks were lost or wait to join.
+        """
+        told = self._value
+        told[0] = _IS_OVER if self._has_news() else _NOBODY_WAITS | _IS_OVER
+        all_reduce(self._word, ReduceOp.BAND)
+        if not told[0] & _NOBODY_WAITS:
+            raise MembershipChangedError("ranks wait to join")
+        return bool(told[0] & _IS_OVER)
 
     def __enter__(self) -> None:
         own, value = self._own, self._value
@@ -198,11 +237,11 @@ class _Update:
             each.prepare()
         own["_prepared"] = own["_committed"] + 1
         if self._has_news():
-            value[0] = 0
+            value[0] &= ~_NOBODY_WAITS
         try:
             all_reduce(self._word, ReduceOp.BAND)
         except LOSSES as error:
-            value[0] = _NOBODY_WAITS
+            value[0] = self._mine
             error.__traceback__ = None  # it would keep the memory of the caller's variables
             if not self._is_due(error):
                 raise MembershipChangedError(
@@ -211,9 +250,9 @@ class _Update:
             self._has_changed = True
         else:
             own["_committed"] += 1
-            if not value[0]:
-                value[0] = _NOBODY_WAITS
-                self._has_changed = True
+            if value[0] != self._mine:
+                self._has_changed = not value[0] & _NOBODY_WAITS
+                value[0] = self._mine
         self._is_inside = True
         self._group = group = membership().group
         group.run = group.run_apart = _refuse
@@ -223,12 +262,12 @@ class _Update:
 
         Others may have made it before the loss, and all must change the state in the same way.
         """
-        group = membership().group
-        before = group.ranks, group.own_rank
+        part = membership()
+        before = part.view()
         if not self._state._go_on(because):
             return False
-        self._present = group.ranks, group.own_rank
-        group.ranks, group.own_rank = before
+        self._present = part.view()
+        part.show(before)
         return True
 
     def __exit__(
@@ -245,8 +284,8 @@ class _Update:
             for each in self._participants:
                 each.commit()
         if self._present is not None:
-            group = membership().group
-            (group.ranks, group.own_rank), self._present = self._present, None
+            membership().show(self._present)
+            self._present = None
         if kind is None and self._has_changed:
             self._has_changed = False
             raise MembershipChangedError("ranks were lost or wait to join; elastic.run goes on")

@@ -26,6 +26,7 @@ from rallypoint.elastic.values import (
     empty,
     fill,
     leaf_of,
+    mesh_of,
     outline,
     read,
     slots,
@@ -33,7 +34,8 @@ from rallypoint.elastic.values import (
 )
 from rallypoint.process_group.calls.collectives import barrier, broadcast
 from rallypoint.process_group.calls.point_to_point import irecv, isend
-from rallypoint.process_group.groups.default import get_rank, get_world_size
+from rallypoint.process_group.groups.default import get_rank
+from rallypoint.process_group.groups.group import ProcessGroup
 
 _PIECE = 8 << 20  # bytes
 _SMALL = 64 << 10
@@ -42,11 +44,12 @@ _UNDER_WAY = 4  # pieces of each source
 Piece = list[Bytes]
 
 
-def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
-    """All ranks call it: those that have the state, and those that get it.
+def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGroup) -> None:
+    """All ranks of a group call it: those that have the state, and those that get it.
 
     Args:
         values: by name; a newcomer's arrays get their contents, other values are replaced.
+        settlement: says who these are, by global ranks.
 
     Raises:
         InvalidArgumentError: on a newcomer, whose values are others than the sources'; on a source,
@@ -58,27 +61,29 @@ def synchronize(values: dict[str, Any], settlement: Settlement) -> None:
     drawn = {name: outline(read(value), mine) for name, value in values.items()}
     leaves = [leaf_of(each) for each in mine]
     my_specs = [leaf.spec for leaf in leaves]
-    theirs, specs = _share_outline(drawn, my_specs, settlement.sources[0])
+    theirs, specs = _share_outline(drawn, my_specs, settlement.sources[0], group)
     if is_newcomer:
         _check(values, drawn, my_specs, theirs, specs)
         received, arrays = _room(drawn, mine, leaves, theirs, specs)
-        _exchange(received, settlement)
+        _exchange(received, settlement, group)
         for leaf in received:
             leaf.store()
         for name, value in values.items():
             values[name] = write(value, fill(theirs[name], arrays))
     else:
-        _exchange(leaves, settlement)
-    barrier()  # nobody goes on before all could take it
+        _exchange(leaves, settlement, group)
+    barrier(group)  # nobody goes on before all could take it
 
 
-def _share_outline(drawn: Any, specs: list[Spec], source: int) -> tuple[Any, list[Spec]]:
+def _share_outline(
+    drawn: Any, specs: list[Spec], source: int, group: ProcessGroup
+) -> tuple[Any, list[Spec]]:
     is_source = get_rank() == source
     packed = numpy.frombuffer(_pack(drawn, specs), numpy.uint8) if is_source else None
     size = numpy.array([0 if packed is None else packed.size], numpy.int64)
-    broadcast(size, source)
+    broadcast(size, source, group)
     data = numpy.empty(int(size[0]), numpy.uint8) if packed is None else packed.copy()
-    broadcast(data, source)
+    broadcast(data, source, group)
     return (drawn, specs) if is_source else _unpack(data.tobytes())
 
 
@@ -144,6 +149,7 @@ def _room(
     """Where to receive: in this rank's arrays, where they are alike, otherwise in new ones."""
     received: list[Leaf | None] = [None] * len(specs)
     arrays: list[Any] = [None] * len(specs)
+    mesh = mesh_of(own)
     for name, drawn in theirs.items():
         there, here = slots(drawn), slots(mine[name])
         are_alike = [specs[i] for i in there] == [leaves[i].spec for i in here]
@@ -152,7 +158,7 @@ def _room(
                 arrays[number] = own[here[position]]
                 received[number] = leaves[here[position]]
             else:
-                arrays[number] = empty(specs[number])
+                arrays[number] = empty(specs[number], mesh)
                 received[number] = leaf_of(arrays[number])
     return [each for each in received if each is not None], arrays
 
@@ -175,22 +181,22 @@ def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
     return [*pieces, together] if together else pieces
 
 
-def _exchange(leaves: Sequence[Leaf], settlement: Settlement) -> None:
+def _exchange(leaves: Sequence[Leaf], settlement: Settlement, group: ProcessGroup) -> None:
     """Send, receive, or neither."""
     me, sources, newcomers = get_rank(), settlement.sources, settlement.newcomers
     pieces = pieces_of(leaves)
-    if len(sources) == 1 and len(newcomers) == get_world_size() - 1:
+    if len(sources) == 1 and len(newcomers) == group.size() - 1:
         for piece in pieces:
-            _broadcast(piece, sources[0], is_source=me == sources[0])
+            _broadcast(piece, sources[0], group, is_source=me == sources[0])
     elif me in newcomers:
         _receive(pieces, sources)
     elif me in sources:
         _send(pieces[sources.index(me) :: len(sources)], newcomers)
 
 
-def _broadcast(piece: Piece, source: int, *, is_source: bool) -> None:
+def _broadcast(piece: Piece, source: int, group: ProcessGroup, *, is_source: bool) -> None:
     data = _joined(piece) if is_source or len(piece) == 1 else _bounce(piece)
-    broadcast(data, source)
+    broadcast(data, source, group)
     if not is_source:
         _spread(piece, data)
 

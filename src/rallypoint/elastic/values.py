@@ -26,11 +26,16 @@ class Slot(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What an array is: of which library, of which type and shape."""
+    """What an array is: of which library, of which type and shape.
+
+    Attributes:
+        whole: of a DTensor, whose part this is: its shape, its strides and its placements.
+    """
 
     library: str
     dtype: str
     shape: tuple[int, ...]
+    whole: tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]] | None = None
 
     def __str__(self) -> str:
         dtype = numpy.dtype(self.dtype).name if self.library == "numpy" else self.dtype
@@ -76,8 +81,12 @@ def leaf_of(value: Any) -> Leaf:
         data = whole.reshape(-1).view(numpy.uint8)
         return Leaf(spec, data, lambda: _copy(value, whole))
     torch = _torch()
-    tensor = getattr(value, "_local_tensor", value).detach()  # of a DTensor, this rank's part
-    spec = Spec("torch", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    tensor = getattr(value, "_local_tensor", value).detach()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    spec = Spec("torch", dtype, tuple(tensor.shape))
+    if tensor is not value and hasattr(value, "placements"):
+        places = tuple(value.shape), tuple(value.stride()), tuple(value.placements)
+        spec = spec._replace(whole=places)
     here = tensor.cpu().contiguous()
     data = here.reshape(-1).view(torch.uint8).numpy()
     is_own = here.data_ptr() == tensor.data_ptr()
@@ -88,12 +97,23 @@ def _copy(array: Any, whole: Any) -> None:
     array[...] = whole
 
 
-def empty(spec: Spec) -> Any:
-    """A new array."""
+def empty(spec: Spec, mesh: Any = None) -> Any:
+    """A new array; of a DTensor, this rank's part on that mesh."""
     if spec.library == "numpy":
         return numpy.empty(spec.shape, spec.dtype)
     torch = _torch()
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    part = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    if spec.whole is None:
+        return part
+    shape, strides, placements = spec.whole
+    kind = sys.modules["torch.distributed.tensor"].DTensor
+    size = torch.Size(shape)
+    return kind.from_local(part, mesh, placements, run_check=False, shape=size, stride=strides)
+
+
+def mesh_of(arrays: Sequence[Any]) -> Any:
+    """The mesh of the DTensors among them."""
+    return next((each.device_mesh for each in arrays if hasattr(each, "device_mesh")), None)
 
 
 def _is_stateful(value: object) -> bool:

@@ -24,7 +24,7 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
             timeout=options.timeout,
             name=str(options.group_id),
         )
-        return _made(formed, options)
+        return wrapped(formed, options)
     group = form(
         options.store,
         rank=options.group_rank,
@@ -33,12 +33,13 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
         name=str(options.group_id),
         global_ranks=list(options.global_ranks_in_group),
     )
+    return wrapped(group, options)
+
+
+def wrapped(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torch
+    """PyTorch's group over one of the engine."""
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)
-    return _made(group, options)
-
-
-def _made(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torch
     # Its backend's class does not exist before.
     from rallypoint.pytorch.group import RallypointGroup
 

@@ -17,6 +17,7 @@ from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.default import get_process_group_ranks, resolve
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup, World
 from rallypoint.process_group.groups.timeouts import check_timeout
+from rallypoint.process_group.planning import Algorithms
 
 
 def new_group(
@@ -84,9 +85,7 @@ def form_group(
     members = _checked(list(whole.ranks if ranks is None else ranks), whole, sort_ranks)
     chosen = check_backend(backend or whole.backend)
     wait = check_timeout(timeout, whole.timeout)
-    kind = _by_ranks(members) if by_ranks else "all"
-    name = f"{kind}/{world.made[kind]}"
-    world.made[kind] += 1
+    name = _next_name(world, _by_ranks(members) if by_ranks else "all")
     if whole.own_rank not in members:
         return NON_GROUP_MEMBER
     prefix = f"{world.prefix}/{name}"
@@ -119,6 +118,62 @@ def form_group(
     world.subgroups.append(formed)
     leave_at_exit(formed)
     return formed
+
+
+def group_to_be(
+    world: World, ranks: Sequence[int], own_rank: int, description: str
+) -> ProcessGroup:
+    """A group that serves no call until `reform_group` has given it members."""
+    whole = world.group
+    assert whole is not None
+    group = ProcessGroup(
+        None,
+        Algorithms(world.options),
+        rank=own_rank,
+        world=world,
+        prefix="",
+        ranks=ranks,
+        group_name=description,
+        group_desc=description,
+        backend=whole.backend,
+        timeout=whole.timeout,
+    )
+    group.withdraw(f"the process group {description} has no members yet")
+    leave_at_exit(group)
+    return group
+
+
+def reform_group(group: ProcessGroup, world: World, ranks: Sequence[int]) -> None:
+    """Give a group members in the present round of its default group; only they call it.
+
+    Raises as new_group.
+    """
+    whole = world.group
+    assert whole is not None
+    prefix = f"{world.prefix}/{_next_name(world, _by_ranks(list(ranks)))}"
+    place = ranks.index(whole.own_rank)
+    parts = join(
+        world.store,
+        prefix,
+        rank=place,
+        members=ranks,
+        timeout=group.timeout,
+        options=world.options,
+        backend=group.backend,
+        device=world.device,
+        name=f"group {group.group_desc}",
+    )
+    group.enter(
+        parts.communicator,
+        parts.algorithms,
+        rank=place,
+        world=world,
+        prefix=prefix,
+        ranks=ranks,
+        ends=parts.ends,
+        takes_arrays=parts.takes_arrays,
+    )
+    world.subgroups.append(group)
 
 
 def new_subgroups(
@@ -254,6 +309,12 @@ def _check_disjoint(parts: Sequence[Sequence[int]] | None, name: str) -> None:
             if rank in seen:
                 raise InvalidArgumentError(f"{name}={list(parts)}: rank {rank} appears twice")
             seen.add(rank)
+
+
+def _next_name(world: World, kind: str) -> str:
+    name = f"{kind}/{world.made[kind]}"
+    world.made[kind] += 1
+    return name
 
 
 def _by_ranks(members: list[int]) -> str:

@@ -27,8 +27,9 @@ from torch.nn import parallel
 from rallypoint.base.errors import InvalidArgumentError, RallypointError
 from rallypoint.elastic.participant import Participant
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.collectives import all_reduce, broadcast
-from rallypoint.process_group.groups.default import get_rank, resolve
+from rallypoint.process_group.calls.collectives import all_reduce
+from rallypoint.process_group.groups.default import resolve
+from rallypoint.pytorch.elastic.buffers import Buffers
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import DoneWork
 
@@ -119,30 +120,18 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
         self.broadcast_buffers = False  # before forward: `prepare` does it
         self._has_equal_buffers = broadcast_buffers
         self._reduction = reduction
-        self._committed_buffers: list[torch.Tensor] | None = None
+        self._kept_buffers = Buffers()
         dist._register_comm_hook(self.reducer, reduction, _reduce)
 
     def prepare(self) -> None:
         """See Participant."""
         self._assign_modules_buffers()
-        if not self._has_equal_buffers or not self.modules_buffers:
-            return
-        buffers = [each.detach() for each in self.modules_buffers]
-        together = torch.cat([each.reshape(-1).view(torch.uint8) for each in buffers])
-        broadcast(together, 0)
-        if get_rank() != 0:
-            parts = together.split([each.nbytes for each in buffers])
-            for each, part in zip(buffers, parts, strict=True):
-                each.copy_(part.clone().view(each.dtype).view(each.shape))
+        if self._has_equal_buffers:
+            self._kept_buffers.make_equal(self.modules_buffers, resolve(None))
 
     def commit(self) -> None:
         """See Participant."""
-        copies = self._committed_buffers
-        if copies is None:
-            self._committed_buffers = [each.detach().clone() for each in self.modules_buffers]
-            return
-        for copy, buffer in zip(copies, self.modules_buffers, strict=True):
-            copy.copy_(buffer.detach())
+        self._kept_buffers.keep(self.modules_buffers)
 
     def rollback(self) -> None:
         """See Participant."""
@@ -150,9 +139,7 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
         self.reducer._reset_state()
         for parameter in self._module_parameters:
             parameter.grad = None
-        buffers = self._committed_buffers or ()
-        for copy, buffer in zip(buffers, self.modules_buffers, strict=bool(buffers)):
-            buffer.detach().copy_(copy)
+        self._kept_buffers.undo(self.modules_buffers)
 
     def register_comm_hook(self, state: object, hook: object) -> Never:
         """Refused: there is one already.
@@ -181,7 +168,7 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            if self._committed_buffers is None:
+            if not self._kept_buffers.has_copy:
                 raise InvalidArgumentError(
                     "this model trains before it is part of a state: pass it to elastic.State, "
                     "and call it in the function that elastic.run decorates"
