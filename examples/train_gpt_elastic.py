@@ -6,7 +6,13 @@
 
 In step 30, rank 1 kills itself. In the first job the other two begin the step again and share the
 batch; in the second one a spare takes its place, with the model from the memory of the others. The
-losses are the same but for rounding, and in the second job to the last bit. Needs PyTorch.
+losses are the same but for rounding, and in the second job to the last bit.
+
+    rallypoint run --nproc-per-node 4 --max-restarts 10 --spares 1 \
+        examples/train_gpt_elastic.py --kill-at 30 --shards 2
+
+Two replicas share the batch, each of which holds the model in two shards (fully_shard). A newcomer
+gets the lost rank's shard. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -18,17 +24,19 @@ import signal
 import time
 
 import torch
+from torch.distributed.fsdp import fully_shard
 from train_gpt import CONTEXT, GPT
 
 import rallypoint as dist
 from rallypoint import elastic
-from rallypoint.pytorch.elastic import DistributedDataParallel
+from rallypoint.pytorch.elastic import DistributedDataParallel, HybridShard, shard_mesh
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=48, help="pieces of text per step, in all")
+    parser.add_argument("--shards", type=int, default=1, help="of the model, in each replica")
     parser.add_argument("--kill-at", type=int, default=0, metavar="STEP", help="kill rank 1 there")
     options = parser.parse_args()
 
@@ -38,8 +46,17 @@ def main() -> None:
     text = torch.tensor([alphabet[character] for character in source])
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(GPT(len(alphabet)), average=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    net = GPT(len(alphabet))
+    replicas = elastic.Replicas(options.shards)
+    model: DistributedDataParallel | HybridShard
+    if options.shards == 1:
+        model = DistributedDataParallel(net, average=False)
+    else:
+        mesh = shard_mesh(replicas)
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        model = HybridShard(fully_shard(net, mesh=mesh), replicas, average=False)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     sampler = elastic.Sampler(len(text) - CONTEXT - 1, options.batch)
     state = elastic.State(step=0, model=model, optimizer=optimizer)
 
@@ -60,14 +77,14 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             is_first_round = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-            if state.step + 1 == options.kill_at and dist.get_rank() == 1 and is_first_round:
+            if state.step + 1 == options.kill_at and replicas.rank == 1 and is_first_round:
                 os.kill(os.getpid(), signal.SIGKILL)
             mean = loss.detach()
-            dist.all_reduce(mean)
+            dist.all_reduce(mean, group=replicas.group)  # of all that train
             with state.update():  # on all ranks or on none
                 optimizer.step()
                 state.step += 1
-            if state.step % 20 == 0 and dist.get_rank() == 0:
+            if state.step % 20 == 0 and replicas.rank == 0:
                 taken_ms = (time.perf_counter() - started) / (state.step - first) * 1000
                 print(
                     f"step {state.step}/{options.steps}  loss {mean.item():.4f}  "

@@ -1,4 +1,4 @@
-"""DistributedDataParallel goes on when ranks are killed, and computes the same as without kills.
+"""Elastic training in PyTorch goes on when ranks are killed, and computes as it does without.
 
 What it is compared with is computed here, in one process, without Rallypoint.
 """
@@ -119,6 +119,17 @@ def test_fewer_ranks_train_with_the_same_batches(launch: Launch, seed: int) -> N
     assert {each["size"] for each in told} == {1, 2, 3}
     assert len({each["pid"] for each in told}) == 3
     assert by_step(told, "loss") == pytest.approx(one_alone(), rel=1e-9)
+
+
+def test_replicas_in_shards(launch: Launch, seed: int) -> None:
+    """A spare takes the shard of the first rank to die; the second one's replica is left idle."""
+    deaths = plan(random.Random(seed), [4, 4])
+    told = train(launch, "sharded", deaths, "--nproc-per-node", "4", "--spares", "1")
+    for shard in (0, 1):
+        by_step([each for each in told if each["shard"] == shard], "bits")
+    assert by_step(told, "loss") == pytest.approx(one_alone(), rel=1e-9)
+    assert {each["size"] for each in told} == {3, 4}
+    assert len({each["pid"] for each in told}) == 4 + 1
 
 
 def one_alone() -> list[float]:

@@ -69,6 +69,16 @@ def test_gpt_goes_on_in_the_same_processes(launch: Launch) -> None:
     assert last < first
 
 
+def test_gpt_in_shards_goes_on_with_a_spare(launch: Launch) -> None:
+    words = words_of(EXAMPLES / "train_gpt_elastic.py", 2)
+    assert words[-2:] == ["--shards", "2"]
+    assert launch.run(*words, "--steps", "40") == 0, launch.err
+    assert "was killed by SIGKILL; ranks 0-3 of 4 go on" in launch.err
+    assert launch.out.count("of 4, process ") == 4 + 4
+    first, last = losses_of(launch.out)
+    assert last < first
+
+
 def test_training_goes_on_from_its_snapshot(launch: Launch, digits: tuple[Any, Any]) -> None:
     path = EXAMPLES / "train_digits_snapshot.py"
     words = words_of(path, 1)

@@ -1,11 +1,11 @@
-"""A worker that trains with elastic DistributedDataParallel, and dies where it is told.
+"""A worker that trains with elastic DistributedDataParallel or HybridShard, and dies as told.
 
     rallypoint run ... torch_elastic.py DIRECTORY KIND STEPS [STEP:RANK:PLACE ...]
 
 Kinds: "options": BatchNorm, a layer that some ranks do not use in some steps, gradients that are
 views of buckets, and two backward passes for each update; "shares": the options' defaults, and
-shares of the same batch, of different sizes. Each rank writes, after each update, a line of JSON
-with the step, its process, and the bits of the model.
+shares of the same batch, of different sizes; "sharded": as that, in two shards. Each rank writes,
+after each update, a line of JSON with the step, its process, and the bits of its part of the model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 import rallypoint as dist
 from rallypoint import elastic
-from rallypoint.pytorch.elastic import DistributedDataParallel
+from rallypoint.pytorch.elastic import DistributedDataParallel, HybridShard, shard_mesh
 
 FEATURES, CLASSES, SAMPLES, BATCH = 8, 3, 50, 23
 PLACES = ("forward", "first bucket", "last bucket", "after backward", "update", "after update")
@@ -101,7 +102,8 @@ def loss_of(
 
 
 def bits(model: Any) -> str:
-    tensors = model.state_dict().values()
+    """Of this rank's part."""
+    tensors = [getattr(each, "_local_tensor", each) for each in model.state_dict().values()]
     return hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)).hexdigest()
 
 
@@ -113,21 +115,29 @@ def main() -> None:
     torch.manual_seed(0)
     network = Network(kind).double()
     has_options = kind == "options"
-    model = DistributedDataParallel(
-        network,
-        average=kind != "shares",
-        bucket_cap_mb=0.001,  # several
-        find_unused_parameters=has_options,
-        gradient_as_bucket_view=has_options,
-    )
+    replicas = elastic.Replicas(2) if kind == "sharded" else None
+    model: Any
+    if replicas is not None:
+        mesh = shard_mesh(replicas)
+        for layer in (network.middle, network.last, network):
+            fully_shard(layer, mesh=mesh)
+        model = HybridShard(network, replicas, average=False)
+    else:
+        model = DistributedDataParallel(
+            network,
+            average=has_options,
+            bucket_cap_mb=0.001,  # several
+            find_unused_parameters=has_options,
+            gradient_as_bucket_view=has_options,
+        )
     deaths.watch(network)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
     state = elastic.State(step=0, model=model, optimizer=optimizer, schedule=schedule)
     log = (directory / f"{kind}-{os.getpid()}.jsonl").open("a")
 
-    # With fewer ranks than at first, "shares" goes on; "options" waits for a spare.
-    @elastic.run(min_size=1 if kind == "shares" else dist.get_world_size())
+    # With fewer ranks than at first, "options" waits for a spare.
+    @elastic.run(min_size=dist.get_world_size() if has_options else 1)
     def train(state: Any) -> None:
         while state.step < steps:
             deaths.step = state.step
@@ -142,15 +152,18 @@ def main() -> None:
                     loss.backward()
                 total += loss.detach()
             deaths.at("after backward")
-            dist.all_reduce(total)
+            if replicas is not None:
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 1e9)  # communicates as well
+            dist.all_reduce(total, group=None if replicas is None else replicas.group)
             with state.update():
                 deaths.at("update")
                 optimizer.step()
                 schedule.step()
                 state.step += 1
             deaths.at("after update")
-            told = {"step": state.step, "bits": bits(model), "loss": total.item()}
+            told = {"step": state.step, "bits": bits(network), "loss": total.item()}
             told |= {"pid": os.getpid(), "size": dist.get_world_size()}
+            told |= {"shard": 0 if replicas is None else replicas.shard}
             log.write(json.dumps(told) + "\n")
             log.flush()
 

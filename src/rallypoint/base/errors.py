@@ -89,7 +89,7 @@ class MembershipChangedError(PeerError):
     """
 
 
-class StateLostError(RallypointError):
+class StateLostError(PeerError):
     """Every rank that had a part of the state was lost: nobody can go on from memory."""
 
 

@@ -47,11 +47,16 @@ def arrange(holdings: Sequence[Holding], count: int) -> Arrangement:
     """
     shards = [each.shard for each in holdings]
     held = Counter(shards)
-    for rank, shard in enumerate(shards):
-        if shard == NO_SHARD:
-            taken = min(range(count), key=lambda each: (held[each], each != rank % count))
-            shards[rank] = taken
-            held[taken] += 1
+    newcomers = [rank for rank, shard in enumerate(shards) if shard == NO_SHARD]
+    for rank in newcomers:
+        shard = rank % count  # as at the start, unless enough have it
+        if held[shard] < len(holdings) // count:
+            shards[rank] = shard
+            held[shard] += 1
+    for rank in newcomers:
+        if shards[rank] == NO_SHARD:
+            shards[rank] = min(range(count), key=lambda each: held[each])
+            held[shards[rank]] += 1
     number = min(held[shard] for shard in range(count))
     columns = []
     for shard in range(count):

@@ -18,6 +18,7 @@ from rallypoint.base.errors import (
     PeerLostError,
     RallypointError,
     RevokedError,
+    StateLostError,
     StoreError,
 )
 from rallypoint.elastic.agreement import Settlement, Standing, settle
@@ -53,13 +54,12 @@ class Membership:
 
     Attributes:
         round: the one whose group it has formed.
-        replicas: the replicas that it has a place in, if the state is in shards.
         settled: what the ranks concluded when this one made its `Replicas`, until it is used.
     """
 
     def __init__(self) -> None:
         self.round = -1
-        self.replicas: Replicas | None = None
+        self._replicas: Replicas | None = None
         self.settled: Settlement | None = None
         self._link: ControlLink | None = None
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
@@ -110,6 +110,16 @@ class Membership:
         return group
 
     @property
+    def replicas(self) -> Replicas | None:
+        """The replicas that it has a place in, if the state of this default group is in shards."""
+        replicas = self._replicas
+        return replicas if replicas is not None and replicas.is_of(self.group) else None
+
+    @replicas.setter
+    def replicas(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    @property
     def peers(self) -> ProcessGroup:
         """The ranks that have the same state as this one."""
         return self.group if self.replicas is None else self.replicas.replicate_group
@@ -132,6 +142,7 @@ class Membership:
         """Form the group again in the newest round, and agree on where everybody stands.
 
         Raises:
+            StateLostError: nobody who is left has a shard of the state.
             RallypointError: `because`, or the last reason for which a round did not form, if the
                 launcher offers no other round.
         """
@@ -145,6 +156,8 @@ class Membership:
             try:
                 self._form(place.round, place.environ)
                 settlement = self.exchange(standing)
+            except StateLostError:
+                raise
             except _NOT_FORMED as error:
                 because = error
                 error.__traceback__ = None

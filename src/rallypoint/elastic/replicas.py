@@ -73,7 +73,7 @@ class Replicas:
             raise AlreadyInitializedError("this process has its elastic.Replicas already")
         self.shards, self.shard = shards, NO_SHARD
         self.position = Position(-1, 0, -1, 0)
-        self.group = part.group
+        self.group = self._whole = part.group
         part.replicas = self
         newcomer = Standing(is_member=False, committed=0, prepared=0)
         try:
@@ -96,6 +96,10 @@ class Replicas:
     def is_idle(self) -> bool:
         """Whether this rank waits for others, with which it would be a whole replica."""
         return self.position.rank < 0
+
+    def is_of(self, group: ProcessGroup) -> bool:
+        """For `Membership`: whether it is that default group's."""
+        return self._whole is group
 
     def form(
         self, settlement: Settlement, standings: Sequence[Standing], held: Sequence[int]
@@ -122,7 +126,7 @@ class Replicas:
             raise InvalidArgumentError(
                 f"{len(held)} ranks cannot hold {self.shards} shards; start at least as many"
             )
-        whole = membership().group
+        whole = self._whole
         training = [rank for replica in replicas for rank in replica]
         if self.shard == NO_SHARD:
             self._take(arrangement.shards[whole.own_rank], whole)

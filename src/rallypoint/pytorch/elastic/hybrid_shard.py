@@ -89,16 +89,16 @@ class HybridShard(Participant):
             while state.step < steps:
                 mine = sampler.indices(state.step)
                 optimizer.zero_grad()
-                loss = criterion(net(inputs[mine]), labels[mine]).sum() / sampler.global_batch
+                loss = criterion(model(inputs[mine]), labels[mine]).sum() / sampler.global_batch
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
                 with state.update():
                     optimizer.step()
                     state.step += 1
 
-    The module is called as usual. When a rank is lost, forward or backward raises, and
-    `elastic.run` begins the step again without gradients. A newcomer gets its shard, and nothing
-    else, from the ranks of other replicas that hold the same one.
+    The model and the module in it are called alike. When a rank is lost, forward or backward
+    raises, and `elastic.run` begins the step again without gradients. A newcomer gets its shard,
+    and nothing else, from the ranks of other replicas that hold the same one.
 
     Build the model before `init_process_group`, which is where a spare waits, and shard it after.
 
@@ -136,6 +136,10 @@ class HybridShard(Participant):
                 each.set_gradient_divide_factor(1.0)
                 each.set_force_sum_reduction_for_comms(True)
         module.register_forward_pre_hook(self._begin)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401
+        """The module's forward."""
+        return self.module(*inputs, **named)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shard of the module's."""

@@ -1,0 +1,83 @@
+"""A worker that trains a linear model in shards, and dies where it is told.
+
+    rallypoint run ... in_place_shards.py DIRECTORY STEPS [STEP:RANK ...]
+
+RANK is one among the ranks that train, which kills itself in that step before the gradients are
+complete. Each rank writes, after each update, a line of JSON, and at the end one more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rallypoint as dist
+from rallypoint import elastic
+from rallypoint.elastic import transfer
+
+SIZE, SHARDS, SAMPLES, BATCH = 64, 2, 100, 24
+
+
+def problem() -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.random.default_rng(7).standard_normal((SAMPLES, SIZE))
+    return inputs, inputs @ np.arange(SIZE)
+
+
+def main() -> None:
+    directory, steps = Path(sys.argv[1]), int(sys.argv[2])
+    deaths = {int(step): int(rank) for step, rank in (each.split(":") for each in sys.argv[3:])}
+    received = 0
+    exchange = transfer._exchange
+
+    def counted(leaves: Any, *others: Any) -> None:
+        nonlocal received
+        received = sum(each.data.size for each in leaves)
+        exchange(leaves, *others)
+
+    transfer._exchange = counted  # type: ignore[assignment]
+    inputs, targets = problem()
+    dist.init_process_group()
+    replicas = elastic.Replicas(SHARDS)
+    log = (directory / f"{os.getpid()}.jsonl").open("a", buffering=1)
+    state = elastic.State(step=0, weights=np.ones(SIZE // SHARDS))
+    sampler = elastic.Sampler(SAMPLES, BATCH)
+
+    def tell(**more: object) -> None:
+        told = {"step": state.step, "shard": replicas.shard, "size": replicas.size}
+        log.write(json.dumps(told | {"weights": state.weights.tobytes().hex(), **more}) + "\n")
+
+    @elastic.run
+    def train(state: elastic.State) -> str:
+        while state.step < steps:
+            whole = np.empty(SIZE)
+            dist.all_gather_into_tensor(whole, state.weights, group=replicas.shard_group)
+            batch = sampler.indices(state.step)
+            gradient = (inputs[batch] @ whole - targets[batch]) @ inputs[batch] / BATCH
+            mine = np.empty(SIZE // SHARDS)
+            dist.reduce_scatter_tensor(mine, gradient, group=replicas.shard_group)
+            if deaths.get(state.step) == replicas.rank:
+                with contextlib.suppress(FileExistsError):
+                    (directory / f"died-{state.step}").touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(mine, group=replicas.replicate_group)
+            with state.update():
+                state.weights -= 0.01 * mine
+                state.step += 1
+                tell()
+            time.sleep(0.002)
+        return "trained"
+
+    result = train(state)
+    tell(result=result, received=received, is_idle=replicas.is_idle)
+
+
+if __name__ == "__main__":
+    main()
