@@ -112,8 +112,8 @@ class Membership:
     @property
     def replicas(self) -> Replicas | None:
         """The replicas that it has a place in, if the state of this default group is in shards."""
-        replicas = self._replicas
-        return replicas if replicas is not None and replicas.is_of(self.group) else None
+        replicas, group = self._replicas, GroupMember.WORLD
+        return replicas if replicas is not None and replicas.is_of(group) else None
 
     @replicas.setter
     def replicas(self, replicas: Replicas) -> None:

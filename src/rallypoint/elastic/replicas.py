@@ -97,7 +97,7 @@ class Replicas:
         """Whether this rank waits for others, with which it would be a whole replica."""
         return self.position.rank < 0
 
-    def is_of(self, group: ProcessGroup) -> bool:
+    def is_of(self, group: ProcessGroup | None) -> bool:
         """For `Membership`: whether it is that default group's."""
         return self._whole is group
 
