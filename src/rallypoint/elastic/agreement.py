@@ -20,8 +20,9 @@ class Standing(NamedTuple):
     """One rank.
 
     Attributes:
-        is_member: it has the state; a newcomer has not.
-        committed, prepared: the number of the last update that it has.
+        is_member: it has the state; a newcomer has not, nor has an idle rank of `Replicas`.
+        committed, prepared: the number of the last update that it has. One that has no state has
+            prepared an update if others have made any, or it has begun to receive theirs.
         saves: it keeps a copy of the state, to which it returns after a loss.
     """
 

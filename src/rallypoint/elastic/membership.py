@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # What a lost rank looks like to a call of the program; what it called wrongly is no loss.
 LOSSES = (PeerLostError, RevokedError, StoreError)
 _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
+FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
 # A launcher that sees a worker end tells the others within milliseconds.
 _NEWS_S = 30.0
 
@@ -63,7 +64,7 @@ class Membership:
         self.settled: Settlement | None = None
         self._link: ControlLink | None = None
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
-        self._forming: Store | None = None  # where it forms
+        self._forming: Store | None = None  # where the round's groups form
 
     def enroll(self) -> None:
         """Listen to the launcher; a newcomer goes on when others are lost, from now on.
@@ -116,7 +117,7 @@ class Membership:
         return replicas if replicas is not None and replicas.is_of(group) else None
 
     @replicas.setter
-    def replicas(self, replicas: Replicas) -> None:
+    def replicas(self, replicas: Replicas | None) -> None:
         self._replicas = replicas
 
     @property
@@ -142,7 +143,7 @@ class Membership:
         """Form the group again in the newest round, and agree on where everybody stands.
 
         Raises:
-            StateLostError: nobody who is left has a shard of the state.
+            StateLostError: nobody who is left has the state, or a shard of it.
             RallypointError: `because`, or the last reason for which a round did not form, if the
                 launcher offers no other round.
         """
@@ -162,11 +163,18 @@ class Membership:
                 because = error
                 error.__traceback__ = None
                 continue
+            finally:
+                self._forming = None
             self.has_state()
             return settlement
 
     def exchange(self, standing: Standing) -> Settlement:
-        """Tell each other where everybody stands, and conclude the same from it."""
+        """Tell each other where everybody stands, and conclude the same from it.
+
+        Raises:
+            StateLostError: nobody who is left has the state, or a shard of it.
+            PeerLostError: a rank was lost meanwhile.
+        """
         self._is_meeting = True
         self.settled = None
         size, replicas = self.group.size(), self.replicas
@@ -176,6 +184,10 @@ class Membership:
         all_gather_into_tensor(told, mine)
         rows = told.tolist()
         standings = [Standing(bool(row[0]), row[1], row[2], bool(row[3])) for row in rows]
+        if not any(each.is_member for each in standings) and any(
+            each.prepared for each in standings
+        ):
+            raise StateLostError(f"all ranks that had the state were lost, {FROM_CHECKPOINT}")
         settlement = settle(standings)
         if not standing.is_member:
             _check_shards([row[4] for row in rows], shards[0])
@@ -212,8 +224,6 @@ class Membership:
             if opened is not None:
                 opened.place.store.close()
             raise
-        finally:
-            self._forming = None
         self.round = number
 
     def _watch(self, store: Store, number: int) -> None:

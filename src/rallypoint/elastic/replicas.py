@@ -12,9 +12,11 @@ from rallypoint.base.errors import (
 )
 from rallypoint.elastic.agreement import Settlement, Standing
 from rallypoint.elastic.arrangement import NO_SHARD, Holding, arrange
-from rallypoint.elastic.membership import LOSSES, membership
+from rallypoint.elastic.membership import FROM_CHECKPOINT, LOSSES, membership
 from rallypoint.process_group.formation.subgroups import group_to_be, reform_group
 from rallypoint.process_group.groups.group import ProcessGroup
+
+_IDLE = "this rank is idle: it waits for others with which it would be a whole replica"
 
 
 class Position(NamedTuple):
@@ -42,7 +44,8 @@ class Replicas:
     to take it, the rest of its replica is idle: it agrees to the others' updates, and waits for
     ranks to join. Its function is not called meanwhile; if the training ends then, it returns None.
 
-    All ranks create it after `init_process_group` and before `elastic.State`; newcomers as well.
+    All ranks create it after `init_process_group` and before `elastic.State`; newcomers as well. At
+    the start, ranks with the same shard get the state of the first of them.
 
     Args:
         shards: how many ranks hold the state together.
@@ -51,14 +54,17 @@ class Replicas:
         shard: the number of the shard that this rank holds.
         shard_group: the ranks of this replica, in the order of their shards.
         replicate_group: the ranks with the same shard, in the order of their replicas.
-        group: all ranks that train, in the order of `rank`; the default group if none is idle.
-        position: this rank's, and the sizes; see the properties.
+        group: all ranks that train, in the order of `rank`.
+        position: this rank's number and its replica's, and how many there are of both.
 
     Raises:
+        NotInitializedError: there is no default group.
         InvalidArgumentError: there are fewer ranks than shards, or other ranks have other numbers
             of shards.
         AlreadyInitializedError: there is one in this process.
         StateLostError: all ranks that held one of the shards were lost.
+        PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
+            round.
     """
 
     shard_group: ProcessGroup
@@ -74,13 +80,18 @@ class Replicas:
         self.shards, self.shard = shards, NO_SHARD
         self.position = Position(-1, 0, -1, 0)
         self.group = self._whole = part.group
+        part.enroll()
         part.replicas = self
         newcomer = Standing(is_member=False, committed=0, prepared=0)
         try:
-            part.settled = part.exchange(newcomer)
-        except LOSSES as error:
-            error.__traceback__ = None
-            part.settled = part.go_on(newcomer, error)
+            try:
+                part.settled = part.exchange(newcomer)
+            except LOSSES as error:
+                error.__traceback__ = None
+                part.settled = part.go_on(newcomer, error)
+        except BaseException:
+            part.replicas = None
+            raise
 
     @property
     def rank(self) -> int:
@@ -118,8 +129,8 @@ class Replicas:
         arrangement = arrange(holdings, self.shards)
         if arrangement.lost:
             raise StateLostError(
-                f"all ranks that held shard {arrangement.lost[0]} of the state were lost, so "
-                "nobody can go on from memory; start again from a checkpoint"
+                f"all ranks that held shard {arrangement.lost[0]} of the state were lost, "
+                f"{FROM_CHECKPOINT}"
             )
         replicas = arrangement.replicas
         if not replicas:
@@ -133,6 +144,8 @@ class Replicas:
         self.group = whole
         if whole.own_rank not in training:
             self.position = Position(-1, len(training), -1, len(replicas))
+            for group in (self.shard_group, self.replicate_group, self._training):
+                group.withdraw(_IDLE)
             return Settlement(settlement.committed, (), (), settlement.saves)
         rank = training.index(whole.own_rank)
         number = rank // self.shards
@@ -140,7 +153,7 @@ class Replicas:
         peers = [replica[self.shard] for replica in replicas]
         reform_group(self.shard_group, whole.world, replicas[number])
         reform_group(self.replicate_group, whole.world, peers)
-        if len(training) < whole.size():
+        if training != list(range(whole.size())):
             reform_group(self._training, whole.world, training)
             self.group = self._training
         return settlement.among(peers)

@@ -56,7 +56,7 @@ def run(
 
     Raises (the decorated function):
         NotInitializedError: there is no default group.
-        StateLostError: all ranks that held one of the shards of `Replicas` were lost.
+        StateLostError: all ranks that had the state, or one of the shards of `Replicas`, were lost.
         TooFewPeersError: fewer ranks than min_size for as long as the group's timeout.
         PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
             round for 30 s, or it happened too often in a row.
@@ -98,16 +98,18 @@ class _Attempts:
                     self._state._reset()
                 is_first = False
                 result = self._train(function)
-            except MembershipChangedError:
+            except MembershipChangedError as change:
+                self._count(change.__cause__)
                 if self._state._settlement is None:
-                    self._go_on(None)
+                    self._state._go_on(None)
             except LOSSES as error:
-                error.__traceback__ = None
-                self._go_on(error)
+                error.__traceback__ = None  # it would keep the memory of the caller's variables
+                self._count(error)
+                self._state._go_on(error)
             else:
                 if part.leave():
                     return result
-                self._go_on(None)
+                self._state._go_on(None)
             self._state.restore()
 
     def _train(self, function: Callable[[], R]) -> R:
@@ -118,13 +120,13 @@ class _Attempts:
         self._state._end()
         return result
 
-    def _go_on(self, error: Exception | None) -> None:
+    def _count(self, loss: BaseException | None) -> None:
+        """Another attempt has ended, by that loss, or because ranks have joined."""
         committed = self._state._committed
         self._fruitless = self._fruitless + 1 if committed == self._committed else 0
         self._committed = committed
-        if error is not None and self._retries is not None and self._fruitless > self._retries:
-            raise error
-        self._state._go_on(error)  # type: ignore[arg-type]
+        if loss is not None and self._retries is not None and self._fruitless > self._retries:
+            raise loss
 
     def _await_enough(self) -> None:
         part = membership()

@@ -64,13 +64,16 @@ class Sampler:
             samples in a batch.
 
         Raises:
-            InvalidArgumentError: there are not as many weights as ranks.
+            InvalidArgumentError: there is no such rank (an idle one of `Replicas` takes no
+                samples), or there are not as many weights as ranks.
         """
         replicas = membership().replicas
         if rank is None:
             rank = get_rank() if replicas is None else replicas.rank
         if world_size is None:
             world_size = get_world_size() if replicas is None else replicas.size
+        if not 0 <= rank < world_size:
+            raise InvalidArgumentError(f"rank={rank} is not one of {world_size} ranks that train")
         first, last = self._share(rank, world_size)
         begin = step * self.global_batch
         return self._take(begin + first, begin + last)

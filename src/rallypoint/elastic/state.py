@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Never
+from typing import Any
 
 import numpy
 
@@ -14,6 +14,7 @@ from rallypoint.base.errors import (
     RallypointError,
 )
 from rallypoint.elastic.agreement import Settlement, Standing
+from rallypoint.elastic.fixed_sizes import refuse_fixed_size
 from rallypoint.elastic.membership import LOSSES, View, membership
 from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.transfer import synchronize
@@ -42,16 +43,20 @@ class State:
     them from the step, as `Sampler` does.
 
     Raises:
-        InvalidArgumentError: a name begins with an underscore, or is that of a method.
+        InvalidArgumentError: a name begins with an underscore, or is that of a method; or a value
+            is of a class of PyTorch's that keeps the number of ranks with which it began.
     """
 
+    _committed: int
+    _prepared: int
     _settlement: Settlement | None
     _is_member: bool
 
     def __init__(self, **values: Any) -> None:
-        for name in values:
+        for name, value in values.items():
             if name.startswith("_") or hasattr(State, name):
                 raise InvalidArgumentError(f"a value of elastic.State cannot be called {name!r}")
+            refuse_fixed_size(name, value)
         own = self.__dict__  # the values are in it as well, as reading them must cost nothing
         own.update(
             values,
@@ -119,6 +124,7 @@ class State:
         Raises:
             InvalidArgumentError: this rank has joined, and its values are of other names, dtypes or
                 shapes than the others'.
+            StateLostError: all ranks that had the state were lost.
             PeerLostError: a rank was lost meanwhile.
         """
         own = self.__dict__
@@ -127,6 +133,8 @@ class State:
         if settlement is None:
             settlement = self._settlement = part.exchange(self._standing)
         if settlement.newcomers:
+            if not self._is_member:
+                self._prepared = self._committed + 1  # what arrives is no state until all is here
             values = {name: own[name] for name in self._names}
             synchronize(values, settlement, part.peers)
             own.update(values)
@@ -159,8 +167,11 @@ class State:
     def _follow(self) -> None:
         """Agree to the others' updates, and make none, until they leave."""
         try:
-            while not self._update.follow():
-                pass
+            is_over = False
+            while not is_over:
+                self._prepared = self._committed + 1
+                is_over = self._update.follow()
+                self._committed = self._prepared
         finally:
             self._update.say(_NOBODY_WAITS)
 
@@ -185,18 +196,17 @@ class State:
             callback()
 
 
-def _refuse(*_: object) -> Never:
-    raise InvalidArgumentError(
-        "a call of the default group within state.update(): the block may only change this rank's "
-        "memory; communicate before it, or use state.commit()"
-    )
+_ONLY_MEMORY = (
+    "a call within state.update(): the block may only change this rank's memory; communicate "
+    "before it, or use state.commit()"
+)
 
 
 class _Update:
     """The block of `State.update`."""
 
     __slots__ = (
-        *("_group", "_has_changed", "_has_news", "_is_inside", "_own"),
+        *("_has_changed", "_has_news", "_held", "_is_inside", "_own"),
         *("_mine", "_participants", "_present", "_state", "_value", "_word"),
     )
 
@@ -208,7 +218,7 @@ class _Update:
         self._mine = _NOBODY_WAITS  # what this rank says, unless it has news
         self._word = numpy.full(1, self._mine, numpy.int64)
         self._value = self._word.data  # read faster than by NumPy
-        self._group: ProcessGroup | None = None  # whose calls are refused
+        self._held: tuple[ProcessGroup, ...] = ()  # whose calls are refused
         self._is_inside = self._has_changed = False
         self._present: View | None = None
 
@@ -246,7 +256,7 @@ class _Update:
             if not self._is_due(error):
                 raise MembershipChangedError(
                     "ranks were lost before this update; elastic.run begins the step again"
-                ) from None
+                ) from error
             self._has_changed = True
         else:
             own["_committed"] += 1
@@ -254,8 +264,10 @@ class _Update:
                 self._has_changed = not value[0] & _NOBODY_WAITS
                 value[0] = self._mine
         self._is_inside = True
-        self._group = group = membership().group
-        group.run = group.run_apart = _refuse
+        whole = membership().group
+        self._held = (whole, *whole.world.subgroups)
+        for group in self._held:
+            group.hold(_ONLY_MEMORY)
 
     def _is_due(self, because: RallypointError) -> bool:
         """Go on in the next round; the update, if it is due, still sees the ranks of this one.
@@ -277,9 +289,9 @@ class _Update:
         trace: TracebackType | None,
     ) -> None:
         self._is_inside = False
-        if self._group is not None:
-            self._group.bind_calls()
-            self._group = None
+        for group in self._held:
+            group.bind_calls()
+        self._held = ()
         if kind is None:
             for each in self._participants:
                 each.commit()

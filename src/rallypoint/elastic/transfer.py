@@ -11,7 +11,7 @@ If a source dies, everybody meets again, and the transfer begins anew with those
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -25,6 +25,7 @@ from rallypoint.elastic.values import (
     Spec,
     empty,
     fill,
+    is_model,
     leaf_of,
     mesh_of,
     outline,
@@ -120,23 +121,33 @@ def _check(
     theirs: Mapping[str, Any],
     specs: Sequence[Spec],
 ) -> None:
-    """Whether both have the same names, and arrays of the same kind under them."""
+    """Whether both have the same names, and arrays of the same kind under them.
+
+    What optimizers and others have in theirs may come and go.
+    """
     if values.keys() != theirs.keys():
         raise InvalidArgumentError(
             f"this rank's elastic.State has {', '.join(sorted(values))}, but the other ranks' has "
             f"{', '.join(sorted(theirs))}; start all ranks with the same program"
         )
     for name, drawn in mine.items():
-        there = theirs[name]
-        if not isinstance(drawn, Slot) and not isinstance(there, Slot):
-            continue
-        here_is = str(my_specs[drawn.number]) if isinstance(drawn, Slot) else "no array"
-        there_is = str(specs[there.number]) if isinstance(there, Slot) else "no array"
-        if here_is != there_is:
-            raise InvalidArgumentError(
-                f"{name} in this rank's elastic.State is {here_is}, but on the other ranks it is "
-                f"{there_is}; start all ranks with the same program and data"
-            )
+        for place, here, there in _pairs(name, drawn, theirs[name], is_model(values[name])):
+            here_is = str(my_specs[here.number]) if isinstance(here, Slot) else "no array"
+            there_is = str(specs[there.number]) if isinstance(there, Slot) else "no array"
+            if here_is != there_is:
+                raise InvalidArgumentError(
+                    f"{place} in this rank's elastic.State is {here_is}, but on the other ranks it "
+                    f"is {there_is}; start all ranks with the same program and data"
+                )
+
+
+def _pairs(name: str, here: Any, there: Any, is_deep: bool) -> Iterator[tuple[str, Any, Any]]:
+    """What must be alike: a value that is an array, and the arrays of a model, by their names."""
+    if isinstance(here, Slot) or isinstance(there, Slot):
+        yield name, here, there
+    elif is_deep:
+        for key in dict.fromkeys((*here, *there)):
+            yield f"{name}[{key!r}]", here.get(key), there.get(key)
 
 
 def _room(

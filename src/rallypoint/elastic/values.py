@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy
 import numpy.typing
 
+from rallypoint.elastic.participant import Participant
+
 Bytes = numpy.typing.NDArray[numpy.uint8]
 
 
@@ -64,10 +66,18 @@ def _torch() -> Any:
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array or a tensor."""
+    """Whether it is an array of numbers or a tensor; what holds Python's objects is pickled."""
+    if isinstance(value, numpy.ndarray):
+        return not value.dtype.hasobject
     torch = _torch()
-    return isinstance(value, numpy.ndarray) or (
-        torch is not None and isinstance(value, torch.Tensor)
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_model(value: object) -> bool:
+    """Whether its state is the same arrays for life."""
+    torch = _torch()
+    return isinstance(value, Participant) or (
+        torch is not None and isinstance(value, torch.nn.Module)
     )
 
 
@@ -197,7 +207,8 @@ def copied(tree: Any) -> Any:
 
     arrays: list[Any] = []
     drawn = copy.deepcopy(outline(tree, arrays))
-    return fill(drawn, [each.copy() if _is_numpy(each) else each.clone() for each in arrays])
+    kept = [each.copy() if _is_numpy(each) else each.detach().clone() for each in arrays]
+    return fill(drawn, kept)
 
 
 def _is_numpy(value: object) -> bool:
@@ -205,12 +216,23 @@ def _is_numpy(value: object) -> bool:
 
 
 def restore(value: Any, tree: Any) -> Any:
-    """As `write`, but an array keeps its memory."""
-    if is_array(value):
-        source = tree if _is_numpy(value) else tree.detach()
-        if _is_numpy(value):
-            _copy(value, source)
+    """As `write`, but the tree stays a copy, and arrays keep their memory if they are alike."""
+    import copy
+
+    own: list[Any] = []
+    kept: list[Any] = []
+    outline(read(value), own)
+    drawn = copy.deepcopy(outline(tree, kept))
+    if [_kind_of(each) for each in own] != [_kind_of(each) for each in kept]:
+        return write(value, copied(tree))
+    for array, source in zip(own, kept, strict=True):
+        if _is_numpy(array):
+            _copy(array, source)
         else:
-            value.detach().copy_(source)
-        return value
-    return write(value, copied(tree))
+            array.detach().copy_(source.detach())
+    return write(value, fill(drawn, own))
+
+
+def _kind_of(array: Any) -> tuple[Any, ...]:
+    placements = getattr(array, "placements", None)  # of a DTensor
+    return _is_numpy(array), placements, array.dtype, tuple(array.shape)

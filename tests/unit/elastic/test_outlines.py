@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rallypoint.elastic.transfer import _pack, _room, _unpack
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
 from rallypoint.elastic.values import Leaf, fill, leaf_of, outline
 
 
@@ -62,3 +64,23 @@ def test_arrays_that_are_alike_keep_their_memory_and_others_are_made() -> None:
         leaf.data[:] = 0
         leaf.store()
     assert all((each == 0).all() for each in (*got["same"], *got["longer"]))
+
+
+class Model(Participant):
+    """As a model in PyTorch: the names of its arrays do not change."""
+
+
+def test_a_model_of_other_shapes_is_refused_before_its_bytes_travel() -> None:
+    def check(value: object, here: dict[str, Any], there: dict[str, Any]) -> None:
+        mine, _, leaves = drawn_of({"it": here})
+        theirs, _, their_leaves = drawn_of({"it": there})
+        specs = [leaf.spec for leaf in leaves], [leaf.spec for leaf in their_leaves]
+        _check({"it": value}, mine, specs[0], theirs, specs[1])
+
+    wide, narrow = {"weight": np.ones((2, 3)), "epoch": 1}, {"weight": np.ones((2, 2)), "epoch": 2}
+    check(Model(), wide, {**wide, "epoch": 7})
+    check(object(), wide, narrow)  # an optimizer's may differ
+    with pytest.raises(InvalidArgumentError, match=r"it\['weight'\] .* shape \(2, 3\), but"):
+        check(Model(), wide, narrow)
+    with pytest.raises(InvalidArgumentError, match=r"it\['bias'\] .* is no array, but"):
+        check(Model(), wide, {**wide, "bias": np.ones(2)})

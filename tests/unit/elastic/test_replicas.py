@@ -9,6 +9,8 @@ import pytest
 
 import rallypoint as dist
 from rallypoint import elastic
+from rallypoint.elastic.agreement import Standing
+from rallypoint.elastic.membership import membership
 
 
 @pytest.fixture
@@ -43,6 +45,27 @@ def test_refusals(alone: None) -> None:
         elastic.Replicas(shards=0)
     with pytest.raises(dist.InvalidArgumentError, match="1 ranks cannot hold 2 shards"):
         elastic.Replicas(shards=2)
+
+
+def test_after_a_refusal_it_can_be_made(alone: None) -> None:
+    with pytest.raises(dist.InvalidArgumentError, match="1 ranks cannot hold 2 shards"):
+        elastic.Replicas(shards=2)
+    assert elastic.Replicas(shards=1).size == 1
+
+
+@pytest.mark.parametrize("shards", [0, 1])
+def test_who_has_an_old_state_or_half_of_one_is_no_source(alone: None, shards: int) -> None:
+    if shards:
+        elastic.Replicas(shards=shards)
+    for committed, prepared in ((0, 1), (7, 7)):
+        old = Standing(is_member=False, committed=committed, prepared=prepared)
+        with pytest.raises(elastic.StateLostError, match="had the state were lost"):
+            membership().exchange(old)
+
+
+def test_idle_ranks_take_no_samples(alone: None) -> None:
+    with pytest.raises(dist.InvalidArgumentError, match="rank=-1 is not one of 2 ranks that train"):
+        elastic.Sampler(10, 4).indices(0, rank=-1, world_size=2)
 
 
 def test_one_is_enough(alone: None) -> None:

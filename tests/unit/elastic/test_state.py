@@ -10,6 +10,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint import elastic
+from rallypoint.elastic.agreement import Settlement
 from rallypoint.elastic.values import copied, fill, outline, restore
 
 
@@ -75,6 +76,25 @@ def test_commit_and_restore(alone: None) -> None:
     assert state.more == [1], "the copy is not what the program got"
 
 
+def test_arrays_in_a_list_keep_their_memory(alone: None) -> None:
+    arrays: list[Any] = [numpy.zeros(2), {"a": numpy.ones(3)}]
+    state = elastic.State(arrays=arrays, names=numpy.array(["x", None], object))
+    state.sync()
+    state.commit()
+    first, second = arrays[0], arrays[1]["a"]
+    first += 5
+    second += 5
+    state.names[0] = "y"
+    state.restore()
+    assert state.arrays[0] is first
+    assert state.arrays[1]["a"] is second
+    assert (first.tolist(), second.tolist()) == ([0, 0], [1, 1, 1])
+    assert state.names.tolist() == ["x", None]
+    first += 1
+    state.restore()
+    assert first.tolist() == [0, 0], "the copy is not what the program got"
+
+
 def test_an_update_within_an_update(alone: None) -> None:
     state = elastic.State(step=0)
     state.sync()
@@ -95,6 +115,30 @@ def test_an_update_does_not_communicate(alone: None) -> None:
             with pytest.raises(dist.InvalidArgumentError, match=r"within state\.update"):
                 call(array)
     dist.all_reduce(array)
+
+
+def test_no_group_communicates_in_an_update(alone: None) -> None:
+    state, group = elastic.State(step=0), dist.new_group([0])
+    left = dist.new_group([0])
+    dist.destroy_process_group(left)
+    state.sync()
+    array = numpy.ones(3)
+    with state.update():
+        for call in (
+            lambda: dist.all_reduce(array, group=group),
+            lambda: dist.all_reduce(array, group=group, async_op=True),
+            lambda: dist.all_reduce(array, async_op=True),
+            lambda: dist.irecv(array, group=group),
+            lambda: dist.recv(array, group=group),
+        ):
+            with pytest.raises(dist.InvalidArgumentError, match=r"within state\.update"):
+                call()
+    dist.all_reduce(array, group=group)
+    work = dist.all_reduce(array, group=group, async_op=True)
+    assert work is not None
+    work.wait()
+    with pytest.raises(dist.NotInitializedError, match="was destroyed"):
+        dist.all_reduce(array, group=left)
 
 
 def test_run_alone(alone: None) -> None:
@@ -129,6 +173,20 @@ def test_a_loss_that_nobody_can_mend_comes_through(alone: None) -> None:
 
     with pytest.raises(dist.PeerLostError, match="rank 3 died"):
         train(elastic.State(step=0))
+
+
+def test_losses_that_an_update_meets_count_as_retries(alone: None) -> None:
+    calls = []
+
+    @elastic.run(retries=3)
+    def train(state: elastic.State) -> None:
+        calls.append(state.step)
+        state._settlement = Settlement(state._committed, (0,), ())  # as after `_Update.__enter__`
+        raise elastic.MembershipChangedError("lost") from dist.PeerLostError("rank 1 died", rank=1)
+
+    with pytest.raises(dist.PeerLostError, match="rank 1 died"):
+        train(elastic.State(step=0))
+    assert len(calls) == 5  # the first, of which no update is known, and the retries
 
 
 def test_too_few(alone: None) -> None:

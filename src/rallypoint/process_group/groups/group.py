@@ -118,6 +118,7 @@ class ProcessGroup:
         self._is_member = True
         self._communicator = communicator
         self._why_not = "was destroyed"  # what else it may be, if there is no communicator
+        self._held = ""  # why it refuses calls at present, although it has members
         self._revoked = ""  # why calls raise RevokedError, if they do
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
         self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
@@ -125,6 +126,9 @@ class ProcessGroup:
 
     def bind_calls(self) -> None:
         """Have `run`, `run_apart`, `send` and `receive` be the engine's, if it takes the arrays."""
+        if not self._is_member:
+            return
+        self._held = ""
         communicator = self._communicator
         if communicator is not None and self.takes_arrays:
             self.run = communicator.run
@@ -133,6 +137,12 @@ class ProcessGroup:
             self.receive = communicator.receive
         else:
             self.run = self.run_apart = self.send = self.receive = _not_the_engines
+
+    def hold(self, why: str) -> None:
+        """Refuse new calls with InvalidArgumentError, until `bind_calls`."""
+        if self._is_member:
+            self._held = why
+            self.run = self.run_apart = self.send = self.receive = self._refuse
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -171,13 +181,14 @@ class ProcessGroup:
         return group
 
     def check_member(self) -> None:
-        """Refuse a group that was left.
+        """Refuse a group that was left, or takes no calls at present.
 
         Raises:
+            InvalidArgumentError: see `hold`.
             NotInitializedError: the group was destroyed.
             RevokedError: it has given up its communicator.
         """
-        if not self._is_member:
+        if not self._is_member or self._held:
             self._refuse()
 
     def end_of(self, array: object, operation: str) -> End | None:
@@ -300,8 +311,9 @@ class ProcessGroup:
 
     def interrupt(self) -> None:
         """End the waits of all members with an error; another thread may call it."""
-        if self._is_member and self._communicator is not None:
-            self._communicator.revoke()
+        communicator = self._communicator  # which the other thread may take away
+        if communicator is not None:
+            communicator.revoke()
         for end in self.ends.values() if self._is_member else ():
             end.abort()
 
@@ -328,12 +340,12 @@ class ProcessGroup:
     def _forget(self) -> None:
         self._is_member = False
         self._communicator = None
-        self.run = self._refuse
-        self.run_apart = self._refuse
-        self.send = self._refuse
-        self.receive = self._refuse
+        self._held = ""
+        self.run = self.run_apart = self.send = self.receive = self._refuse
 
     def _refuse(self, *_: object) -> Never:
+        if self._held:
+            raise InvalidArgumentError(self._held)
         if self._revoked:
             raise RevokedError(self._revoked)
         # PyTorch calls the default group "0".

@@ -135,7 +135,7 @@ class HybridShard(Participant):
             if not average:
                 each.set_gradient_divide_factor(1.0)
                 each.set_force_sum_reduction_for_comms(True)
-        module.register_forward_pre_hook(self._begin)
+        module.register_forward_pre_hook(self._begin, prepend=True)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401
         """The module's forward."""
