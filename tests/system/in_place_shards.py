@@ -33,7 +33,7 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
 
 def main() -> None:
     directory, steps = Path(sys.argv[1]), int(sys.argv[2])
-    deaths = {int(step): int(rank) for step, rank in (each.split(":") for each in sys.argv[3:])}
+    deaths = {(int(step), int(rank)) for step, rank in (each.split(":") for each in sys.argv[3:])}
     received = 0
     exchange = transfer._exchange
 
@@ -63,9 +63,9 @@ def main() -> None:
             gradient = (inputs[batch] @ whole - targets[batch]) @ inputs[batch] / BATCH
             mine = np.empty(SIZE // SHARDS)
             dist.reduce_scatter_tensor(mine, gradient, group=replicas.shard_group)
-            if deaths.get(state.step) == replicas.rank:
+            if (state.step, replicas.rank) in deaths:
                 with contextlib.suppress(FileExistsError):
-                    (directory / f"died-{state.step}").touch(exist_ok=False)
+                    (directory / f"died-{state.step}-{replicas.rank}").touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(mine, group=replicas.replicate_group)
             with state.update():

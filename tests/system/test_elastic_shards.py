@@ -96,3 +96,12 @@ def test_the_last_of_a_shard_is_lost(launch: Launch) -> None:
     directory = str(launch.directory)
     assert launch.run("--nproc-per-node", "2", PROGRAM, directory, "50", "5:1") == 1
     assert "StateLostError: all ranks that held shard 1 of the state were lost" in launch.err
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_an_idle_rank_does_not_go_on_from_its_old_state(launch: Launch, spares: int) -> None:
+    """Both ranks that train are lost, of three; with spares there would be enough for a replica."""
+    flags = ["--nproc-per-node", "3", "--spares", str(spares)]
+    assert launch.run(*flags, PROGRAM, str(launch.directory), "500", "50:0", "50:1") == 1
+    assert "StateLostError: all ranks that had" in launch.err
+    assert "Traceback" not in launch.out
