@@ -97,3 +97,22 @@ def test_a_step_that_failed_leaves_nothing(replicas: elastic.Replicas, place: st
     again = gradients()
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     assert torch.equal(net[1].running_mean, statistics)
+
+
+def test_a_gather_that_failed_is_not_waited_for_again(replicas: elastic.Replicas) -> None:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
+
+    class Failed(torch.distributed.distributed_c10d.Work):  # type: ignore[misc]
+        def wait(self, timeout: object = None) -> bool:
+            raise dist.PeerLostError("a rank was lost")
+
+    net = sharded(replicas)
+    model = HybridShard(net, replicas)
+    elastic.State(step=0, model=model).sync()
+    net(torch.randn(5, 3))
+    [group] = net._get_fsdp_state()._fsdp_param_groups
+    nothing = torch.empty(0)
+    group._all_gather_result = AllGatherResult(nothing, None, Failed(), [], [], [])
+    model.rollback()
+    assert group._all_gather_result is None
+    net(torch.randn(5, 3)).sum().backward()

@@ -10,6 +10,7 @@ See docs/decisions/105-elastic-hybrid-sharding.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
+from rallypoint.base.errors import (
+    AlreadyInitializedError,
+    InvalidArgumentError,
+    RallypointError,
+)
 from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.replicas import Replicas
 from rallypoint.engine.communicator import ReduceOp
@@ -162,6 +167,8 @@ class HybridShard(Participant):
     def rollback(self) -> None:
         """See Participant."""
         if self._has_begun:
+            for each in _sharded(self.module):
+                _end_gathers(each)
             root: Any = self.module
             root.reset_iter_state()
             for each in _sharded(self.module):
@@ -185,6 +192,16 @@ class HybridShard(Participant):
 
 def _sharded(module: torch.nn.Module) -> Iterator[Any]:
     return (each for each in module.modules() if isinstance(each, FSDPModule))
+
+
+def _end_gathers(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
+    """Of a pass that failed: PyTorch would wait for these works once more, and they raise again."""
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        result = group._all_gather_result
+        if result is not None and result.all_gather_work is not None:
+            with suppress(RallypointError):
+                result.all_gather_work.wait()
+            group._all_gather_result = result._replace(all_gather_work=None)
 
 
 def _forget_gradients(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
