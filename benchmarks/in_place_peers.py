@@ -7,6 +7,8 @@ turns; each job is disturbed once. A table, and JSON.
     rallypoint   the three survivors go on
     ulfm         the three survivors go on: Open MPI's revoke, shrink and agree
     torchft      the three survivors go on: a Manager in each, over gloo
+    reconfigure  the three survivors go on: PyTorch's own, from 2.14 on, over gloo, where they know
+                 from the beginning that one will be lost
     torchrun     all four processes are started again
 """
 
@@ -24,11 +26,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from in_place_job import Job, StuckError
 from in_place_recovery import one_host, spread
 from table import print_table, save
+
+from rallypoint import TCPStore
 
 SIZE = 4
 _PATIENCE_S = 90.0
@@ -87,11 +92,11 @@ while True:
     manager.start_quorum()
     numbers = torch.ones(1000)
     manager.allreduce(numbers).wait()
-    if not manager.should_commit():
+    size = manager.num_participants()
+    # The mean, to which those that begin add zeros.
+    if not manager.should_commit() or not (numbers == 1.0).all():
         before = 0
         continue
-    size = manager.num_participants()
-    assert (numbers == 1.0).all()  # it is the mean
     if size != before:
         good(manager._quorum_id, manager.participating_rank() or 0, size)
         before = size
@@ -107,6 +112,43 @@ while True:
     time.sleep(0.002)
     numbers = torch.full((1000,), rank + 1.0)
     dist.all_reduce(numbers)
+    assert (numbers == size * (size + 1) / 2).all()
+    if is_new:
+        good(round, rank, size)
+        is_new = False
+"""
+
+
+RECONFIGURE = """
+import torch
+import torch.distributed as dist
+from datetime import timedelta
+backend, port, number = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+limit = timedelta(seconds=float(sys.argv[5]))
+store = dist.TCPStore("127.0.0.1", port, None, False, limit)
+dist.init_process_group(
+    backend, world_size=SIZE, rank=number, store=dist.PrefixStore("group", store), timeout=limit,
+    enable_reconfigure=True,
+)
+round, is_new = 0, True
+def form():
+    size = SIZE - round
+    place = store.add(f"{round}/came", 1)
+    store.set(f"{round}/{place}", dist._get_reconfigure_handle())
+    handles = [store.get(f"{round}/{each}").decode() for each in range(1, size + 1)]
+    dist._reconfigure(round + 1, handles, timeout=limit).wait()
+form()
+while True:
+    time.sleep(0.002)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    numbers = torch.full((1000,), rank + 1.0)
+    try:
+        dist.all_reduce(numbers)
+    except RuntimeError:
+        dist.group.WORLD.abort()
+        round, is_new = round + 1, True
+        form()
+        continue
     assert (numbers == size * (size + 1) / 2).all()
     if is_new:
         good(round, rank, size)
@@ -163,6 +205,20 @@ def torchft(environment: str, timeout_s: float) -> Iterator[Job]:
 
 
 @contextmanager
+def reconfigure(environment: str, backend: str, timeout_s: float) -> Iterator[Job]:
+    """Four processes, and a store that none of them serves."""
+    python = str(Path(environment, "bin", "python"))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with store, script_of(RECONFIGURE) as script:
+        worker = [backend, str(store.port), "{number}", str(timeout_s)]
+        with Job([python, script], SIZE, worker=worker) as job:
+            for number in range(SIZE):
+                job.start(number)
+            job.await_size(0.0, SIZE, _START_S)
+            yield job
+
+
+@contextmanager
 def torchrun(environment: str) -> Iterator[Job]:
     """All processes are started again."""
     scripts = Path(environment, "bin")
@@ -194,10 +250,13 @@ def contenders(options: argparse.Namespace) -> dict[str, Begin]:
     found: dict[str, Begin] = {"rallypoint": lambda: one_host(SIZE)}
     if options.openmpi:
         found["ulfm"] = lambda: ulfm(options.openmpi)
-    if options.torchft:
-        for limit_s in options.torchft_timeout_s:
-            name = f"torchft, {limit_s:g} s"
-            found[name] = lambda limit_s=limit_s: torchft(options.torchft, limit_s)  # type: ignore[misc]
+    for limit_s in options.timeout_s:
+        if options.torchft:
+            found[f"torchft, {limit_s:g} s"] = partial(torchft, options.torchft, limit_s)
+        if options.reconfigure:
+            for backend in ("gloo", "rallypoint"):
+                name = f"reconfigure, {backend}, {limit_s:g} s"
+                found[name] = partial(reconfigure, options.reconfigure, backend, limit_s)
     if options.torch:
         found["torchrun"] = lambda: torchrun(options.torch)
     return found
@@ -233,7 +292,14 @@ def main() -> None:
     parser.add_argument("--openmpi", metavar="DIR", help="environment with openmpi and mpi4py")
     parser.add_argument("--torchft", metavar="DIR", help="environment with torchft")
     parser.add_argument(
-        "--torchft-timeout-s", type=float, nargs="+", default=[5.0], help="one contender for each"
+        "--timeout-s",
+        type=float,
+        nargs="+",
+        default=[5.0],
+        help="of an operation, for torchft and reconfigure; one contender for each",
+    )
+    parser.add_argument(
+        "--reconfigure", metavar="DIR", help="environment with torch 2.14 or newer and rallypoint"
     )
     parser.add_argument("--torch", metavar="DIR", help="environment with torch, for torchrun")
     parser.add_argument("--no-results", action="store_true", help="do not write the JSON file")
