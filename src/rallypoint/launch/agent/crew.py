@@ -152,13 +152,16 @@ class Crew:
             worker.start(guardian, seat, self.trouble.records.fileno())
 
     def unanswered(self, round_number: int, now: float) -> list[Worker]:
-        """Workers that have not answered for too long."""
+        """Workers that have not answered for too long, or answered that they do not go on.
+
+        A newcomer that has its place may take any time to load and build what it needs.
+        """
         if self.wake_at is None:
             return []
         silent = [
             each
             for each in self.by_rank.values()
-            if each.joined < round_number and (each.seen < round_number or not each.is_elastic)
+            if each.joined < round_number and (each.seen < round_number or each.has_withdrawn)
         ]
         if silent and now < self.wake_at:
             return []

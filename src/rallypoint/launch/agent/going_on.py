@@ -74,6 +74,7 @@ class GoingOn:
         worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
         if not message.is_on and self._state.phase is not Phase.RUNNING:
             return  # it has, or gets, a place in the next round
+        worker.has_withdrawn = not message.is_on and (worker.is_elastic or worker.has_withdrawn)
         worker.is_elastic = message.is_on
         if worker.rank >= 0:
             self._state.worker_is_elastic(worker.rank, is_on=message.is_on)

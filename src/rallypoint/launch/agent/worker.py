@@ -31,6 +31,7 @@ class Worker:
         number: by which the guardian knows it.
         record_slot: where its flight record is.
         is_elastic: whether it goes on when others are lost.
+        has_withdrawn: whether it did, and does not any more.
         is_ready: whether it is on standby, and waits for a place.
         error: what a worker on standby reports that is ending it.
         seen, joined: the newest round whose place it has been told, and whose group it has formed.
@@ -43,7 +44,7 @@ class Worker:
         self.number, self.record_slot = number, record_slot
         self.control = ControlChannel()
         self.pid = 0
-        self.is_elastic = self.is_ready = False
+        self.is_elastic = self.has_withdrawn = self.is_ready = False
         self.seen = self.joined = -1
         self.error: WorkerError | None = None
         self._job = job

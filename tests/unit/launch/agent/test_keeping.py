@@ -174,3 +174,32 @@ def test_places(kept: list[int], standby: list[int], size: int, local_ranks: lis
             assert taken.local_rank == place.local_rank
         else:
             assert taken.is_ready
+
+
+# Answers.
+
+
+def crew_of(*workers: SimpleNamespace) -> Crew:
+    job = Job(command=("train.py",), local_world_size=4, run_id="x", host="h", environ={})
+    crew = Crew(job, selectors.DefaultSelector(), lambda _: None)
+    crew.by_rank = dict(enumerate(workers))  # type: ignore[arg-type]
+    crew.wake_at = 10.0
+    return crew
+
+
+def answered(seen: int, joined: int = -1, *, has_withdrawn: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(seen=seen, joined=joined, has_withdrawn=has_withdrawn)
+
+
+def test_a_newcomer_may_take_its_time_to_build_its_state() -> None:
+    """It knows its place, and is not elastic yet."""
+    crew = crew_of(answered(5, joined=5), answered(5))
+    assert crew.unanswered(5, 10.0) == []
+    assert crew.wake_at is None
+
+
+def test_who_does_not_answer_or_does_not_go_on_is_killed() -> None:
+    silent, withdrawn = answered(4, joined=4), answered(5, joined=4, has_withdrawn=True)
+    crew = crew_of(answered(5, joined=4), silent, withdrawn, answered(5, 5, has_withdrawn=True))
+    assert crew.unanswered(5, 9.0) == []
+    assert crew.unanswered(5, 10.0) == [silent, withdrawn]
