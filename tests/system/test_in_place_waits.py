@@ -2,40 +2,103 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
+import pytest
 from tests.system.conftest import Launch
 from tests.system.test_in_place import end, ends_of
 
-SLOW_SPARE = """
-import os, signal, time
+# A worker that is not started later stops itself (victim=RANK) or needs long to begin (slow_s=S).
+PROGRAM = """
+import os, signal, sys, time
+from datetime import timedelta
 import numpy
 import rallypoint as dist
 from rallypoint import elastic
 
-is_spare = os.environ.get("RALLYPOINT_STANDBY") == "1"
-dist.init_process_group()
-time.sleep(12.0 * is_spare)  # it shards a model, say
+options = dict(each.split("=") for each in sys.argv[1:])
+is_newcomer = os.environ.get("RALLYPOINT_STANDBY") == "1"
+dist.init_process_group(timeout=timedelta(seconds=float(options.get("timeout_s", "60"))))
+if is_newcomer:
+    time.sleep(float(options.get("slow_s", "0")))  # it shards a model, say
+gradient = numpy.empty(int(options.get("count", "4")))
 state = elastic.State(step=0, total=numpy.zeros(4))
 
 @elastic.run
 def train(state):
-    while state.step < 60:
-        gradient = numpy.ones(4)
+    while state.step < 300:
+        if state.step == 20 and str(dist.get_rank()) == options["victim"] and not is_newcomer:
+            os.kill(os.getpid(), getattr(signal, options["signal"]))
+        gradient[:] = 1.0
         dist.all_reduce(gradient)
-        if state.step == 20 and dist.get_rank() == 1 and not is_spare:
-            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.005)
         with state.update():
-            state.total += gradient
+            state.total += gradient[:4] / dist.get_world_size()
             state.step += 1
 
 train(state)
-assert state.total[0] == 60 * dist.get_world_size(), state.total
+assert state.total[0] == 300, state.total
 os.write(1, f"end {os.getpid()} {dist.get_rank()} {dist.get_world_size()}\\n".encode())
 """
 
 
+def begin(launch: Launch, *flags: str, **options: object) -> None:
+    told = [f"{name}={value}" for name, value in {"signal": "SIGSTOP", **options}.items()]
+    launch.start(*flags, launch.script(PROGRAM), *told)
+
+
 def test_a_spare_may_take_its_time_to_build_its_state(launch: Launch) -> None:
     """It knows its place, so it is not taken for one that is stopped."""
-    launch.start("--nproc-per-node", "3", "--spares", "1", launch.script(SLOW_SPARE))
+    flags = ("--nproc-per-node", "3", "--spares", "1")
+    begin(launch, *flags, victim=1, signal="SIGKILL", slow_s=12)
     end(launch)
     assert sorted(ends_of(launch).values()) == [(0, 3), (1, 3), (2, 3)]
     assert "does not answer" not in launch.err
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("count", [4, 1 << 20])  # in the second, ranks wait for each other in turn
+def test_a_call_that_times_out_costs_one_rank(
+    launch: Launch, seed: int, spares: int, count: int
+) -> None:
+    """The others go on, although hangs are only reported."""
+    victim = random.Random(seed).randrange(3)
+    flags = ("--nproc-per-node", "3", "--spares", str(spares))
+    begin(launch, *flags, victim=victim, timeout_s=3, count=count)
+    end(launch)
+    size = 2 + spares
+    assert sorted(ends_of(launch).values()) == [(rank, size) for rank in range(size)], launch.err
+    assert f"killing rank {victim}: others waited for it for longer than" in launch.err
+    assert "go on after" in launch.err
+
+
+def nodes(tmp_path: Path, port: int, *flags: str, **options: object) -> list[Launch]:
+    """Three nodes of two workers; the first one's agent coordinates."""
+    launches = []
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        launches.append(Launch(tmp_path / str(number)))
+        where = ("--nnodes", "3", "--node-rank", str(number), "--master-addr", "127.0.0.1")
+        where += ("--master-port", str(port), "--nproc-per-node", "2")
+        begin(launches[-1], *where, *flags, **options)
+    return launches
+
+
+@pytest.mark.parametrize(
+    "wait", [("--on-hang", "restart", "--hang-after", "1"), ()], ids=["hang", "timeout"]
+)
+def test_a_rank_of_another_node_is_killed_there(
+    tmp_path: Path, free_port: int, seed: int, wait: tuple[str, ...]
+) -> None:
+    """The agent that decides so leaves its own workers alone."""
+    victim = random.Random(seed).randrange(2, 6)
+    timeout_s = 60 if wait else 3
+    launches = nodes(tmp_path, free_port, *wait, victim=victim, timeout_s=timeout_s)
+    ends: dict[int, tuple[int, int]] = {}
+    for launch in launches:
+        end(launch)
+        ends |= ends_of(launch)
+    assert sorted(ends.values()) == [(rank, 5) for rank in range(5)]
+    told = [f"killing rank {victim}: " in launch.err for launch in launches]
+    assert told == [number == victim // 2 for number in range(3)]

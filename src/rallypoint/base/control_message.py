@@ -55,6 +55,19 @@ class LongWait(Record):
     is_over: bool = False
 
 
+class CallTimedOut(Record):
+    """Worker to agent: it could go on without the rank for which a call waited until it timed out.
+
+    Attributes:
+        culprit: that rank, in this round.
+        ranks: those of the call; empty: all.
+    """
+
+    round: int
+    culprit: int
+    ranks: tuple[int, ...] = ()
+
+
 class Elastic(Record):
     """Worker to agent: whether it goes on when other workers are lost, in the next round.
 
@@ -94,7 +107,7 @@ class Unknown(Record):
     kind: str
 
 
-Known = Hello | WorkerError | LongWait | Elastic | Ready | Place | Released
+Known = Hello | WorkerError | LongWait | CallTimedOut | Elastic | Ready | Place | Released
 Message = Known | Unknown
 
 
@@ -153,6 +166,9 @@ def _to_object(  # noqa: PLR0911 - one for each kind
             return {"v": VERSION, "kind": "hello", "pid": pid}
         case LongWait(seconds, is_over):
             return {"v": VERSION, "kind": "wait", "seconds": seconds, "is_over": is_over}
+        case CallTimedOut(number, culprit, ranks):
+            late = {"round": number, "culprit": culprit, "ranks": list(ranks)}
+            return {"v": VERSION, "kind": "timed out", **late}
         case Elastic(is_on, seen, joined):
             told = {"is_on": is_on, "seen": seen, "joined": joined}
             return {"v": VERSION, "kind": "elastic", **told}
@@ -194,6 +210,8 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return WorkerError(type_name, message, traceback, float(time_s), is_echo, is_startup)
         case {"kind": "wait", "seconds": int() | float() as seconds} if 0 <= seconds < _MAX_TIME_S:
             return LongWait(float(seconds), fields.get("is_over") is True)
+        case {"kind": "timed out", "round": int(number), "culprit": int(rank), "ranks": list(told)}:
+            return CallTimedOut(number, rank, tuple([each for each in told if type(each) is int]))
         case {"kind": "elastic", "is_on": bool(is_on), "seen": int(seen), "joined": int(joined)}:
             return Elastic(is_on, seen, joined)
         case {"kind": "ready"}:
@@ -204,6 +222,6 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             isinstance(each, str) for pair in environ.items() for each in pair
         ):
             return Place(number, environ, fields.get("is_urgent") is True)
-    if kind in ("hello", "error", "wait", "elastic", "place"):
+    if kind in ("hello", "error", "wait", "timed out", "elastic", "place"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
     return Unknown(kind[:64])

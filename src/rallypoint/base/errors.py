@@ -121,7 +121,13 @@ class DeadlockError(PeerError):
 
 
 class CollectiveTimeoutError(PeerError, TimeoutError):
-    """A peer did not take part within the group's timeout."""
+    """A peer did not take part within the group's timeout.
+
+    Attributes:
+        members: the global ranks of the group, if they are known.
+    """
+
+    members: tuple[int, ...] = ()
 
 
 # The environment's fault.

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy
 
 from rallypoint.base.control_link import ControlLink, control_link
-from rallypoint.base.control_message import Place
+from rallypoint.base.control_message import CallTimedOut, Place
 from rallypoint.base.errors import (
+    CollectiveTimeoutError,
     HostError,
     InvalidArgumentError,
     NotInitializedError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rallypoint.elastic.replicas import Position, Replicas
 
 # What a lost rank looks like to a call of the program; what it called wrongly is no loss.
-LOSSES = (PeerLostError, RevokedError, StoreError)
+LOSSES = (PeerLostError, RevokedError, StoreError, CollectiveTimeoutError)
 _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
 FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
 # A launcher that sees a worker end tells the others within milliseconds.
@@ -148,6 +149,7 @@ class Membership:
                 launcher offers no other round.
         """
         tried = self.round
+        self._report_timeout(because)
         self._is_meeting = True  # from before the newest place is read
         while True:
             place = None if self._link is None else self._link.wait(tried, _NEWS_S)
@@ -161,12 +163,28 @@ class Membership:
                 raise
             except _NOT_FORMED as error:
                 because = error
+                if self.round == place.round:
+                    self._report_timeout(error)
                 error.__traceback__ = None
                 continue
             finally:
                 self._forming = None
             self.has_state()
             return settlement
+
+    def _report_timeout(self, error: RallypointError | None) -> None:
+        """Have the launcher end the rank that a call has waited for in vain.
+
+        Raises:
+            CollectiveTimeoutError: `error`, if nobody knows which rank that is.
+        """
+        if not isinstance(error, CollectiveTimeoutError):
+            return
+        if error.rank is None:
+            raise error
+        members = () if len(error.members) == self.group.size() else error.members
+        if self._link is not None:
+            self._link.send(CallTimedOut(self.round, error.rank, members))
 
     def exchange(self, standing: Standing) -> Settlement:
         """Tell each other where everybody stands, and conclude the same from it.

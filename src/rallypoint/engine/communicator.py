@@ -291,6 +291,12 @@ class Communicator:
 
     def error(self, operation: str) -> PeerError:
         """The error that describes this communicator's trouble."""
+        error = self._describe(operation)
+        if isinstance(error, CollectiveTimeoutError):
+            error.members = tuple(self._global_ranks)
+        return error
+
+    def _describe(self, operation: str) -> PeerError:
         state = self._native.trouble()
         if state is None:
             # Of an earlier communicator of the group, which has been formed again meanwhile.

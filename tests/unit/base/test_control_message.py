@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
+    CallTimedOut,
     Hello,
     LongWait,
     Unknown,
@@ -27,8 +28,9 @@ SHORT = st.text(max_size=200)
     st.builds(Hello, st.integers(1, 2**31 - 1))
     | st.builds(WorkerError, SHORT, SHORT, SHORT, st.floats(0, 1e10), st.booleans())
     | st.builds(LongWait, st.floats(0, 1e10), st.booleans())
+    | st.builds(CallTimedOut, st.integers(), st.integers(), st.lists(st.integers()).map(tuple))
 )
-def test_what_is_sent_is_read(message: Hello | WorkerError | LongWait) -> None:
+def test_what_is_sent_is_read(message: Hello | WorkerError | LongWait | CallTimedOut) -> None:
     assert decode(encode(message)) == message
 
 

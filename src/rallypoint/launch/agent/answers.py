@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.looker import Looker
-from rallypoint.launch.inspection.relay import LongWaits, Relay
+from rallypoint.launch.inspection.relay import Relay, Told
 from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
@@ -31,7 +31,7 @@ class AgentAnswers(Answers):
         records: the descriptors of the workers' records.
         oom_kills: the number of out-of-memory kills since the job began, if known.
         stop: ends the job.
-        waits: called when another agent reports a long wait.
+        told: called with what another agent says of workers.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class AgentAnswers(Answers):
         records: Callable[[], Sequence[int]],
         oom_kills: Callable[[], int | None],
         stop: Callable[[str], None],
-        waits: Callable[[LongWaits], None],
+        told: Callable[[Told], None],
     ) -> None:
         self.conversations = Conversations(selector, self)
         self._looker = Looker(selector, self.conversations)
         self._tracer = Looker(selector, self.conversations)
-        self.relay = Relay(rounds, self._look, waits)
+        self.relay = Relay(rounds, self._look, told)
         self._job, self._state, self._rounds = job, state, rounds
         self._began = began
         self._seat, self._pids, self._records = seat, pids, records

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.launch.agent.hangs import Hang, Hangs
-from rallypoint.launch.agent.node import NodeState, Phase
+from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.inspection.relay import LongWaits
 from rallypoint.launch.rounds.source import RoundSource
@@ -88,7 +88,7 @@ class HangWatch:
         self._child = None
         self._calm_until = time.monotonic() + _CALM * self._after_s
         # Meanwhile the workers may have ended, or be others.
-        is_current = self._round == self._state.round and self._state.phase is Phase.RUNNING
+        is_current = self._round == self._state.round and self._state.is_under_way
         if explanation is None or not is_current or explanation.get("round") != self._round:
             return
         with suppress(Exception):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.control_message import (
+    CallTimedOut,
     Elastic,
     LongWait,
     Ready,
@@ -25,6 +26,7 @@ from rallypoint.launch.agent.going_on import GoingOn
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error
 from rallypoint.launch.agent.node import (
+    EndElsewhere,
     EndEverything,
     NodeState,
     Phase,
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from rallypoint.launch.agent.hang_watch import HangWatch
     from rallypoint.launch.agent.hangs import Hang
     from rallypoint.launch.agent.step_signals import StepSignals
+    from rallypoint.launch.agent.timeout_watch import TimeoutWatch
+    from rallypoint.launch.inspection.relay import Told
 
 # At the end, how long a reader of the output may take nothing until it is left to itself.
 _PATIENCE_S = 30.0
@@ -127,6 +131,7 @@ class Agent:
         self._answers: AgentAnswers | None = None  # once one has asked
         self._stopped_by = ""
         self._hang_watch: HangWatch | None = None  # once a worker has waited for long
+        self._timeout_watch: TimeoutWatch | None = None  # once a call has timed out
         self._going_on = GoingOn(
             self._state,
             self._crew,
@@ -166,12 +171,16 @@ class Agent:
             if self._step_signals is not None:
                 sources.append(self._step_signals.wake_at)
             sources.append(self._crew.wake_at)
+            if self._timeout_watch is not None:
+                sources.append(self._timeout_watch.wake_at)
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
             self._going_on.tick(time.monotonic())
+            if self._timeout_watch is not None:
+                self._timeout_watch.tick(time.monotonic())
             if self._step_signals is not None:
                 self._step_signals.tick(time.monotonic())
             if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
@@ -296,9 +305,20 @@ class Agent:
             records=self._records,
             oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
-            waits=lambda waits: self._watching().heard(waits),
+            told=self._told,
         )
         return self._answers
+
+    def _told(self, told: Told) -> None:
+        """Another agent says something of workers."""
+        from rallypoint.launch.inspection.relay import EndRank, LongWaits
+
+        if isinstance(told, LongWaits):
+            self._watching().heard(told)
+        elif isinstance(told, EndRank):
+            self._perform(self._state.end_rank(told.rank, told.round, told.because))
+        else:
+            self._watching_timeouts().heard(told)
 
     def _records(self) -> list[int]:
         trouble = self._crew.trouble
@@ -326,6 +346,30 @@ class Agent:
                 goes_on=self._progress.goes_on,
             )
         return self._hang_watch
+
+    def _watching_timeouts(self) -> TimeoutWatch:
+        if self._timeout_watch is None:
+            from rallypoint.launch.agent.timeout_watch import TimeoutWatch
+
+            self._timeout_watch = TimeoutWatch(
+                self._rounds,
+                self._state,
+                world_size=lambda: 0 if self._seat is None else self._seat.world_size,
+                judged=lambda at_fault: self._perform(self._state.calls_timed_out(at_fault)),
+            )
+        return self._timeout_watch
+
+    def _timed_out(self, worker: Worker, message: CallTimedOut) -> None:
+        from rallypoint.launch.inspection.relay import TimedOut
+
+        report = TimedOut(message.round, worker.rank, message.culprit, message.ranks)
+        self._watching_timeouts().complains(report)
+
+    def _end_elsewhere(self, action: EndElsewhere) -> None:
+        from rallypoint.launch.inspection.relay import EndRank
+
+        order = EndRank(action.round, action.rank, action.because)
+        self._answering().relay.end_rank(order)
 
     def _hangs(self, hang: Hang) -> None:
         self._progress.hangs(hang.text, hang.event)
@@ -493,6 +537,9 @@ class Agent:
                 self._perform(self._state.worker_reported(worker.rank, message, now))
             elif isinstance(message, LongWait) and self._job.on_hang is not OnHang.OFF:
                 self._watching().complains(worker.rank, message.seconds, is_over=message.is_over)
+            elif isinstance(message, CallTimedOut):
+                if self._rounds.keeps_survivors:
+                    self._timed_out(worker, message)
             elif isinstance(message, Elastic):
                 if self._rounds.keeps_survivors:
                     self._going_on.heard(worker, message)
@@ -508,6 +555,8 @@ class Agent:
             match action:
                 case SignalWorkers():
                     self._signal(action)
+                case EndElsewhere():
+                    self._end_elsewhere(action)
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
                 case Tell(report):

@@ -79,6 +79,14 @@ class SignalWorkers(Record):
     signal: int
 
 
+class EndElsewhere(Record):
+    """Have this rank's agent kill it: the others go on without it."""
+
+    rank: int
+    round: int
+    because: str
+
+
 class EndEverything(Record):
     """Kill every process below the guardian; the answer is `everything_ended`."""
 
@@ -245,10 +253,13 @@ class NodeState:
 
         `rank` is the rank at fault, if any.
         """
-        if self.phase is not Phase.RUNNING:
+        if not self.is_under_way:
             return NOTHING
-        if not ends_job and rank in self.group.running and self.survivors - {rank}:
-            return Decision((SignalWorkers((rank,), SIGKILL),), f"{text}; others go on")
+        if not ends_job and (self.survivors - {rank} or not self.group.running):
+            because = f"{text}; others go on"
+            if rank in self.group.running:
+                return Decision((SignalWorkers((rank,), SIGKILL),), because)
+            return Decision((EndElsewhere(rank, self.round, because),), because)
         self.hang = self.stopped_because = text
         stop = self._stop(SIGTERM, text, now)
         report: Report
@@ -259,6 +270,31 @@ class NodeState:
             self._hang_cause = Cause(rank=rank, node_rank=self.node_rank, text=text, time_s=0.0)
             report = Broken(node_rank=self.node_rank, round=self.round, text=text)
         return Decision((*stop.actions, Tell(report)), stop.reason)
+
+    def calls_timed_out(self, at_fault: Iterable[int]) -> Decision:
+        """Calls of the job timed out as these ranks did not come; none: all have come by now."""
+        if not self.is_under_way:
+            return NOTHING
+        decided = NOTHING
+        for rank in at_fault:
+            because = "others waited for it for longer than their group's timeout, and go on"
+            if rank in self.group.running:
+                decided += self.end_rank(rank, self.round, because)
+            else:
+                decided += Decision((EndElsewhere(rank, self.round, because),), because)
+        if decided == NOTHING:
+            text = "calls timed out, but all ranks take part again"
+            broken = Broken(node_rank=self.node_rank, round=self.round, text=text)
+            return Decision((Tell(broken),), text)
+        return decided
+
+    def end_rank(self, rank: int, round_number: int, because: str) -> Decision:
+        """The coordinator's agent has found that others must go on without this rank."""
+        is_current = round_number == self.round and self.phase in (Phase.RUNNING, Phase.HOLDING)
+        if not is_current or rank not in self.group.running:
+            return NOTHING
+        text = f"killing rank {rank}: {because}"
+        return Decision((Notice(text), SignalWorkers((rank,), SIGKILL)), text)
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
@@ -363,6 +399,13 @@ class NodeState:
         if failure.is_echo:
             return Decision((), f"rank {rank} lost a peer; waiting for the rank that failed first")
         return Decision((), f"rank {rank} failed; waiting for others that fail in the same way")
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the round goes on, be it that all its workers are on other nodes."""
+        return self.phase is Phase.RUNNING or (
+            self.phase is Phase.KEEPING and not self.group.local_ranks
+        )
 
     @property
     def survivors(self) -> set[int]:

@@ -37,21 +37,53 @@ class LongWaits(Record):
         return json.dumps({**told, "seconds": self.seconds, "is_over": self.is_over}).encode()
 
 
+class TimedOut(Record):
+    """A message to the coordinating agent: `rank`, of the sender's node, waited in vain for
+    `culprit` in a call of `ranks` (empty: all).
+    """
+
+    round: int
+    rank: int
+    culprit: int
+    ranks: tuple[int, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """As an inquiry."""
+        told = {"ask": "timed out", "number": self.rank, "round": self.round}
+        return json.dumps({**told, "culprit": self.culprit, "ranks": self.ranks}).encode()
+
+
+class EndRank(Record):
+    """A message from the coordinating agent: the node that has this rank is to kill it."""
+
+    round: int
+    rank: int
+    because: str
+
+    def to_bytes(self) -> bytes:
+        """As an inquiry."""
+        told = {"ask": "end rank", "number": self.rank, "round": self.round}
+        return json.dumps({**told, "because": self.because}).encode()
+
+
+Told = LongWaits | TimedOut | EndRank
+
+
 class Relay:
     """One agent's part.
 
     Args:
         look: inspects this node, or traces it for some seconds, and replies with the findings.
-        waits: called when another agent reports a long wait.
+        told: called with what another agent says of workers.
     """
 
     def __init__(
         self,
         rounds: RoundSource,
         look: Look,
-        waits: Callable[[LongWaits], None] = lambda _: None,
+        told: Callable[[Told], None] = lambda _: None,
     ) -> None:
-        self._waits = waits
+        self._told = told
         self._rounds = rounds
         self._look = look
         self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
@@ -68,6 +100,15 @@ class Relay:
         if roster.leader == roster.me:
             return self._ask_all(roster.me, self._last, trace_s)
         return self._say(roster.leader, ask="others", number=self._last, trace_s=trace_s)
+
+    def end_rank(self, order: EndRank) -> None:
+        """This agent coordinates: tell the others, one of which has that rank."""
+        roster = self._rounds.roster()
+        if roster is None or roster.leader != roster.me:
+            return
+        for each in roster.members:
+            if each.key != roster.me:
+                self._rounds.inquire(each.key, order.to_bytes())
 
     def heard(self, sender: str, payload: bytes) -> None:
         """Another agent asks, or answers; invalid messages are ignored."""
@@ -94,8 +135,16 @@ class Relay:
                 )
             case "wait":
                 is_over = bool(message["is_over"])
-                told = LongWaits(int(message["round"]), number, float(message["seconds"]), is_over)
-                self._waits(told)
+                waits = LongWaits(int(message["round"]), number, float(message["seconds"]), is_over)
+                self._told(waits)
+            case "timed out":
+                ranks = tuple(map(int, message["ranks"]))
+                culprit = int(message["culprit"])
+                self._told(TimedOut(int(message["round"]), number, culprit, ranks))
+            case "end rank":
+                roster = self._rounds.roster()
+                if roster is not None and sender == roster.leader:
+                    self._told(EndRank(int(message["round"]), number, str(message["because"])))
             case "node" | "members" | "coming":
                 self._pass_on(asker, number, message)
 
@@ -112,11 +161,11 @@ class Relay:
                     "node_rank": each.node_rank,
                     "host": each.host,
                     "silent_s": each.silent_s,
-                    "ranks": [first, first + each.local_world_size],
+                    "ranks": [first, first + each.size],
                     "is_asking": each.key == asker,
                 }
             )
-            first += each.local_world_size
+            first += each.size
         self._pass_on(asker, number, {"ask": "members", "members": members, "why": ""})
         for each in roster.members:
             if each.key == asker:

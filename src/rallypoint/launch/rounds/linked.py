@@ -165,7 +165,7 @@ class LinkedRounds(RoundSource, Receiver):
         """See RoundSource."""
         core, now = self._core, lease_time()
         members = [
-            Colleague(member.key, member.node_rank, member.host, member.local_world_size, silent_s)
+            Colleague(member.key, member.node_rank, member.host, member.size, silent_s)
             for member, silent_s in core.led_members(now)
         ]
         return Roster(me=self.key, leader=core.leader_key, members=tuple(members), why=self.news)

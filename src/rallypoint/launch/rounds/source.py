@@ -30,13 +30,14 @@ class Colleague(Record):
     """Another agent of the job, or this one.
 
     Attributes:
+        size: the number of its workers in the round.
         silent_s: the time since its last message.
     """
 
     key: str
     node_rank: int
     host: str
-    local_world_size: int
+    size: int
     silent_s: float
 
 

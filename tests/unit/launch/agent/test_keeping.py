@@ -8,10 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from rallypoint.launch.agent.crew import Crew
-from rallypoint.launch.agent.node import EndEverything, NodeState, Phase, SignalWorkers, Tell
+from rallypoint.launch.agent.node import (
+    EndElsewhere,
+    EndEverything,
+    NodeState,
+    Phase,
+    SignalWorkers,
+    Tell,
+)
 from rallypoint.launch.job import Job
 from rallypoint.launch.worker_group import Exit
-from rallypoint.rendezvous.job.reports import Broken, Ended, Grown, Stop, StopAsked
+from rallypoint.rendezvous.job.reports import Broken, Ended, Grown, Notice, Stop, StopAsked
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 
 
@@ -128,6 +135,51 @@ def test_ready_workers_count_only_for_empty_places() -> None:
     assert state.workers_ready(1, empty=0).actions == ()
     state = kept(ready=1)
     assert state.workers_ready(0, empty=1).actions == ()
+
+
+# Ranks that keep the others waiting.
+
+
+def test_a_rank_that_hangs_is_killed_where_it_is() -> None:
+    (signal,) = node().hangs("the job hung", 1, 1.0).actions
+    assert signal == SignalWorkers((1,), 9)
+    state = node()
+    (elsewhere,) = state.hangs("the job hung", 7, 1.0).actions
+    assert elsewhere == EndElsewhere(7, 4, "the job hung; others go on")
+    assert state.phase is Phase.RUNNING, "the workers here are left alone"
+
+
+def test_without_survivors_a_hang_ends_the_round() -> None:
+    assert node(elastic=()).hangs("the job hung", 7, 1.0).actions[0] == SignalWorkers((0, 1, 2), 15)
+
+
+def test_a_node_without_workers_looks_after_the_others() -> None:
+    state = NodeState(shutdown_timeout_s=30.0)
+    state.started(4, range(3, 3))
+    assert state.hangs("the job hung", 1, 1.0).actions == (
+        EndElsewhere(1, 4, "the job hung; others go on"),
+    )
+
+
+def test_the_order_to_end_a_rank() -> None:
+    state = node()
+    notice, signal = state.end_rank(1, 4, "the job hung").actions
+    assert notice == Notice("killing rank 1: the job hung")
+    assert signal == SignalWorkers((1,), 9)
+    assert state.end_rank(1, 3, "the job hung").actions == (), "that round is over"
+    assert state.end_rank(7, 4, "the job hung").actions == (), "it is on another node"
+    assert kept().end_rank(2, 4, "the job hung").actions == ()
+
+
+def test_calls_that_timed_out() -> None:
+    *_, signal, elsewhere = node().calls_timed_out([2, 5]).actions
+    assert signal == SignalWorkers((2,), 9)
+    assert isinstance(elsewhere, EndElsewhere)
+    assert elsewhere.rank == 5
+    (told,) = node().calls_timed_out([]).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Broken), "all form a new round"
+    assert kept().calls_timed_out([]).actions == ()
 
 
 # Places.

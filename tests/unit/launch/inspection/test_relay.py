@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-from rallypoint.launch.inspection.relay import LongWaits, Look, Relay
+from rallypoint.launch.inspection.relay import EndRank, LongWaits, Look, Relay, TimedOut, Told
 from rallypoint.launch.inspection.requests import Reply
 from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
 from rallypoint.rendezvous.job.reports import Report
@@ -21,9 +21,9 @@ class Agents:
         members = tuple(Colleague(f"key{i}", i, f"host{i}", 2, 0.0) for i in range(count))
         self.stopped = stopped
         self.rounds = [Connected(self, i, members) for i in range(count)]
-        self.waits: list[tuple[int, LongWaits]] = []  # by the agent that heard of them
+        self.told: list[tuple[int, Told]] = []  # by the agent that heard it
         self.relays = [
-            Relay(rounds, self._look(i), self._hear_waits(i))
+            Relay(rounds, self._look(i), self._hear(i))
             for i, rounds in enumerate(self.rounds)
         ]
 
@@ -36,8 +36,8 @@ class Agents:
 
         return look
 
-    def _hear_waits(self, number: int) -> Callable[[LongWaits], None]:
-        return lambda waits: self.waits.append((number, waits))
+    def _hear(self, number: int) -> Callable[[Told], None]:
+        return lambda told: self.told.append((number, told))
 
     def ask(self, number: int, **how: float) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
@@ -107,7 +107,20 @@ def test_who_coordinates_hears_of_long_waits() -> None:
     waits = LongWaits(2, 5, 31.5, is_over=False)
     agents.rounds[2].inquire("key0", waits.to_bytes())
     agents.rounds[1].inquire("key0", b'{"ask": "wait", "number": 5, "round": "x"}')
-    assert agents.waits == [(0, waits)]
+    assert agents.told == [(0, waits)]
+
+
+def test_who_coordinates_hears_of_timeouts_and_has_ranks_ended() -> None:
+    agents = Agents(3)
+    late = TimedOut(2, 5, 1, (1, 5))
+    agents.rounds[2].inquire("key0", late.to_bytes())
+    assert agents.told == [(0, late)]
+    order = EndRank(2, 1, "it is late")
+    agents.relays[0].end_rank(order)
+    assert agents.told[1:] == [(1, order), (2, order)]
+    agents.relays[1].end_rank(order)
+    agents.rounds[1].inquire("key2", order.to_bytes())  # it does not coordinate
+    assert len(agents.told) == 3
 
 
 def test_nonsense_is_left_out() -> None:
@@ -122,6 +135,8 @@ def test_nonsense_is_left_out() -> None:
         "members",
         "coming",
         "wait",
+        "timed out",
+        "end rank",
         "key1",
         "key9",
         None,
