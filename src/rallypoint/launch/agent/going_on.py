@@ -57,6 +57,7 @@ class GoingOn:
             seat.node_rank,
             local_ranks=dict.fromkeys(ranks, 0) | local_ranks,
             elastic=[place.rank for place, worker in places if worker.is_elastic],
+            newcomers=[place.rank for place, worker in places if worker not in kept],
         )
         self._perform(decision)
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)

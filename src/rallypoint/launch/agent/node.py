@@ -113,6 +113,8 @@ class NodeState:
         self.hang = ""  # what was told of this round, if it was ended for that
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
+        self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
+        self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -131,19 +133,22 @@ class NodeState:
         *,
         local_ranks: Mapping[int, int] | None = None,
         elastic: Iterable[int] = (),
+        newcomers: Iterable[int] = (),
     ) -> Decision:
         """A round begins with these ranks on this node.
 
         Args:
             local_ranks: by rank, if they are not 0, 1, ...
             elastic: the ranks of workers that go on.
+            newcomers: the ranks of those that were on standby.
         """
         if self.phase in (Phase.STOPPING, Phase.ENDING):
             self.round = round_number  # it ends with what is being ended
         if self.phase not in (Phase.WAITING, Phase.KEEPING):
             return NOTHING
         self._move(Phase.RUNNING)
-        self.elastic = set(elastic)
+        self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
+        self._offered = 0
         self.node_rank = node_rank
         self.round = round_number
         self.stopped_because = self.hang = ""
@@ -197,8 +202,10 @@ class NodeState:
     def workers_ready(self, ready: int, empty: int) -> Decision:
         """So many workers on standby wait for a place, and so many places are empty."""
         self.ready = ready
-        if not min(ready, empty) or self.phase not in (Phase.RUNNING, Phase.KEEPING):
+        offered = min(ready, empty)
+        if offered == self._offered or self.phase not in (Phase.RUNNING, Phase.KEEPING):
             return NOTHING
+        self._offered = offered
         grown = Grown(node_rank=self.node_rank, round=self.round, ready=ready)
         return Decision((Tell(grown),), f"{ready} workers on standby")
 
@@ -335,6 +342,7 @@ class NodeState:
                 succeeded=self.group.state is GroupState.SUCCEEDED,
                 causes=self._causes(),
                 unkillable=len(unkillable),
+                newcomers_lost=self._newcomers_lost,
             )
         )
         if self.finish is not None:
@@ -367,6 +375,10 @@ class NodeState:
     def _causes(self) -> tuple[Cause, ...]:
         failures = tuple(self._cause(failure) for failure in self.group.failures())
         return (self._hang_cause, *failures) if self._hang_cause is not None else failures
+
+    @property
+    def _newcomers_lost(self) -> int:
+        return sum(each.exit.rank in self._newcomers for each in self.group.failures())
 
     def _cause(self, failure: Failure) -> Cause:
         return Cause(
@@ -425,6 +437,7 @@ class NodeState:
             causes=self._causes(),
             survivors=len(self.survivors),
             ready=self.ready,
+            newcomers_lost=self._newcomers_lost,
         )
         signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
         return Decision((*signals, Tell(end)), because)

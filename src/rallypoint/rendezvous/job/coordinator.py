@@ -15,7 +15,7 @@ from enum import Enum
 
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.flapping import Flapping
+from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
 from rallypoint.rendezvous.job.membership import Gathering, Limits
 from rallypoint.rendezvous.job.reports import (
     Broken,
@@ -35,6 +35,8 @@ from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.job.round_state import RoundState
 
 NOTICE_EVERY_S = 10.0
+# Workers that were started together get ready one after the other; they join with one round.
+BATCH_S = 0.5
 
 
 class OpenRound(Record, kw_only=True):
@@ -83,6 +85,7 @@ class Coordinator:
         self._ranks_before: tuple[Member, ...] = ()
         self._gathering = Gathering(limits)
         self._flapping = Flapping()
+        self._short_lives = ShortLives()
         self._stop_asked = ""
         self._because = ""  # why there is to be a new round
         self._is_urgent = True
@@ -178,10 +181,7 @@ class Coordinator:
                 return stopped + self._judge_if_all_ended(now)
             case Grown(round=self.round) if key in self.current:
                 self.current.grown(key, report.ready)
-                if self.stage is Stage.RUNNING and not self.current.succeeded:
-                    name = self.current.name_of(key)
-                    self.current.came.append(f"a worker of {name}")
-                    return self._stop(f"a worker of {name} is ready")
+                return self._let_join(now)
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
@@ -215,8 +215,7 @@ class Coordinator:
         """Time has passed."""
         if self.stage is Stage.RUNNING and self.wake_at is not None and now >= self.wake_at:
             self.wake_at = None
-            came = ", ".join(self.current.came)
-            return self._stop(f"{came} joined") if came and not self.current.succeeded else NOTHING
+            return self._admit()
         if self.stage is not Stage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
         if self._gathering.is_complete(now):
@@ -338,6 +337,9 @@ class Coordinator:
                 self.restarts += 1
             case Next.RESIZE if not current.survivors:  # else it costs them milliseconds
                 self._flapping.count(now, came=bool(current.came))
+        if current.survivors and current.has_newcomers:
+            lived_s = now - self._began_at
+            self._short_lives.count(lived_s, were_lost=current.newcomers_lost)
         self._move(Stage.GATHERING)
         self._because = after.reason
         self._is_urgent = bool(facts.root or facts.nodes_lost or facts.interrupted)
@@ -352,14 +354,16 @@ class Coordinator:
             return otherwise
         because, self._because = self._because, ""
         self._move(Stage.RUNNING)
+        may_join = now - self._began_at >= self._short_lives.pause_s
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
         over = self.current
         members = tuple(
-            member.__replace__(taking_part=over.taking_part(member))
+            member.__replace__(taking_part=over.taking_part(member, may_join=may_join))
             for member in self._gathering.form(self._ranks)
         )
-        self._begin(members)
+        go_on = sum(member.size for member in members if member.taking_part > 0)
+        self._begin(members, has_newcomers=go_on > over.survivors > 0)
         action = OpenRound(
             number=self.round,
             members=members,
@@ -369,12 +373,45 @@ class Coordinator:
         )
         return Decision((action,), because or f"{len(members)} nodes have joined")
 
-    def _begin(self, members: tuple[Member, ...], *, is_taken_over: bool = False) -> None:
-        self.current = RoundState(members, is_taken_over=is_taken_over)
+    def _begin(
+        self,
+        members: tuple[Member, ...],
+        *,
+        is_taken_over: bool = False,
+        has_newcomers: bool = False,
+    ) -> None:
+        self.current = RoundState(members, is_taken_over=is_taken_over, has_newcomers=has_newcomers)
         self._ranks_before, self._ranks = self._ranks, members
 
+    def _let_join(self, now: float) -> Decision:
+        """Workers are ready for empty places: now, or soon with others, or after a pause."""
+        current = self.current
+        if self.stage is not Stage.RUNNING or current.succeeded or not current.joining:
+            return NOTHING
+        pause_s = self._short_lives.pause_s
+        due_at = max(self._began_at + pause_s, now if current.is_complete else now + BATCH_S)
+        if due_at <= now:
+            return self._admit()
+        is_told = self.wake_at is not None
+        self._wake_by(due_at)
+        text = f"{', '.join(current.joining)} will join in {due_at - now:.1f} s"
+        if is_told or due_at <= now + BATCH_S:
+            return Decision((), text)
+        return Decision((Notice(f"{text}, as {self._short_lives.text}"),), text)
+
+    def _admit(self) -> Decision:
+        """End the round, so that all who wait take part in the next one."""
+        if self.current.succeeded:
+            return NOTHING
+        self.current.came += self.current.joining
+        came = ", ".join(self.current.came)
+        return self._stop(f"{came} joined") if came else NOTHING
+
+    def _wake_by(self, at: float) -> None:
+        self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
+
     def _put_off(self, came: str, pause_s: float, now: float) -> Decision:
-        self.wake_at = now + pause_s
+        self._wake_by(now + pause_s)
         text = f"{came}, and waits for {pause_s:.0f} s: {self._flapping.text}"
         notices = () if self._flapping.has_told else (Notice(text),)
         self._flapping.has_told = True

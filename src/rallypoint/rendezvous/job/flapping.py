@@ -1,7 +1,8 @@
 """How often nodes joined or left recently, and how long new nodes wait because of it.
 
 Nodes join and leave free of charge, so one that dies every second could stop all others. So after a
-few such changes new nodes wait, longer each time, and are admitted together.
+few such changes new nodes wait, longer each time, and are admitted together. The same holds for
+workers that join others which go on in place, if they are lost soon after it each time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ FREE_CHANGES = 4
 MEMORY_S = 300.0
 _ONE_LOSS_S = 1.0  # nodes lost within so long of each other, as behind one switch, are one change
 _LONGEST_PAUSE_S = 60.0
+FREE_SHORT_LIVES = 2
+SHORT_LIFE_S = 10.0
 
 
 class Flapping:
@@ -45,3 +48,26 @@ class Flapping:
             f"nodes came or went {len(self._changes)} times in the last {MEMORY_S / 60:.0f}"
             " minutes, so new nodes are admitted together"
         )
+
+
+class ShortLives:
+    """Workers that joined others and were lost soon, time after time."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def count(self, lived_s: float, *, were_lost: bool) -> None:
+        """A round is over in which workers had joined; `were_lost`: some of them."""
+        is_short = were_lost and lived_s < SHORT_LIFE_S
+        self._in_a_row = self._in_a_row + 1 if is_short else 0
+
+    @property
+    def pause_s(self) -> float:
+        """How long a round runs at least before others of them join."""
+        excess = self._in_a_row - FREE_SHORT_LIVES
+        return min(2.0 ** (excess - 1), _LONGEST_PAUSE_S) if excess > 0 else 0.0
+
+    @property
+    def text(self) -> str:
+        """Why they wait."""
+        return f"workers that joined were lost soon after it {self._in_a_row} times in a row"

@@ -26,6 +26,7 @@ class Ended(Record, kw_only=True):
     Attributes:
         survivors: workers that are still running, and go on in the next round.
         ready: workers on standby that can take the places of lost ones.
+        newcomers_lost: workers that failed, and had joined others with this round.
         was_cut_off: the node's agent ended its workers, or never started them, because it had lost
             the coordinator: not a failure of theirs.
         because: another reason for which they were cut off, to follow the node's name.
@@ -40,10 +41,11 @@ class Ended(Record, kw_only=True):
     because: str = ""
     survivors: int = 0
     ready: int = 0
+    newcomers_lost: int = 0
 
 
 class Grown(Record, kw_only=True):
-    """This node has workers on standby for places that are empty in this round."""
+    """This node has so many workers on standby for places that are empty in this round."""
 
     node_rank: int
     round: int

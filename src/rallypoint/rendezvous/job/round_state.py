@@ -27,14 +27,22 @@ class RoundState:
         interrupted: why it ended, if no member is at fault.
         is_broken: a member has reported that one of its workers failed.
         was_whole: none had, when somebody asked to end the job.
+        has_newcomers: workers joined others, which go on, with this round.
     """
 
-    def __init__(self, members: tuple[Member, ...] = (), *, is_taken_over: bool = False) -> None:
+    def __init__(
+        self,
+        members: tuple[Member, ...] = (),
+        *,
+        is_taken_over: bool = False,
+        has_newcomers: bool = False,
+    ) -> None:
         """Begin.
 
         Args:
             is_taken_over: another coordinator began it.
         """
+        self.has_newcomers = has_newcomers
         self.members = members
         self._by_key = {member.key: member for member in members}
         self.present = set(self._by_key)
@@ -48,6 +56,7 @@ class RoundState:
         self.is_broken = self.was_whole = False
         self._is_taken_over = is_taken_over
         self._ends: dict[str, Ended] = {}  # by key
+        self._ready: dict[str, int] = {}  # workers on standby for empty places, by key
 
     def __contains__(self, key: str) -> bool:
         return key in self._by_key
@@ -89,8 +98,30 @@ class RoundState:
 
     def grown(self, key: str, ready: int) -> None:
         """A member has so many workers on standby."""
+        self._ready[key] = ready
         if key in self._ends:
             self._ends[key] = self._ends[key].__replace__(ready=ready)
+
+    @property
+    def joining(self) -> list[str]:
+        """Workers that are ready to take places that are empty, in words."""
+        told = []
+        for key, ready in self._ready.items():
+            member = self._by_key[key]
+            count = min(ready, member.local_world_size - member.size)
+            if count > 0 and key in self.present:
+                workers = "a worker" if count == 1 else f"{count} workers"
+                told.append(f"{workers} of {self.name_of(key)}")
+        return told
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether somebody is ready for each place that is empty."""
+        return all(
+            each.size + self._ready.get(each.key, 0) >= each.local_world_size
+            for each in self.members
+            if each.key in self.present
+        )
 
     # Once all have ended.
 
@@ -99,12 +130,22 @@ class RoundState:
         """How many workers are still running."""
         return sum(end.survivors for end in self._ends.values())
 
-    def taking_part(self, member: Member) -> int:
-        """How many workers of that member can go on, if any worker of the job does; else -1."""
+    def taking_part(self, member: Member, *, may_join: bool) -> int:
+        """How many workers of that member can go on, if any worker of the job does; else -1.
+
+        `may_join`: with workers that were on standby.
+        """
         if not self.survivors:
             return -1
         end = self._ends.get(member.key)
-        return min(end.survivors + end.ready, member.local_world_size) if end else 0
+        if end is None:
+            return 0
+        return min(end.survivors + may_join * end.ready, member.local_world_size)
+
+    @property
+    def newcomers_lost(self) -> bool:
+        """Whether workers failed that had joined with this round."""
+        return any(end.newcomers_lost for end in self._ends.values())
 
     @property
     def has_succeeded(self) -> bool:

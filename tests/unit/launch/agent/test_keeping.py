@@ -137,6 +137,28 @@ def test_ready_workers_count_only_for_empty_places() -> None:
     assert state.workers_ready(0, empty=1).actions == ()
 
 
+def test_what_is_known_is_not_told_again() -> None:
+    state = kept()
+    assert len(state.workers_ready(1, empty=2).actions) == 1
+    assert state.workers_ready(1, empty=1).actions == ()
+    (told,) = state.workers_ready(0, empty=1).actions
+    assert isinstance(told, Tell)
+    assert told.report == Grown(node_rank=0, round=4, ready=0)
+    state.started(5, range(2))
+    assert len(state.workers_ready(1, empty=1).actions) == 1, "in another round it is news"
+
+
+@pytest.mark.parametrize(("lost", "newcomers_lost"), [(1, 1), (0, 0)])
+def test_lost_newcomers_are_counted(lost: int, newcomers_lost: int) -> None:
+    state = kept()
+    state.started(5, range(3), elastic=range(3), newcomers=[1])
+    state.worker_exited(killed(lost), 2.0)
+    (told,) = state.round_stopped(Stop(round=5, because="it failed"), 2.0).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Ended)
+    assert told.report.newcomers_lost == newcomers_lost
+
+
 # Ranks that keep the others waiting.
 
 

@@ -23,8 +23,7 @@ class Agents:
         self.rounds = [Connected(self, i, members) for i in range(count)]
         self.told: list[tuple[int, Told]] = []  # by the agent that heard it
         self.relays = [
-            Relay(rounds, self._look(i), self._hear(i))
-            for i, rounds in enumerate(self.rounds)
+            Relay(rounds, self._look(i), self._hear(i)) for i, rounds in enumerate(self.rounds)
         ]
 
     def _look(self, number: int) -> Look:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound, Stage
+from rallypoint.rendezvous.job.coordinator import BATCH_S, Coordinator, OpenRound, Stage
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
@@ -564,6 +564,103 @@ def test_a_worker_that_gets_ready_joins() -> None:
     assert [member.size for member in action.members] == [2, 2]
     assert not action.is_urgent
     assert job.restarts == 1
+
+
+def sizes(decision: Decision) -> list[int]:
+    return [member.size for member in opened(decision).members]
+
+
+def test_workers_that_get_ready_together_join_together() -> None:
+    """One after the other, they cost the others one round."""
+    job = two_nodes(max_restarts=1)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("b", end(1, 0, survivors=1), 1.0)
+    assert job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0).actions == ()
+    assert job.wake_at == 5.0 + BATCH_S
+    (stop,) = job.reported("b", Grown(node_rank=1, round=1, ready=1), 5.25).actions
+    assert isinstance(stop, Stop), "nobody else is waited for"
+    job.reported("a", end(0, 1, survivors=1, ready=1), 5.25)
+    assert sizes(job.reported("b", end(1, 1, survivors=1, ready=1), 5.25)) == [2, 2]
+
+
+def test_who_does_not_get_ready_is_not_waited_for_long() -> None:
+    job = two_nodes(max_restarts=1)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("b", end(1, 0, survivors=1), 1.0)
+    job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0)
+    (stop,) = job.tick(5.0 + BATCH_S).actions
+    assert stop == Stop(round=1, because="a worker of node 0 (ha) joined")
+    job = two_nodes()
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,), survivors=0), 1.0)
+    job.reported("b", end(1, 0, survivors=2), 1.0)
+    job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0)
+    job.reported("a", Grown(node_rank=0, round=1, ready=0), 5.1)  # it has died
+    assert job.tick(5.0 + BATCH_S).actions == ()
+
+
+class ShortLived:
+    """A worker goes on, and the other is replaced by one that dies a second after it has joined."""
+
+    def __init__(self) -> None:
+        self.job = Coordinator(Limits(), max_restarts=1000)
+        self.job.opened(0.0)
+        self.now = 0.0
+        self.joined_at: list[float] = []
+        self.notices: list[str] = []
+        self.job.joined(Member(key="a", host="ha", local_world_size=2), 0.0)
+        self.has_joined = False
+
+    def run(self, until_s: float, *, lives_s: float = 1.0) -> None:
+        died = self.end(causes=(FAILED,), survivors=1)
+        while self.now < until_s:
+            if died.members[0].size == 2:
+                raise AssertionError("nobody was ready")
+            self.take(
+                self.job.reported("a", Grown(node_rank=0, round=died.number, ready=1), self.now)
+            )
+            while self.job.stage is Stage.RUNNING:
+                self.now += 0.25
+                self.take(self.job.tick(self.now))
+            joined = self.end(survivors=1, ready=1)
+            assert joined.members[0].size == 2
+            self.joined_at.append(self.now)
+            self.now += lives_s
+            died = self.end(causes=(FAILED,), survivors=1, newcomers_lost=1)
+
+    def end(self, **how: object) -> OpenRound:
+        return opened(self.job.reported("a", end(0, self.job.round, **how), self.now))
+
+    def take(self, decision: Decision) -> None:
+        self.notices += [each.text for each in decision.actions if isinstance(each, Notice)]
+
+
+def test_newcomers_that_die_soon_join_less_and_less_often() -> None:
+    job = ShortLived()
+    job.run(300.0)
+    assert len(job.joined_at) < 14  # without pauses 240
+    assert job.joined_at[-1] - job.joined_at[-2] == 61.0
+    assert "3 times in a row" in job.notices[0]
+    assert len(job.notices) == len(job.joined_at) - 3
+
+
+def test_newcomers_that_live_on_join_at_once() -> None:
+    job = ShortLived()
+    job.run(300.0, lives_s=11.0)
+    assert len(job.joined_at) == 28
+    assert job.notices == []
+
+
+def test_a_spare_that_is_to_wait_does_not_take_the_place_at_once() -> None:
+    job = ShortLived()
+    job.run(5.0)
+    assert job.job.current.members[0].size == 1
+    spare = job.end(causes=(FAILED,), survivors=1, ready=1)
+    assert spare.members[0].size == 1
+    job.now += 60.0
+    assert job.end(causes=(FAILED,), survivors=1, ready=1).members[0].size == 2
 
 
 def test_a_node_that_has_nobody_waits_for_the_others() -> None:
