@@ -257,7 +257,7 @@ EVENTS = Path(__file__).parents[2] / "docs/events.md"
 COMMON = {"time", "event", "run_id", "node_rank"}  # fields of every event
 OF_HANGS = {"hang", "hang_over"}  # test_hang_reports.py
 OF_SEVERAL_NODES = {"network"}
-OF_SURVIVORS = {"went_on"}  # test_in_place.py
+OF_SURVIVORS = {"went_on", "summary"}  # test_in_place.py
 
 
 def documented_events() -> dict[str, set[str]]:

@@ -48,7 +48,7 @@ class ControlLink:
         self._changed = threading.Condition()
         self.is_newcomer = os.environ.get(STANDBY) == "1"
         self._is_elastic = self._is_leaving = self._is_released = False
-        self._joined = -1
+        self._joined = self._synced = -1
         self._pid = os.getpid()
         threading.Thread(target=self._listen, name="rallypoint-control", daemon=True).start()
 
@@ -68,6 +68,15 @@ class ControlLink:
             self._is_elastic = is_on
             self._joined = self._joined if joined is None else joined
             self._say()
+
+    def say_synced(self, number: int, *, begins_again: bool) -> None:
+        """Tell the agent that all ranks of that round have the state, and this process goes on.
+
+        `begins_again`: with a step that it had begun before others were lost.
+        """
+        with self._changed:
+            self._is_elastic, self._joined, self._synced = True, number, number
+            self._say(begins_again=begins_again)
 
     def leave(self) -> bool:
         """Stop going on when others are lost; False if there is a newer round to go to first.
@@ -104,9 +113,9 @@ class ControlLink:
     def _is_newer(self, than: int) -> bool:
         return self.newest is not None and self.newest.round > than
 
-    def _say(self) -> None:
+    def _say(self, *, begins_again: bool = False) -> None:
         seen = -1 if self.newest is None else self.newest.round
-        self.send(Elastic(self._is_elastic, seen, self._joined))
+        self.send(Elastic(self._is_elastic, seen, self._joined, self._synced, begins_again))
 
     def _listen(self) -> None:
         poll = select.poll()

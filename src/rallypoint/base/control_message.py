@@ -74,11 +74,15 @@ class Elastic(Record):
     Attributes:
         seen: the newest round in which it knows its place; -1: none yet.
         joined: the newest one whose group it has formed.
+        synced: the newest one in which all of that group have the state.
+        begins_again: there, it does a step again that it had begun before others were lost.
     """
 
     is_on: bool
     seen: int = -1
     joined: int = -1
+    synced: int = -1
+    begins_again: bool = False
 
 
 class Ready(Record):
@@ -169,9 +173,9 @@ def _to_object(  # noqa: PLR0911 - one for each kind
         case CallTimedOut(number, culprit, ranks):
             late = {"round": number, "culprit": culprit, "ranks": list(ranks)}
             return {"v": VERSION, "kind": "timed out", **late}
-        case Elastic(is_on, seen, joined):
-            told = {"is_on": is_on, "seen": seen, "joined": joined}
-            return {"v": VERSION, "kind": "elastic", **told}
+        case Elastic(is_on, seen, joined, synced, begins_again):
+            told = {"is_on": is_on, "seen": seen, "joined": joined, "synced": synced}
+            return {"v": VERSION, "kind": "elastic", **told, "begins_again": begins_again}
         case Ready():
             return {"v": VERSION, "kind": "ready"}
         case Released():
@@ -212,8 +216,14 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return LongWait(float(seconds), fields.get("is_over") is True)
         case {"kind": "timed out", "round": int(number), "culprit": int(rank), "ranks": list(told)}:
             return CallTimedOut(number, rank, tuple([each for each in told if type(each) is int]))
-        case {"kind": "elastic", "is_on": bool(is_on), "seen": int(seen), "joined": int(joined)}:
-            return Elastic(is_on, seen, joined)
+        case {
+            "kind": "elastic",
+            "is_on": bool(is_on),
+            "seen": int(seen),
+            "joined": int(joined),
+            "synced": int(synced),
+        }:
+            return Elastic(is_on, seen, joined, synced, fields.get("begins_again") is True)
         case {"kind": "ready"}:
             return Ready()
         case {"kind": "released"}:

@@ -57,12 +57,14 @@ class Membership:
     Attributes:
         round: the one whose group it has formed.
         settled: what the ranks concluded when this one made its `Replicas`, until it is used.
+        begins_again: a step that was under way when others were lost is done again.
     """
 
     def __init__(self) -> None:
         self.round = -1
         self._replicas: Replicas | None = None
         self.settled: Settlement | None = None
+        self.begins_again = False
         self._link: ControlLink | None = None
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
         self._forming: Store | None = None  # where the round's groups form
@@ -88,11 +90,14 @@ class Membership:
         _ = self.group
         if self.round < 0:
             self.round = int(os.environ.get(ROUND, "0"))
+        if self._link is not None and self._link.is_newcomer:
+            self._link.say_elastic(is_on=True, joined=self.round)
 
     def has_state(self) -> None:
-        """Tell the launcher that this process goes on when others are lost."""
+        """Tell the launcher that all have the state: from now on, this process outlives others."""
         if self._link is not None:
-            self._link.say_elastic(is_on=True, joined=self.round)
+            self._link.say_synced(self.round, begins_again=self.begins_again)
+        self.begins_again = False
 
     def leave(self) -> bool:
         """From now on, a loss ends this process as it ends any other.
@@ -169,7 +174,8 @@ class Membership:
                 continue
             finally:
                 self._forming = None
-            self.has_state()
+            if self._link is not None:
+                self._link.say_elastic(is_on=True, joined=self.round)
             return settlement
 
     def _report_timeout(self, error: RallypointError | None) -> None:

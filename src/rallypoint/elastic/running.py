@@ -91,8 +91,7 @@ class _Attempts:
         while True:
             try:
                 self._state.sync()
-                if is_first:
-                    part.has_state()
+                part.has_state()
                 self._await_enough()
                 if not is_first:
                     self._state._reset()

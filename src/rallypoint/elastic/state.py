@@ -186,9 +186,11 @@ class State:
 
     def _go_on(self, because: RallypointError | None) -> bool:
         """Meet the others in the newest round; returns whether to do the prepared update."""
+        was_training = self._is_member and self._settlement is None
         settlement = self._settlement = membership().go_on(self._standing, because)
         is_due = self._is_member and settlement.committed > self._committed
         self._committed = self._prepared = settlement.committed
+        membership().begins_again |= was_training and because is not None and not is_due
         return bool(is_due)
 
     def _reset(self) -> None:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
     CallTimedOut,
+    Elastic,
     Hello,
+    Known,
     LongWait,
     Unknown,
     WorkerError,
@@ -28,9 +30,10 @@ SHORT = st.text(max_size=200)
     st.builds(Hello, st.integers(1, 2**31 - 1))
     | st.builds(WorkerError, SHORT, SHORT, SHORT, st.floats(0, 1e10), st.booleans())
     | st.builds(LongWait, st.floats(0, 1e10), st.booleans())
+    | st.builds(Elastic, st.booleans(), *[st.integers()] * 3, st.booleans())
     | st.builds(CallTimedOut, st.integers(), st.integers(), st.lists(st.integers()).map(tuple))
 )
-def test_what_is_sent_is_read(message: Hello | WorkerError | LongWait | CallTimedOut) -> None:
+def test_what_is_sent_is_read(message: Known) -> None:
     assert decode(encode(message)) == message
 
 

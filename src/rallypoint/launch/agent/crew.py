@@ -172,6 +172,10 @@ class Crew:
         """Whether all workers of this node have formed that round's group."""
         return all(worker.joined >= round_number for worker in self.by_rank.values())
 
+    def has_state(self, round_number: int) -> bool:
+        """Whether all workers of this node go on in that round, with the state."""
+        return all(worker.synced >= round_number for worker in self.by_rank.values())
+
     def lost_standby(self, worker: Worker) -> None:
         """A worker on standby has ended."""
         self.standbys.remove(worker)

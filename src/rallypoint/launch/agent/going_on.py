@@ -13,7 +13,7 @@ from rallypoint.base.control_message import Elastic, Released
 from rallypoint.launch.agent.crew import Crew
 from rallypoint.launch.agent.guardian import Report
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
-from rallypoint.launch.agent.recovery import Recovery
+from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.worker_group import Exit, Failure
@@ -41,12 +41,13 @@ class GoingOn:
     ) -> None:
         self._state, self._crew, self._progress = state, crew, progress
         self._perform, self._stand_by = perform, stand_by
-        self._recovery: Recovery | None = None  # until all who go on are in the next round
+        self._recovery: Recovery | None = None  # until all who go on do so in the next round
+        self._recoveries = Recoveries()
 
     def begin(self, start: Start) -> None:
         """A round begins in which workers of this node go on, or whose workers are on standby."""
         seat, over, now = start.seat, self._state.group, time.monotonic()
-        elsewhere = self._state.stopped_because
+        elsewhere, known_at = self._state.stopped_because, self._state.broken_at
         kept = [self._crew.by_rank[rank] for rank in sorted(self._state.survivors)]
         places = self._crew.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
@@ -62,7 +63,9 @@ class GoingOn:
         self._perform(decision)
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._crew.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
-        self._recovery = Recovery(over, elsewhere, start, now, self._recovery)
+        self._recovery = Recovery(
+            over, elsewhere, start, known_at=known_at, now=now, before=self._recovery
+        )
         self.count_ready()
         if start.may_replace:
             self._stand_by(seat)
@@ -73,6 +76,8 @@ class GoingOn:
     def heard(self, worker: Worker, message: Elastic) -> None:
         """A worker says whether it goes on, and how far it has come."""
         worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
+        if message.synced > worker.synced:
+            worker.synced, worker.begins_again = message.synced, message.begins_again
         if not message.is_on and self._state.phase is not Phase.RUNNING:
             return  # it has, or gets, a place in the next round
         worker.has_withdrawn = not message.is_on and (worker.is_elastic or worker.has_withdrawn)
@@ -81,9 +86,26 @@ class GoingOn:
             self._state.worker_is_elastic(worker.rank, is_on=message.is_on)
         if not message.is_on:
             worker.control.send(Released())
-        if self._recovery is not None and self._crew.has_joined(self._state.round):
-            recovery, self._recovery = self._recovery, None
-            self._progress.went_on(recovery.told(self._crew.by_rank, time.monotonic()))
+        self._follow(time.monotonic())
+
+    def _follow(self, now: float) -> None:
+        """How far the workers have come on their way to the next round."""
+        recovery, crew, number = self._recovery, self._crew, self._state.round
+        if recovery is None:
+            return
+        if crew.has_joined(number):
+            recovery.formed(now)
+        if crew.has_state(number):
+            self._recovery = None
+            begins_again = any(worker.begins_again for worker in crew.by_rank.values())
+            self._recoveries.add(recovery.lost_s(now), begins_again=begins_again)
+            self._progress.went_on(recovery.told(crew.by_rank, now))
+
+    def summarize(self, uptime_s: float) -> None:
+        """The job is over: tell what losses have cost it, if there were any; once for all nodes."""
+        summary = self._recoveries.summary(uptime_s)
+        if summary is not None:
+            self._progress.summary(*summary, is_told=self._state.node_rank == 0)
 
     def is_ready(self, worker: Worker) -> None:
         """A worker on standby waits for a place."""

@@ -223,6 +223,7 @@ class Agent:
 
     def report(self) -> None:
         """Report how the job ended, unless it succeeded."""
+        self._going_on.summarize(time.monotonic() - self._started)
         lines = self._reports.of_job(
             stopped_by=self._stopped_by,
             calls=self._last_calls,

@@ -111,6 +111,7 @@ class NodeState:
         self.guardian_lost_because = ""
         self.stopped_because = ""  # what another node told of this round
         self.hang = ""  # what was told of this round, if it was ended for that
+        self.broken_at: float | None = None  # when this node knew that the round was over
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
         self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
@@ -149,6 +150,7 @@ class NodeState:
         self._move(Phase.RUNNING)
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
         self._offered = 0
+        self.broken_at = None
         self.node_rank = node_rank
         self.round = round_number
         self.stopped_because = self.hang = ""
@@ -168,6 +170,7 @@ class NodeState:
             return NOTHING
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
             self.stopped_because = stop.because
+            self._breaks(now)
             self._told_until = now + TELL_AFTER_S
             if not stop.at_once and self.survivors:
                 return self._keep(stop.because)
@@ -223,6 +226,8 @@ class NodeState:
         if end.rank not in self.group.running:
             return NOTHING
         self.group.exited(end)
+        if not end.succeeded:
+            self._breaks(now)
         match self.phase:
             case Phase.RUNNING | Phase.HOLDING if not end.succeeded:
                 return self._failed(Failure(end, self.group.errors.get(end.rank)), now)
@@ -441,6 +446,9 @@ class NodeState:
         )
         signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
         return Decision((*signals, Tell(end)), because)
+
+    def _breaks(self, now: float) -> None:
+        self.broken_at = now if self.broken_at is None else self.broken_at
 
     def _hold(self, until: float) -> None:
         self.wake_at = min(until, self._hold_until)

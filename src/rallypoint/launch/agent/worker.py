@@ -34,7 +34,9 @@ class Worker:
         has_withdrawn: whether it did, and does not any more.
         is_ready: whether it is on standby, and waits for a place.
         error: what a worker on standby reports that is ending it.
-        seen, joined: the newest round whose place it has been told, and whose group it has formed.
+        seen, joined, synced: the newest round whose place it has been told, whose group it has
+            formed, and in which it has the state.
+        begins_again: in that round it does a step again.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class Worker:
         self.control = ControlChannel()
         self.pid = 0
         self.is_elastic = self.has_withdrawn = self.is_ready = False
-        self.seen = self.joined = -1
+        self.seen = self.joined = self.synced = -1
+        self.begins_again = False
         self.error: WorkerError | None = None
         self._job = job
         self._place = place

@@ -145,6 +145,12 @@ class ProgressReporter:
         self.told(text)
         self._record("went_on", round=self._round, **event)
 
+    def summary(self, text: str, event: dict[str, object], *, is_told: bool) -> None:
+        """What going on in place has cost the job."""
+        if is_told:
+            self.told(text)
+        self._record("summary", **event)
+
     def job_ended(self, status: int, text: str, now: float) -> None:
         """The job is over; `text` says what went wrong, if something did."""
         STATUS.hide()

@@ -1,0 +1,99 @@
+"""What is told of a loss that others outlive."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rallypoint.launch.agent.recovery import Recoveries, Recovery
+from rallypoint.launch.worker_group import Exit, WorkerGroup
+from rallypoint.rendezvous.job.reports import Start
+from rallypoint.rendezvous.job.round import Endpoint, Seat
+
+SEAT = Seat(
+    number=5,
+    store=Endpoint(host="h", port=1),
+    node_rank=0,
+    nodes=1,
+    local_world_size=2,
+    first_rank=0,
+    world_size=2,
+    first_role_rank=0,
+    role_world_size=2,
+)
+
+
+def group(*lost_at: float) -> WorkerGroup:
+    """A group of which these were lost, at times of the monotonic clock."""
+    workers = WorkerGroup(range(4))
+    workers.started()
+    clock_s = time.time() - time.monotonic()
+    for rank, at in enumerate(lost_at):
+        workers.exited(Exit(rank=rank, pid=100 + rank, time_s=at + clock_s, signal=9))
+    return workers
+
+
+def recovery(
+    over: WorkerGroup,
+    *,
+    known_at: float,
+    now: float,
+    elsewhere: str = "",
+    is_urgent: bool = True,
+    before: Recovery | None = None,
+) -> Recovery:
+    start = Start(seat=SEAT, because="a worker joined", is_urgent=is_urgent)
+    return Recovery(over, elsewhere, start, known_at=known_at, now=now, before=before)
+
+
+def times(recovery: Recovery, now: float) -> list[object]:
+    return [
+        each if each is None else pytest.approx(each, abs=1e-3)
+        for each in [*recovery.times(now).values()]
+    ]
+
+
+def test_each_part_by_itself() -> None:
+    went = recovery(group(10.0), known_at=10.1, now=10.3)
+    went.formed(10.6)
+    went.formed(10.65)
+    assert list(went.times(11.0)) == ["detect_s", "agree_s", "form_s", "sync_s"]
+    assert times(went, 11.0) == [0.1, 0.2, 0.3, 0.4]
+    text, event = went.told([1, 0], 11.0)
+    assert text == "rank 0 (pid 100) was killed by SIGKILL; ranks 0-1 of 2 go on after 1000 ms"
+    assert event["lost_pids"] == [100]
+
+
+def test_a_node_without_losses_counts_from_when_it_knew() -> None:
+    went = recovery(group(), known_at=10.1, now=10.3, elsewhere="rank 7 was killed")
+    went.formed(10.6)
+    assert times(went, 11.0) == [None, 0.2, 0.3, 0.4]
+    assert went.told([0], 11.0)[0] == "rank 7 was killed; rank 0 of 2 goes on after 900 ms"
+
+
+def test_a_loss_on_the_way() -> None:
+    first = recovery(group(10.0), known_at=10.1, now=10.3)
+    second = recovery(group(10.0, 10.5), known_at=10.6, now=10.8, is_urgent=False, before=first)
+    second.formed(11.0)
+    assert times(second, 11.0) == [0.1, 0.7, 0.2, 0.0]
+    assert second.lost_s(11.0) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_newcomers_cost_the_transfer_of_the_state() -> None:
+    went = recovery(group(), known_at=10.0, now=10.1, is_urgent=False)
+    went.formed(15.0)
+    assert went.lost_s(15.5) == pytest.approx(0.5)
+    assert went.told([0, 1], 15.5)[0] == "a worker joined: the job goes on with 2 ranks"
+
+
+def test_the_summary() -> None:
+    recoveries = Recoveries()
+    assert recoveries.summary(9.0) is None
+    recoveries.add(0.04, begins_again=True)
+    text, event = recoveries.summary(20.0) or ("", {})
+    assert text == "went on in place once; 0.0 s of 20.0 s lost to it; 1 step begun again"
+    recoveries.add(4.06, begins_again=False)
+    text, event = recoveries.summary(120.0) or ("", {})
+    assert text == "went on in place 2 times; 4.1 s of 120.0 s lost to it; 1 step begun again"
+    assert event == {"went_on": 2, "lost_s": 4.1, "uptime_s": 120.0, "begun_again": 1}
