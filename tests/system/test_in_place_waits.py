@@ -9,7 +9,7 @@ import pytest
 from tests.system.conftest import Launch
 from tests.system.test_in_place import end, ends_of
 
-# A worker that is not started later stops itself (victim=RANK) or needs long to begin (slow_s=S).
+# In the first round a worker stops or kills itself (victim=RANK); a newcomer needs slow_s to begin.
 PROGRAM = """
 import os, signal, sys, time
 from datetime import timedelta
@@ -28,7 +28,8 @@ state = elastic.State(step=0, total=numpy.zeros(4))
 @elastic.run
 def train(state):
     while state.step < 300:
-        if state.step == 20 and str(dist.get_rank()) == options["victim"] and not is_newcomer:
+        is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if state.step == 20 and is_first and str(dist.get_rank()) == options["victim"]:
             os.kill(os.getpid(), getattr(signal, options["signal"]))
         gradient[:] = 1.0
         dist.all_reduce(gradient)
