@@ -80,9 +80,9 @@ def nodes(tmp_path: Path, port: int, *flags: str, **options: object) -> list[Lau
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         launches.append(Launch(tmp_path / str(number)))
-        where = ("--nnodes", "3", "--node-rank", str(number), "--master-addr", "127.0.0.1")
-        where += ("--master-port", str(port), "--nproc-per-node", "2")
-        begin(launches[-1], *where, *flags, **options)
+        where = ("--nnodes", "3", "--node-rank", str(number), "--nproc-per-node", "2")
+        meet = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+        begin(launches[-1], *where, *meet, *flags, **options)
     return launches
 
 

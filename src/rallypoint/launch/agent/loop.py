@@ -36,10 +36,11 @@ from rallypoint.launch.agent.node import (
 from rallypoint.launch.agent.reports import Reports
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
+from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.agent.trouble import OomKills
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.inspection.entries import Entry
-from rallypoint.launch.job import Job, OnHang
+from rallypoint.launch.job import Job
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
@@ -54,11 +55,7 @@ from rallypoint.rendezvous.job.round import Seat
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.launch.agent.answers import AgentAnswers
-    from rallypoint.launch.agent.hang_watch import HangWatch
-    from rallypoint.launch.agent.hangs import Hang
     from rallypoint.launch.agent.step_signals import StepSignals
-    from rallypoint.launch.agent.timeout_watch import TimeoutWatch
-    from rallypoint.launch.inspection.relay import Told
 
 # At the end, how long a reader of the output may take nothing until it is left to itself.
 _PATIENCE_S = 30.0
@@ -130,8 +127,16 @@ class Agent:
         self._entry: Entry | None = None  # where programs that ask find this agent
         self._answers: AgentAnswers | None = None  # once one has asked
         self._stopped_by = ""
-        self._hang_watch: HangWatch | None = None  # once a worker has waited for long
-        self._timeout_watch: TimeoutWatch | None = None  # once a call has timed out
+        self._stuck_ranks = StuckRanks(
+            job,
+            self.selector,
+            rounds,
+            self._state,
+            self._progress,
+            perform=self._perform,
+            look=self._look_at_all,
+            world_size=lambda: 0 if self._seat is None else self._seat.world_size,
+        )
         self._going_on = GoingOn(
             self._state,
             self._crew,
@@ -170,17 +175,14 @@ class Agent:
             sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
             if self._step_signals is not None:
                 sources.append(self._step_signals.wake_at)
-            sources.append(self._crew.wake_at)
-            if self._timeout_watch is not None:
-                sources.append(self._timeout_watch.wake_at)
+            sources += [self._crew.wake_at, self._stuck_ranks.wake_at]
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
             self._going_on.tick(time.monotonic())
-            if self._timeout_watch is not None:
-                self._timeout_watch.tick(time.monotonic())
+            self._stuck_ranks.tick(time.monotonic())
             if self._step_signals is not None:
                 self._step_signals.tick(time.monotonic())
             if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
@@ -189,8 +191,7 @@ class Agent:
 
     def end(self) -> None:
         """End all processes."""
-        if self._hang_watch is not None:
-            self._hang_watch.close()
+        self._stuck_ranks.close()
         if self._answers is not None:
             self._answers.close()
         if self._entry is not None:
@@ -306,20 +307,9 @@ class Agent:
             records=self._records,
             oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
-            told=self._told,
+            told=self._stuck_ranks.told,
         )
         return self._answers
-
-    def _told(self, told: Told) -> None:
-        """Another agent says something of workers."""
-        from rallypoint.launch.inspection.relay import EndRank, LongWaits
-
-        if isinstance(told, LongWaits):
-            self._watching().heard(told)
-        elif isinstance(told, EndRank):
-            self._perform(self._state.end_rank(told.rank, told.round, told.because))
-        else:
-            self._watching_timeouts().heard(told)
 
     def _records(self) -> list[int]:
         trouble = self._crew.trouble
@@ -331,54 +321,6 @@ class Agent:
         self._look_at_all()
         text = f"{why} stopped the job"
         self._perform(self._state.stop_requested(signal.SIGTERM, text, time.monotonic()))
-
-    # Hangs.
-
-    def _watching(self) -> HangWatch:
-        if self._hang_watch is None:
-            from rallypoint.launch.agent.hang_watch import HangWatch
-
-            self._hang_watch = HangWatch(
-                self.selector,
-                self._rounds,
-                self._state,
-                after_s=self._job.hang_after_s,
-                hangs=self._hangs,
-                goes_on=self._progress.goes_on,
-            )
-        return self._hang_watch
-
-    def _watching_timeouts(self) -> TimeoutWatch:
-        if self._timeout_watch is None:
-            from rallypoint.launch.agent.timeout_watch import TimeoutWatch
-
-            self._timeout_watch = TimeoutWatch(
-                self._rounds,
-                self._state,
-                world_size=lambda: 0 if self._seat is None else self._seat.world_size,
-                judged=lambda at_fault: self._perform(self._state.calls_timed_out(at_fault)),
-            )
-        return self._timeout_watch
-
-    def _timed_out(self, worker: Worker, message: CallTimedOut) -> None:
-        from rallypoint.launch.inspection.relay import TimedOut
-
-        report = TimedOut(message.round, worker.rank, message.culprit, message.ranks)
-        self._watching_timeouts().complains(report)
-
-    def _end_elsewhere(self, action: EndElsewhere) -> None:
-        from rallypoint.launch.inspection.relay import EndRank
-
-        order = EndRank(action.round, action.rank, action.because)
-        self._answering().relay.end_rank(order)
-
-    def _hangs(self, hang: Hang) -> None:
-        self._progress.hangs(hang.text, hang.event)
-        if self._job.on_hang in (OnHang.RESTART, OnHang.STOP):
-            self._look_at_all()
-            ends_job = self._job.on_hang is OnHang.STOP
-            now = time.monotonic()
-            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
 
     # Orders.
 
@@ -536,11 +478,10 @@ class Agent:
                 self._look_at_calls()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
-            elif isinstance(message, LongWait) and self._job.on_hang is not OnHang.OFF:
-                self._watching().complains(worker.rank, message.seconds, is_over=message.is_over)
+            elif isinstance(message, LongWait):
+                self._stuck_ranks.waits_long(worker.rank, message)
             elif isinstance(message, CallTimedOut):
-                if self._rounds.keeps_survivors:
-                    self._timed_out(worker, message)
+                self._stuck_ranks.timed_out(worker.rank, message)
             elif isinstance(message, Elastic):
                 if self._rounds.keeps_survivors:
                     self._going_on.heard(worker, message)
@@ -557,7 +498,7 @@ class Agent:
                 case SignalWorkers():
                     self._signal(action)
                 case EndElsewhere():
-                    self._end_elsewhere(action)
+                    self._stuck_ranks.end_elsewhere(action, self._answering().relay)
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
                 case Tell(report):

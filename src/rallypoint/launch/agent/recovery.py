@@ -79,7 +79,7 @@ class Recovery:
     def told(self, ranks: Iterable[int], now: float) -> tuple[str, dict[str, object]]:
         """All workers of this node, `ranks`, have the state: a line, and an event."""
         size, here = self._start.seat.world_size, sorted(ranks)
-        event = {
+        event: dict[str, object] = {
             "ranks": here,
             "world_size": size,
             "lost_pids": [failure.exit.pid for failure in self._failures],
@@ -119,7 +119,7 @@ class Recoveries:
         """A line, and an event; None: there was none."""
         if not self._count:
             return None
-        event = {
+        event: dict[str, object] = {
             "went_on": self._count,
             "lost_s": round(self._lost_s, 3),
             "uptime_s": round(uptime_s, 3),

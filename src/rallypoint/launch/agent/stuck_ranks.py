@@ -1,0 +1,133 @@
+"""What an agent does about ranks that keep others waiting: workers complain, and are believed.
+
+Hangs are hang_watch.py's, calls that timed out timeout_watch.py's; both are imported when a worker
+first complains. The agent that coordinates hears of all complaints, and has a rank killed by its
+own agent if others can go on without it.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+from rallypoint.base.control_message import CallTimedOut, LongWait
+from rallypoint.launch.agent.node import EndElsewhere, NodeState
+from rallypoint.launch.job import Job, OnHang
+from rallypoint.launch.output.progress import ProgressReporter
+from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.rendezvous.job.decision import Decision
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.launch.agent.hang_watch import HangWatch
+    from rallypoint.launch.agent.hangs import Hang
+    from rallypoint.launch.agent.timeout_watch import TimeoutWatch
+    from rallypoint.launch.inspection.relay import Relay, Told
+
+
+class StuckRanks:
+    """One agent's part.
+
+    Args:
+        perform: performs the decisions of `state`.
+        look: inspects the workers before they are ended.
+        world_size: the number of ranks of the present round.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        selector: selectors.BaseSelector,
+        rounds: RoundSource,
+        state: NodeState,
+        progress: ProgressReporter,
+        *,
+        perform: Callable[[Decision], None],
+        look: Callable[[], None],
+        world_size: Callable[[], int],
+    ) -> None:
+        self._job, self._selector, self._rounds = job, selector, rounds
+        self._state, self._progress = state, progress
+        self._perform, self._look, self._world_size = perform, look, world_size
+        self._hang_watch: HangWatch | None = None
+        self._timeout_watch: TimeoutWatch | None = None
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick`; None: only events matter."""
+        return None if self._timeout_watch is None else self._timeout_watch.wake_at
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if self._timeout_watch is not None:
+            self._timeout_watch.tick(now)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._hang_watch is not None:
+            self._hang_watch.close()
+
+    def waits_long(self, rank: int, message: LongWait) -> None:
+        """A worker of this node waits for long, or did."""
+        if self._job.on_hang is not OnHang.OFF:
+            self._hangs().complains(rank, message.seconds, is_over=message.is_over)
+
+    def timed_out(self, rank: int, message: CallTimedOut) -> None:
+        """A worker of this node, which can go on, has waited for another one in vain."""
+        from rallypoint.launch.inspection.relay import TimedOut
+
+        if self._rounds.keeps_survivors:
+            report = TimedOut(message.round, rank, message.culprit, message.ranks)
+            self._timeouts().complains(report)
+
+    def told(self, told: Told) -> None:
+        """Another agent says something of workers."""
+        from rallypoint.launch.inspection.relay import EndRank, LongWaits
+
+        if isinstance(told, LongWaits):
+            self._hangs().heard(told)
+        elif isinstance(told, EndRank):
+            self._perform(self._state.end_rank(told.rank, told.round, told.because))
+        else:
+            self._timeouts().heard(told)
+
+    def end_elsewhere(self, action: EndElsewhere, relay: Relay) -> None:
+        """Have another agent kill one of its ranks."""
+        from rallypoint.launch.inspection.relay import EndRank
+
+        relay.end_rank(EndRank(action.round, action.rank, action.because))
+
+    def _hangs(self) -> HangWatch:
+        if self._hang_watch is None:
+            from rallypoint.launch.agent.hang_watch import HangWatch
+
+            self._hang_watch = HangWatch(
+                self._selector,
+                self._rounds,
+                self._state,
+                after_s=self._job.hang_after_s,
+                hangs=self._found_hang,
+                goes_on=self._progress.goes_on,
+            )
+        return self._hang_watch
+
+    def _found_hang(self, hang: Hang) -> None:
+        self._progress.hangs(hang.text, hang.event)
+        if self._job.on_hang in (OnHang.RESTART, OnHang.STOP):
+            self._look()
+            ends_job = self._job.on_hang is OnHang.STOP
+            now = time.monotonic()
+            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
+
+    def _timeouts(self) -> TimeoutWatch:
+        if self._timeout_watch is None:
+            from rallypoint.launch.agent.timeout_watch import TimeoutWatch
+
+            self._timeout_watch = TimeoutWatch(
+                self._rounds,
+                self._state,
+                world_size=self._world_size,
+                judged=lambda at_fault: self._perform(self._state.calls_timed_out(at_fault)),
+            )
+        return self._timeout_watch
