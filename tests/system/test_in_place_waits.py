@@ -9,7 +9,8 @@ import pytest
 from tests.system.conftest import Launch
 from tests.system.test_in_place import end, ends_of
 
-# In the first round a worker stops or kills itself (victim=RANK); a newcomer needs slow_s to begin.
+# In the first round a worker sends itself a signal, or sleeps for late_s (victim=RANK); a newcomer
+# needs slow_s to begin.
 PROGRAM = """
 import os, signal, sys, time
 from datetime import timedelta
@@ -30,6 +31,7 @@ def train(state):
     while state.step < 300:
         is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         if state.step == 20 and is_first and str(dist.get_rank()) == options["victim"]:
+            time.sleep(float(options.get("late_s", "0")))
             os.kill(os.getpid(), getattr(signal, options["signal"]))
         gradient[:] = 1.0
         dist.all_reduce(gradient)
@@ -72,6 +74,14 @@ def test_a_call_that_times_out_costs_one_rank(
     assert sorted(ends_of(launch).values()) == [(rank, size) for rank in range(size)], launch.err
     assert f"killing rank {victim}: others waited for it for longer than" in launch.err
     assert "go on after" in launch.err
+
+
+def test_who_comes_a_little_late_stays(launch: Launch) -> None:
+    """The call has failed for all; they form a new round, in which the late one has its place."""
+    begin(launch, "--nproc-per-node", "3", victim=1, signal="SIGCONT", late_s=2.5, timeout_s=2)
+    end(launch)
+    assert sorted(ends_of(launch).values()) == [(0, 3), (1, 3), (2, 3)], launch.err
+    assert "killing" not in launch.err
 
 
 def nodes(tmp_path: Path, port: int, *flags: str, **options: object) -> list[Launch]:
