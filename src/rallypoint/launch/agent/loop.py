@@ -20,11 +20,11 @@ from rallypoint.base.control_message import (
     Ready,
     WorkerError,
 )
-from rallypoint.launch.agent.crew import Crew
 from rallypoint.launch.agent.entry import make_entry
-from rallypoint.launch.agent.going_on import GoingOn
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
@@ -113,7 +113,7 @@ class Agent:
         self._guardian: Guardian | None = None
         self._output: Output | None = None
         self._seat: Seat | None = None
-        self._crew = Crew(job, self.selector, self._read)
+        self._workers = LocalWorkers(job, self.selector, self._read)
         self._unkillable: list[int] = []
         self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
         self._error_files: dict[int, str] = {}  # where they stay, if they do
@@ -137,9 +137,9 @@ class Agent:
             look=self._look_at_all,
             world_size=lambda: 0 if self._seat is None else self._seat.world_size,
         )
-        self._going_on = GoingOn(
+        self._recovery = InPlaceRecovery(
             self._state,
-            self._crew,
+            self._workers,
             self._progress,
             perform=self._perform,
             stand_by=self._stand_by,
@@ -175,13 +175,13 @@ class Agent:
             sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
             if self._step_signals is not None:
                 sources.append(self._step_signals.wake_at)
-            sources += [self._crew.wake_at, self._stuck_ranks.wake_at]
+            sources += [self._workers.wake_at, self._stuck_ranks.wake_at]
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):
                 key.data()
             self._perform(self._state.tick(time.monotonic()))
-            self._going_on.tick(time.monotonic())
+            self._recovery.tick(time.monotonic())
             self._stuck_ranks.tick(time.monotonic())
             if self._step_signals is not None:
                 self._step_signals.tick(time.monotonic())
@@ -209,13 +209,13 @@ class Agent:
 
     def pass_on_output(self) -> bool:
         """Write the workers' last output; returns whether all readers took it in time."""
-        self._crew.let_all_go()
+        self._workers.let_all_go()
         wait_s = _PATIENCE_S if self._state.stop_signal is None else _PATIENCE_WHEN_STOPPED_S
         return self._output is None or self._output.flush(wait_s)
 
     def close(self, *, is_heard: bool) -> None:
         """Write the launcher's last messages, waiting briefly for readers; close everything."""
-        self._crew.let_all_go()
+        self._workers.let_all_go()
         if self._output is not None:
             self._output.close()
         self._progress.close()
@@ -224,7 +224,7 @@ class Agent:
 
     def report(self) -> None:
         """Report how the job ended, unless it succeeded."""
-        self._going_on.summarize(time.monotonic() - self._started)
+        self._recovery.summarize(time.monotonic() - self._started)
         lines = self._reports.of_job(
             stopped_by=self._stopped_by,
             calls=self._last_calls,
@@ -232,8 +232,8 @@ class Agent:
             recorded=self._recorded,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        if lines and self._crew.trouble is not None and self._seat is not None:
-            self._crew.trouble.keep(
+        if lines and self._workers.trouble is not None and self._seat is not None:
+            self._workers.trouble.keep(
                 self._job,
                 self._seat,
                 self._state.group,
@@ -259,7 +259,7 @@ class Agent:
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """The calls that the workers were in, as lines of a report."""
-        trouble = self._crew.trouble
+        trouble = self._workers.trouble
         if trouble is None or self._seat is None:
             return []
         lines = trouble.lines(was_stopped=was_stopped)
@@ -269,16 +269,16 @@ class Agent:
 
     def _look_at_calls(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
-        trouble = self._crew.trouble
-        if trouble is not None and trouble.look(self._crew.record_slots):
+        trouble = self._workers.trouble
+        if trouble is not None and trouble.look(self._workers.record_slots):
             self._progress.calls_seen(trouble.records.events)
 
     def _look_at_all(self) -> None:
         """Someone is ending the job: inspect the workers."""
         self._look_at_calls()
-        if self._crew.trouble is not None:
-            self._crew.trouble.look_closely(
-                {pid: rank for rank, pid in self._crew.pids.items() if pid}
+        if self._workers.trouble is not None:
+            self._workers.trouble.look_closely(
+                {pid: rank for rank, pid in self._workers.pids.items() if pid}
             )
 
     # Programs, and other agents, that ask.
@@ -303,7 +303,7 @@ class Agent:
             self.selector,
             began=self._started,
             seat=lambda: self._seat,
-            pids=lambda: self._crew.pids,
+            pids=lambda: self._workers.pids,
             records=self._records,
             oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
@@ -312,7 +312,7 @@ class Agent:
         return self._answers
 
     def _records(self) -> list[int]:
-        trouble = self._crew.trouble
+        trouble = self._workers.trouble
         return [] if trouble is None else trouble.records.descriptors
 
     def _stop_asked(self, why: str) -> None:
@@ -341,7 +341,7 @@ class Agent:
             self._recorded.clear()
             self._seat = start.seat
             self._rounds.settle()  # workers that are running need the store at once
-            return self._going_on.begin(start)
+            return self._recovery.begin(start)
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
         ranks = _ranks_of(seat)
@@ -374,17 +374,17 @@ class Agent:
         output = self._output
         assert output is not None
         self._renew_fence()
-        self._to_guardian(lambda guardian: self._crew.begin(guardian, output, seat))
+        self._to_guardian(lambda guardian: self._workers.begin(guardian, output, seat))
 
     def _let_workers_go(self) -> None:
-        self._crew.let_all_go()
+        self._workers.let_all_go()
         if self._step_signals is not None:
             self._step_signals.forget()
 
     def _stand_by(self, seat: Seat) -> None:
         output = self._output
         assert output is not None
-        self._to_guardian(lambda guardian: self._crew.stand_by(guardian, output, seat))
+        self._to_guardian(lambda guardian: self._workers.stand_by(guardian, output, seat))
 
     # Events.
 
@@ -427,7 +427,7 @@ class Agent:
                 self._rounds.fenced()
                 self._obey()  # before the ends that follow, which are no failures
             case _:
-                worker = self._crew.of(report.worker)
+                worker = self._workers.of(report.worker)
                 if worker is None:
                     return  # of a round that is over
                 if report.kind is ReportKind.STARTED:
@@ -435,7 +435,7 @@ class Agent:
                     self._progress.worker_started(worker.rank, report.pid)
                 elif worker.rank < 0 and self._seat is not None:
                     self._read(worker)
-                    self._going_on.lost_standby(worker, report, self._seat)
+                    self._recovery.lost_standby(worker, report, self._seat)
                 else:
                     self._worker_ended(worker, report)
 
@@ -484,9 +484,9 @@ class Agent:
                 self._stuck_ranks.timed_out(worker.rank, message)
             elif isinstance(message, Elastic):
                 if self._rounds.keeps_survivors:
-                    self._going_on.heard(worker, message)
+                    self._recovery.heard(worker, message)
             elif isinstance(message, Ready) and worker.rank < 0:
-                self._going_on.is_ready(worker)
+                self._recovery.is_ready(worker)
 
     # Actions.
 
@@ -513,7 +513,7 @@ class Agent:
             self._step_signals.send(action.ranks, action.signal, time.monotonic())
 
     def _send_signal(self, ranks: Sequence[int], number: int) -> None:
-        self._to_guardian(lambda guardian: self._crew.signal(guardian, ranks, number))
+        self._to_guardian(lambda guardian: self._workers.signal(guardian, ranks, number))
 
     def _renew_fence(self) -> None:
         """Tell the guardian how long workers may run if this process is stopped."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rallypoint.launch.agent.crew import Crew
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
@@ -225,9 +225,9 @@ def worker(local_rank: int, *, is_ready: bool = False) -> SimpleNamespace:
 )
 def test_places(kept: list[int], standby: list[int], size: int, local_ranks: list[int]) -> None:
     job = Job(command=("train.py",), local_world_size=4, spares=1, run_id="x", host="h", environ={})
-    crew = Crew(job, selectors.DefaultSelector(), lambda _: None)
-    crew.standbys = [worker(each, is_ready=True) for each in standby]  # type: ignore[misc]
-    crew.standbys.append(worker(9))  # type: ignore[arg-type]  # still importing
+    workers = LocalWorkers(job, selectors.DefaultSelector(), lambda _: None)
+    workers.standbys = [worker(each, is_ready=True) for each in standby]  # type: ignore[misc]
+    workers.standbys.append(worker(9))  # type: ignore[arg-type]  # still importing
     seat = Seat(
         number=5,
         store=Endpoint(host="h", port=1),
@@ -240,7 +240,7 @@ def test_places(kept: list[int], standby: list[int], size: int, local_ranks: lis
         role_world_size=20,
     )
     survivors = [worker(each) for each in kept]
-    places = crew.places_for(seat, survivors)  # type: ignore[arg-type]
+    places = workers.places_for(seat, survivors)  # type: ignore[arg-type]
     assert [place.local_rank for place, _ in places] == local_ranks
     assert [place.rank for place, _ in places] == [10 + i for i in range(len(local_ranks))]
     for place, taken in places:
@@ -253,12 +253,12 @@ def test_places(kept: list[int], standby: list[int], size: int, local_ranks: lis
 # Answers.
 
 
-def crew_of(*workers: SimpleNamespace) -> Crew:
+def workers_of(*seated: SimpleNamespace) -> LocalWorkers:
     job = Job(command=("train.py",), local_world_size=4, run_id="x", host="h", environ={})
-    crew = Crew(job, selectors.DefaultSelector(), lambda _: None)
-    crew.by_rank = dict(enumerate(workers))  # type: ignore[arg-type]
-    crew.wake_at = 10.0
-    return crew
+    workers = LocalWorkers(job, selectors.DefaultSelector(), lambda _: None)
+    workers.by_rank = dict(enumerate(seated))  # type: ignore[arg-type]
+    workers.wake_at = 10.0
+    return workers
 
 
 def answered(seen: int, joined: int = -1, *, has_withdrawn: bool = False) -> SimpleNamespace:
@@ -267,13 +267,15 @@ def answered(seen: int, joined: int = -1, *, has_withdrawn: bool = False) -> Sim
 
 def test_a_newcomer_may_take_its_time_to_build_its_state() -> None:
     """It knows its place, and is not elastic yet."""
-    crew = crew_of(answered(5, joined=5), answered(5))
-    assert crew.unanswered(5, 10.0) == []
-    assert crew.wake_at is None
+    workers = workers_of(answered(5, joined=5), answered(5))
+    assert workers.unanswered(5, 10.0) == []
+    assert workers.wake_at is None
 
 
 def test_who_does_not_answer_or_does_not_go_on_is_killed() -> None:
     silent, withdrawn = answered(4, joined=4), answered(5, joined=4, has_withdrawn=True)
-    crew = crew_of(answered(5, joined=4), silent, withdrawn, answered(5, 5, has_withdrawn=True))
-    assert crew.unanswered(5, 9.0) == []
-    assert crew.unanswered(5, 10.0) == [silent, withdrawn]
+    workers = workers_of(
+        answered(5, joined=4), silent, withdrawn, answered(5, 5, has_withdrawn=True)
+    )
+    assert workers.unanswered(5, 9.0) == []
+    assert workers.unanswered(5, 10.0) == [silent, withdrawn]

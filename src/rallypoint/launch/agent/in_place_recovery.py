@@ -1,7 +1,7 @@
 """What an agent does so that workers can go on when others are lost: performs, and tells the user.
 
-node.py decides who goes on, crew.py knows who takes which place; control_link.py is the workers'
-side.
+node.py decides who goes on, local_workers.py knows who takes which place; control_link.py is the
+workers' side.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import Elastic, Released
-from rallypoint.launch.agent.crew import Crew
 from rallypoint.launch.agent.guardian import Report
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import Worker
@@ -22,7 +22,7 @@ from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
 
 
-class GoingOn:
+class InPlaceRecovery:
     """One node's workers on their way from round to round.
 
     Args:
@@ -33,13 +33,13 @@ class GoingOn:
     def __init__(
         self,
         state: NodeState,
-        crew: Crew,
+        workers: LocalWorkers,
         progress: ProgressReporter,
         *,
         perform: Callable[[Decision], None],
         stand_by: Callable[[Seat], None],
     ) -> None:
-        self._state, self._crew, self._progress = state, crew, progress
+        self._state, self._workers, self._progress = state, workers, progress
         self._perform, self._stand_by = perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
@@ -48,8 +48,8 @@ class GoingOn:
         """A round begins in which workers of this node go on, or whose workers are on standby."""
         seat, over, now = start.seat, self._state.group, time.monotonic()
         elsewhere, known_at = self._state.stopped_because, self._state.broken_at
-        kept = [self._crew.by_rank[rank] for rank in sorted(self._state.survivors)]
-        places = self._crew.places_for(seat, kept)
+        kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
+        places = self._workers.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         local_ranks = {place.rank: place.local_rank for place, _ in places}
         decision = self._state.started(
@@ -62,7 +62,7 @@ class GoingOn:
         )
         self._perform(decision)
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
-        self._crew.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
+        self._workers.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
         self._recovery = Recovery(
             over, elsewhere, start, known_at=known_at, now=now, before=self._recovery
         )
@@ -90,16 +90,16 @@ class GoingOn:
 
     def _follow(self, now: float) -> None:
         """How far the workers have come on their way to the next round."""
-        recovery, crew, number = self._recovery, self._crew, self._state.round
+        recovery, workers, number = self._recovery, self._workers, self._state.round
         if recovery is None:
             return
-        if crew.has_joined(number):
+        if workers.has_joined(number):
             recovery.formed(now)
-        if crew.has_state(number):
+        if workers.has_state(number):
             self._recovery = None
-            begins_again = any(worker.begins_again for worker in crew.by_rank.values())
+            begins_again = any(worker.begins_again for worker in workers.by_rank.values())
             self._recoveries.add(recovery.lost_s(now), begins_again=begins_again)
-            self._progress.went_on(recovery.told(crew.by_rank, now))
+            self._progress.went_on(recovery.told(workers.by_rank, now))
 
     def summarize(self, uptime_s: float) -> None:
         """The job is over: tell what losses have cost it, if there were any; once for all nodes."""
@@ -114,11 +114,11 @@ class GoingOn:
 
     def count_ready(self) -> None:
         """Tell the coordinator, if there is a place for one of them."""
-        self._perform(self._state.workers_ready(len(self._crew.ready), self._crew.empty))
+        self._perform(self._state.workers_ready(len(self._workers.ready), self._workers.empty))
 
     def lost_standby(self, worker: Worker, report: Report, seat: Seat) -> None:
         """A worker on standby has ended."""
-        self._crew.lost_standby(worker)
+        self._workers.lost_standby(worker)
         if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
             return
         failure = Failure(worker.exit(report), worker.error)
@@ -129,7 +129,7 @@ class GoingOn:
 
     def tick(self, now: float) -> None:
         """Kill workers that should go on, and do not answer."""
-        for worker in self._crew.unanswered(self._state.round, now):
+        for worker in self._workers.unanswered(self._state.round, now):
             self._progress.told(
                 f"rank {worker.rank} (pid {worker.pid}) does not answer, as others go on without"
                 " those that were lost; killing it"

@@ -23,7 +23,7 @@ _NUMBERS = 1 << 32  # the guardian knows each worker by one of so many numbers
 _ANSWER_S = 10.0
 
 
-class Crew:
+class LocalWorkers:
     """The workers.
 
     Attributes:
