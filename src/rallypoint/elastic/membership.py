@@ -178,18 +178,17 @@ class Membership:
                 self._link.say_elastic(is_on=True, joined=self.round)
             return settlement
 
-    def _report_timeout(self, error: RallypointError | None) -> None:
-        """Have the launcher end the rank that a call has waited for in vain.
-
-        Raises:
-            CollectiveTimeoutError: `error`, if nobody knows which rank that is.
-        """
+    def outlives(self, error: RallypointError) -> bool:
+        """Whether the launcher has this process go on; after a timeout, without the late rank."""
         if not isinstance(error, CollectiveTimeoutError):
-            return
-        if error.rank is None:
-            raise error
-        members = () if len(error.members) == self.group.size() else error.members
-        if self._link is not None:
+            return True
+        return error.rank is not None and self._link is not None and self._link.is_elastic
+
+    def _report_timeout(self, error: RallypointError | None) -> None:
+        """Have the launcher end the rank that a call has waited for in vain."""
+        if isinstance(error, CollectiveTimeoutError) and self.outlives(error):
+            assert self._link is not None and error.rank is not None
+            members = () if len(error.members) == self.group.size() else error.members
             self._link.send(CallTimedOut(self.round, error.rank, members))
 
     def exchange(self, standing: Standing) -> Settlement:

@@ -102,6 +102,8 @@ class _Attempts:
                 if self._state._settlement is None:
                     self._state._go_on(None)
             except LOSSES as error:
+                if not part.outlives(error):
+                    raise
                 error.__traceback__ = None  # it would keep the memory of the caller's variables
                 self._count(error)
                 self._state._go_on(error)

@@ -254,6 +254,8 @@ class _Update:
             all_reduce(self._word, ReduceOp.BAND)
         except LOSSES as error:
             value[0] = self._mine
+            if not membership().outlives(error):
+                raise
             error.__traceback__ = None  # it would keep the memory of the caller's variables
             if not self._is_due(error):
                 raise MembershipChangedError(
