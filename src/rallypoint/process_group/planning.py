@@ -87,9 +87,9 @@ class Algorithms:
     def planner(self, rank: int, ranks: int, per_host: int = 0) -> Planner:
         """What builds the programs of a rank.
 
-        The choice depends only on arguments that are the same on every rank. Blocks of different
-        lengths are served by the direct algorithms, which every rank can run without knowing all
-        lengths, unless a call requests another one that can.
+        The choice depends only on arguments that are the same on every rank, and is the same for
+        all sizes of a class. Blocks of different lengths are served by algorithms that every rank
+        can run without knowing all lengths, unless a call requests another one that can.
 
         Args:
             per_host: how many consecutive ranks share a host; 0 if all do.
@@ -106,14 +106,14 @@ class Algorithms:
                 made = asked.build(team)
                 if made.collective is collective:
                     return encode(made, rank), made.reduces_at_once
-            wish = "direct" if uneven else asked if isinstance(asked, str) else ""
             choice = choose(
                 collective,
                 nbytes=nbytes,
                 ranks=ranks,
                 per_node=per_host,
                 model=self._model,
-                override=wish,
+                override=asked if isinstance(asked, str) else "",
+                uneven=uneven,
             )
             per_node = per_host or 1
             made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)

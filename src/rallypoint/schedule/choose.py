@@ -2,7 +2,8 @@
 
 With a link model it chooses by predicted time, otherwise by rules measured on shared memory and
 between hosts (`rallypoint bench all_reduce --algorithm NAME`, `--hosts A,B`). Both use only what
-all ranks know, so that all ranks choose the same algorithm.
+all ranks know, so that all ranks choose the same algorithm; and only the size class of a call, as
+the engine keeps one program for each class: the choice never depends on which calls came before.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LEVELS_BYTES = 16 * 1024  # from here on, less data between hosts is worth anoth
 BLOCK_LEVELS_BYTES = 64 * 1024  # the same where a buffer holds a block for each rank
 FEW_NODES = 4  # above this, one rank should not send to all of them
 LANES = 4  # as many as the engine has
+UNEVEN = "direct"  # each rank can run it without knowing the lengths of the others' blocks
 MOST_OPERATIONS = 100_000  # the largest program that is worth simulating for a choice
 
 
@@ -60,6 +62,7 @@ def choose(
     per_node: int = 0,
     model: LinkModel | None = None,
     override: str = "",
+    uneven: bool = False,
 ) -> Choice:
     """Choose the algorithm for a call.
 
@@ -68,8 +71,12 @@ def choose(
         per_node: how many ranks share a node; 0 if all do.
         model: link constants; if given, predicted times decide.
         override: an algorithm's name, used for each collective that has it; empty for none.
+        uneven: blocks differ in length, and each rank knows only the lengths of its own.
     """
     rule = rule_of_thumb(ranks)
+    nbytes = largest_of_class(nbytes)
+    if uneven and UNEVEN in ALGORITHMS[collective]:
+        return Choice(UNEVEN, "each rank knows only the lengths of its own blocks", rule=rule)
     if override in ALGORITHMS[collective]:
         return Choice(override, "asked for", rule=rule)
     if model is not None and ranks > 1 and collective is not Collective.SEND:
@@ -77,6 +84,11 @@ def choose(
     algorithm, reason = _measured(collective, nbytes, ranks, per_node or ranks)
     is_wide = per_node == 1 and algorithm == "direct_two_shot" and nbytes >= WIDE_BYTES
     return Choice(algorithm, reason, 2 if is_wide else 1, rule)
+
+
+def largest_of_class(nbytes: int) -> int:
+    """The largest size in the class of `nbytes`: a power of two (Communicator::kind)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
 
 
 def rule_of_thumb(ranks: int) -> str:

@@ -88,14 +88,18 @@ def connect_late(hosts: Sequence[int], streams: int) -> list[tuple[list[FarPeer]
 
 
 def planner(
-    rank: int, ranks: int, override: str | Mapping[Collective, str], custom: Program | None
+    rank: int,
+    ranks: int,
+    override: str | Mapping[Collective, str],
+    custom: Program | None,
+    per_host: int = 0,
 ) -> Planner:
     def plan(number: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
         collective = Collective(number)
         if custom is not None and collective is custom.collective:
             return encode(custom, rank), False
         name = override if isinstance(override, str) else override.get(collective, "")
-        plan = Algorithms(AlgorithmOptions(name)).planner(rank, ranks)
+        plan = Algorithms(AlgorithmOptions(name)).planner(rank, ranks, per_host)
         return plan(number, root, nbytes, uneven)
 
     return plan
@@ -136,6 +140,7 @@ def communicators_of(
     *,
     override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
+    per_host: int = 0,
     timeout_s: float = 30,
     synchronous_send: bool = False,
     transport: str | None = None,
@@ -158,7 +163,7 @@ def communicators_of(
             regions[hosts[rank]],
             rank=rank,
             ranks=ranks,
-            plan=planner(rank, ranks, override, custom),
+            plan=planner(rank, ranks, override, custom, per_host),
             timeout_s=timeout_s,
             spins=0,
             yields=100,

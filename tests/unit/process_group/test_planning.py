@@ -1,8 +1,27 @@
-"""Which layout of ranks on hosts the programs may count on."""
+"""Which program serves a call, and which layout of ranks on hosts it may count on."""
 
 from __future__ import annotations
 
-from rallypoint.process_group.planning import ranks_per_host
+import ast
+import inspect
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rallypoint.engine.communicator import Communicator, ReduceOp
+from rallypoint.process_group import planning
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, ranks_per_host
+from rallypoint.schedule.catalogue import ALGORITHMS
+from rallypoint.schedule.choose import UNEVEN
+from rallypoint.schedule.cost.links import read_model_text
+from rallypoint.schedule.program import Collective
+from tests.unit.engine import ranks as engine_ranks
+
+ENGINE = Path(__file__).parents[3] / "native/engine"
+NAMES = {name for algorithms in ALGORITHMS.values() for name in algorithms}
 
 
 def test_ranks_per_host() -> None:
@@ -12,3 +31,56 @@ def test_ranks_per_host() -> None:
     assert ranks_per_host([0, 1, 1]) == 1
     assert ranks_per_host([0, 1, 0, 1]) == 1
     assert ranks_per_host([0, 1, 2]) == 1
+
+
+@pytest.mark.parametrize("model", ["", "ethernet_100g"])
+def test_all_sizes_of_a_class_have_one_program(model: str) -> None:
+    """The engine keeps the first program of a class, whichever size it was planned for."""
+    text = read_model_text(model) if model else ""
+    for ranks, per_host in ((4, 2), (4, 1), (4, 0), (20, 4)):
+        plan = Algorithms(AlgorithmOptions(model_text=text)).planner(0, ranks, per_host)
+        for collective in Collective:
+            if collective is Collective.SEND:
+                continue
+            for exponent in range(1, 27, 5 if model else 1):
+                sizes = {(1 << exponent) + 1, 3 << exponent >> 1, 2 << exponent}
+                programs = {plan(collective, 0, size, False) for size in sizes}
+                assert len(programs) == 1, (collective, ranks, per_host, exponent)
+
+
+def test_bits_do_not_depend_on_earlier_calls() -> None:
+    """Between 8 and 16 KiB two hosts of two ranks add up in one order, whichever came first."""
+
+    def main(sizes: tuple[int, ...], communicator: Communicator) -> dict[int, bytes]:
+        results = {}
+        for size in sizes:
+            mine = np.random.default_rng(communicator.rank).standard_normal(size // 4, np.float32)
+            total = np.empty_like(mine)
+            assert communicator.run(Collective.REDUCE, ReduceOp.SUM, 0, mine, total) == 0
+            results[size] = total.tobytes()
+        return results
+
+    found = [
+        engine_ranks.run_ranks(4, partial(main, sizes), transport="two hosts", per_host=2)[0]
+        for sizes in ((10_000, 16_384), (16_384, 10_000))
+    ]
+    assert found[0] == found[1]
+
+
+def test_blocks_of_different_lengths_have_a_program_of_their_own() -> None:
+    plan = Algorithms(AlgorithmOptions("bruck")).planner(0, 4)
+    even = plan(Collective.ALL_GATHER, 0, 64, False)
+    assert plan(Collective.ALL_GATHER, 0, 0, True) != even
+    direct = Algorithms(AlgorithmOptions(UNEVEN)).planner(0, 4)
+    assert plan(Collective.ALL_GATHER, 0, 0, True) == direct(Collective.ALL_GATHER, 0, 64, False)
+
+
+def test_neither_planning_nor_the_engine_names_an_algorithm() -> None:
+    tree = ast.parse(inspect.getsource(planning))
+    texts = {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant)}
+    assert not texts & NAMES
+    sources = [path for path in ENGINE.rglob("*") if path.suffix in (".cc", ".h")]
+    assert len(sources) > 50
+    for path in sources:
+        literals = set(re.findall(r'"([^"\n]*)"', path.read_text()))
+        assert not literals & NAMES, path

@@ -7,7 +7,13 @@ import math
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.choose import ALGORITHMS, build, check_override, choose
+from rallypoint.schedule.choose import (
+    ALGORITHMS,
+    build,
+    check_override,
+    choose,
+    largest_of_class,
+)
 from rallypoint.schedule.cost.links import Level, LinkModel, Links, read_model
 from rallypoint.schedule.cost.simulation import Simulation
 from rallypoint.schedule.program import Collective
@@ -35,6 +41,23 @@ def test_small_messages_take_one_step_and_large_ones_share_the_work() -> None:
     assert chosen(1 << 26, 2) == "direct_two_phase"
 
 
+def test_all_sizes_of_a_class_are_treated_alike() -> None:
+    assert [largest_of_class(size) for size in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
+    for size in (8_193, 10_000, 16_384):
+        choice = choose(Collective.REDUCE, nbytes=size, ranks=4, per_node=2)
+        assert choice.algorithm == "two_level"
+        assert largest_of_class(size) == 16_384
+
+
+def test_blocks_of_different_lengths() -> None:
+    for override in ("", "bruck"):
+        choice = choose(
+            Collective.ALL_GATHER, nbytes=1 << 20, ranks=40, override=override, uneven=True
+        )
+        assert choice.algorithm == "direct"
+        assert "lengths" in choice.reason
+
+
 def test_override_applies_where_it_can() -> None:
     assert choose(Collective.ALL_REDUCE, nbytes=8, ranks=4, override="ring").algorithm == "ring"
     assert choose(Collective.BROADCAST, nbytes=8, ranks=4, override="ring").algorithm == "direct"
@@ -43,7 +66,7 @@ def test_override_applies_where_it_can() -> None:
 def test_a_model_decides_by_predicted_time() -> None:
     """What is chosen is what a simulation of every algorithm says is fastest."""
     model = read_model("ethernet_100g")
-    for nbytes in (8, 100_000, 50_000_000):
+    for nbytes in (8, 1 << 17, 1 << 26):
         choice = choose(Collective.ALL_REDUCE, nbytes=nbytes, ranks=12, per_node=4, model=model)
         times = {}
         for name in ALGORITHMS[Collective.ALL_REDUCE]:
