@@ -175,6 +175,43 @@ def test_everything_on_two_hosts(
     job.end()
 
 
+STREAMED = """
+import socket, struct
+def acknowledged():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                told = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except OSError:
+            continue
+        found.append(struct.unpack_from("Q", told, 120)[0])
+    return found
+for _ in range(3): dist.all_reduce(np.ones(2_000_000))
+dist.barrier()
+time.sleep(0.5)
+tell([each for each in acknowledged() if each > 2_000_000])
+dist.barrier()
+"""
+
+
+def test_one_lane_uses_all_streams(two: Hosts, tmp_path: Path) -> None:
+    """Between hosts of two ranks, two_level has one lane for the pieces that cross."""
+    job = Job(two, (1, 1, 2, 2), BEGIN + STREAMED, tmp_path, RALLYPOINT_STREAMS="2")
+    for rank in range(4):
+        counts = [int(count) for count in job.told(rank).strip("[]").split(",")]
+        print(rank, counts)
+        assert len(counts) == 2
+        assert max(counts) < 2 * min(counts)
+    job.end()
+
+
+def test_everything_with_two_streams(two: Hosts, tmp_path: Path) -> None:
+    job = Job(two, (1, 1, 2, 2), BEGIN + EVERYTHING, tmp_path, RALLYPOINT_STREAMS="2")
+    assert [job.told(rank) for rank in range(4)] == ["done"] * 4
+    job.end()
+
+
 def test_over_ipv6(two: Hosts, tmp_path: Path) -> None:
     job = Job(two, (1, 2), BEGIN + EVERYTHING, tmp_path, MASTER_ADDR="fd77::1")
     assert [job.told(rank) for rank in (0, 1)] == ["done"] * 2

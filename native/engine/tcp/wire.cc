@@ -40,7 +40,9 @@ class Wire::Reader {
       return nullptr;
     }
     const std::size_t port = wire_.port(connection_.rank, header.lane);
+    std::byte* target = place_of(header, port);
     Arrival& arrival = wire_.arrivals_[port].emplace_back();
+    arrival.connection = &connection_;
     connection_.arriving = &arrival;
     Line& line = arrival.line;
     line.sequence.store(header.sequence, std::memory_order_relaxed);
@@ -50,12 +52,6 @@ class Wire::Reader {
     if (header.bytes <= kInlineBytes) {
       ++connection_.lines;
       return line.payload;
-    }
-    const Expected& expected = wire_.expected_[port];
-    std::byte* target = nullptr;
-    if (expected.sequence == header.sequence && expected.signature == header.signature &&
-        expected.bytes == header.bytes && header.bytes >= kStraightBytes) {
-      target = expected.target;
     }
     if (target == nullptr) {
       arrival.block = wire_.take_block();
@@ -73,6 +69,20 @@ class Wire::Reader {
   }
 
  private:
+  // Where the operation that waits for this message wants it, if it does. Of two that claim to be
+  // this message, only the first: the other could still be written when the operation has ended.
+  std::byte* place_of(const WireHeader& header, std::size_t port) const {
+    const Expected& expected = wire_.expected_[port];
+    if (expected.sequence != header.sequence || expected.signature != header.signature ||
+        expected.bytes != header.bytes || header.bytes < kStraightBytes) {
+      return nullptr;
+    }
+    const bool is_known = std::ranges::any_of(wire_.arrivals_[port], [&](const Arrival& each) {
+      return each.line.sequence.load(std::memory_order_relaxed) == header.sequence;
+    });
+    return is_known ? nullptr : expected.target;
+  }
+
   Wire& wire_;
   Connection& connection_;
 };
@@ -93,7 +103,7 @@ void Wire::add(std::uint32_t rank, const std::vector<int>& fds) {
   first_[rank] = connections_.size();
   streams_[rank] = static_cast<std::uint32_t>(fds.size());
   for (const int fd : fds) {
-    connections_.push_back(std::make_unique<Connection>(rank, fd));
+    connections_.push_back(std::make_unique<Connection>(rank, connections_.size(), fd));
     poller_.add(fd);
   }
 }
@@ -110,13 +120,13 @@ bool Wire::send(std::uint32_t rank, const Message& message, std::span<const iove
     late_->want(rank);
     return false;
   }
-  Connection& to = connection(rank, message.lane);
+  Connection& to = connection(rank, message.lane, message.sequence);
   if (!to.is_sending) {
     to.is_sending = true;
     to.sending = {kWireMagic, message.lane, message.sequence, message.signature, message.bytes};
     to.sent = 0;
   } else if (to.sending.lane != message.lane || to.sending.sequence != message.sequence) {
-    return false;  // another lane's turn
+    return false;  // another message's turn
   }
   const std::size_t whole = sizeof(WireHeader) + message.bytes;
   while (to.sent < whole) {
@@ -155,17 +165,15 @@ const Line* Wire::peek(std::uint32_t rank, std::uint32_t lane, std::uint64_t seq
 
 void Wire::expect(std::uint32_t rank, std::uint32_t lane, const Expected& message) {
   expected_[port(rank, lane)] = message;
-  look_again(rank, lane);
+  if (streams_[rank] == 0) [[unlikely]]
+    return late_->want(rank);
+  look_again(connection(rank, lane, message.sequence));
 }
 
 // If reading from a peer was stopped before a sleep, nothing reported its data any more.
-void Wire::look_again(std::uint32_t rank, std::uint32_t lane) {
-  if (streams_[rank] == 0) [[unlikely]]
-    return late_->want(rank);
-  const std::size_t place = first_[rank] + lane % streams_[rank];
-  const Connection& from = *connections_[place];
+void Wire::look_again(const Connection& from) {
   if (from.blocks + 1 < kMostBlocks && from.lines + 1 < kMostLines) return;
-  poller_.set_interest(place, wants(from), false);
+  poller_.set_interest(from.place, wants(from), false);
 }
 
 void Wire::release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) {
@@ -173,14 +181,15 @@ void Wire::release(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequenc
   for (Arrival& arrival : arrivals) {
     if (arrival.line.sequence.load(std::memory_order_relaxed) != sequence) continue;
     arrival.is_released = true;
+    Connection& from = *arrival.connection;
     if (arrival.block != nullptr) {
-      --connection(rank, lane).blocks;
+      --from.blocks;
       if (free_.size() < kMostFree) free_.push_back(std::move(arrival.block));
       arrival.block.reset();
-      look_again(rank, lane);
+      look_again(from);
     } else if (arrival.line.offset == kInline) {
-      --connection(rank, lane).lines;
-      look_again(rank, lane);
+      --from.lines;
+      look_again(from);
     }
     break;
   }

@@ -6,7 +6,9 @@
 //
 // Nothing is granted or acknowledged: a receiver that has taken in enough from a peer stops reading
 // from it, and TCP stops the peer. It continues to read, however much it has, while an operation
-// waits for a message of that peer; so no order of messages can deadlock a program.
+// waits for a message of that peer; so no order of messages can deadlock a program. Consecutive
+// messages of a lane take different streams, so one lane uses all of them, and may overtake each
+// other; the receiver tells them apart by their sequences.
 #pragma once
 
 #include <cstddef>
@@ -59,15 +61,19 @@ class Wire final : public MessageTransport {
   std::size_t unconfirmed() const override;
 
  private:
+  struct Connection;
   struct Arrival {
     Line line;
+    Connection* connection = nullptr;  // by which it came
     std::unique_ptr<std::byte[]> block;
     bool is_complete = false;
     bool is_released = false;
   };
   struct Connection {
-    Connection(std::uint32_t rank_, int fd) : rank(rank_), stream(fd) {}
+    Connection(std::uint32_t rank_, std::size_t place_, int fd)
+        : rank(rank_), place(place_), stream(fd) {}
     std::uint32_t rank;
+    std::size_t place;
     Stream stream;
     Inlet<WireHeader> inlet;
     WireHeader sending{};  // its message in progress
@@ -79,13 +85,15 @@ class Wire final : public MessageTransport {
   };
   class Reader;
 
-  Connection& connection(std::uint32_t rank, std::uint32_t lane) const {
-    return *connections_[first_[rank] + lane % streams_[rank]];
+  // The connection for a message; both ends compute it.
+  Connection& connection(std::uint32_t rank, std::uint32_t lane, std::uint64_t sequence) const {
+    const std::uint64_t piece = (sequence >> kOperationBits) + sequence;
+    return *connections_[first_[rank] + (lane + piece) % streams_[rank]];
   }
   std::size_t port(std::uint32_t rank, std::uint32_t lane) const { return rank * kLanes + lane; }
   bool is_awaited(const Connection& connection) const;
   bool wants(const Connection& connection) const;
-  void look_again(std::uint32_t rank, std::uint32_t lane);
+  void look_again(const Connection& connection);
   std::unique_ptr<std::byte[]> take_block();
   void add(std::uint32_t rank, const std::vector<int>& fds);
   bool add_late();

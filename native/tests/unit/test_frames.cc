@@ -14,29 +14,36 @@ namespace {
 
 using namespace rallypoint;
 
-// A rank's end of a connection with one peer, whose end is a plain socket.
+// A rank's end of some connections with one peer, whose ends are plain sockets.
 class Connected {
  public:
-  Connected() : memory_(2), region_(memory_.fd(), 0, 2, {1}) {
-    int fds[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0) std::abort();
-    peer_ = fds[1];
-    const tcp::PeerAddress address{1, getpid(), -1, -1, {fds[0]}};
+  explicit Connected(unsigned streams = 1) : memory_(2), region_(memory_.fd(), 0, 2, {1}) {
+    tcp::PeerAddress address{1, getpid(), -1, -1, {}};
+    for (unsigned i = 0; i < streams; ++i) {
+      int fds[2];
+      if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0) {
+        std::abort();
+      }
+      address.data.push_back(fds[0]);
+      peers_.push_back(fds[1]);
+    }
     wire_.emplace(region_, std::vector{address});
   }
-  ~Connected() { close(peer_); }
+  ~Connected() {
+    for (const int fd : peers_) close(fd);
+  }
   Connected(const Connected&) = delete;
   Connected& operator=(const Connected&) = delete;
 
   tcp::Wire& wire() { return *wire_; }
   // How many of the bytes the socket took.
-  std::size_t write(const std::string& bytes) {
-    const ssize_t count = ::write(peer_, bytes.data(), bytes.size());
+  std::size_t write(const std::string& bytes, unsigned stream = 0) {
+    const ssize_t count = ::write(peers_[stream], bytes.data(), bytes.size());
     return count < 0 ? 0 : static_cast<std::size_t>(count);
   }
-  std::string read() {
+  std::string read(unsigned stream = 0) {
     std::string bytes(1 << 20, '\0');
-    const ssize_t count = ::read(peer_, bytes.data(), bytes.size());
+    const ssize_t count = ::read(peers_[stream], bytes.data(), bytes.size());
     bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
     return bytes;
   }
@@ -48,7 +55,7 @@ class Connected {
  private:
   tests::Memory memory_;
   Region region_;
-  int peer_ = -1;
+  std::vector<int> peers_;  // by stream
   std::optional<tcp::Wire> wire_;
 };
 
@@ -151,6 +158,73 @@ CASE(who_has_taken_in_enough_stops_reading_until_it_is_needed) {
   receiver.poll();
   const Line* line = receiver.wire().peek(1, 0, sent);
   CHECK(line != nullptr && content_of(*line) == content);
+}
+
+CASE(one_lane_uses_all_streams) {
+  for (const unsigned streams : {1, 2, 3, 16}) {
+    Connected sender(streams);
+    std::string content = payload(1000, 1);
+    iovec span{content.data(), content.size()};
+    for (std::uint64_t piece = 1; piece <= streams; ++piece) {
+      CHECK(sender.wire().send(1, {2, piece << kOperationBits | 5, 42, 1000}, {&span, 1}));
+    }
+    for (unsigned stream = 0; stream < streams; ++stream) {
+      CHECK_EQUAL(sender.read(stream).size(), sizeof(tcp::WireHeader) + 1000);
+    }
+  }
+}
+
+CASE(messages_of_a_lane_may_overtake_each_other) {
+  Connected receiver(2);
+  std::vector<std::byte> target(10'000);
+  receiver.wire().expect(1, 0, {1, 42, target.data(), target.size()});
+  const std::string first = frame(0, 1, payload(10'000, 1));
+  receiver.write(first.substr(0, 5'000), 0);
+  for (std::uint64_t sequence = 2; sequence < 6; ++sequence) {
+    receiver.write(frame(0, sequence, payload(10'000, static_cast<unsigned char>(sequence))), 1);
+  }
+  receiver.poll();
+  CHECK(receiver.wire().peek(1, 0, 1) == nullptr);
+  for (std::uint64_t sequence = 2; sequence < 6; ++sequence) {
+    const Line* line = receiver.wire().peek(1, 0, sequence);
+    CHECK(line != nullptr && content_of(*line) == payload(10'000, static_cast<unsigned char>(sequence)));
+    receiver.wire().release(1, 0, sequence);
+  }
+  receiver.write(first.substr(5'000), 0);
+  receiver.poll();
+  const Line* line = receiver.wire().peek(1, 0, 1);
+  CHECK(line != nullptr && content_of(*line) == payload(10'000, 1));
+  CHECK(line != nullptr && line->offset == reinterpret_cast<std::uint64_t>(target.data()));
+}
+
+CASE(what_came_by_a_stream_is_released_there) {
+  Connected receiver(2);
+  const std::string content = payload(5'000, 1);
+  // Twice as many as it takes in unasked, all by the same stream.
+  for (std::uint64_t sequence = 1; sequence <= 16; ++sequence) {
+    receiver.write(frame(0, sequence, content), 1);
+    receiver.poll();
+    const Line* line = receiver.wire().peek(1, 0, sequence);
+    CHECK(line != nullptr);
+    if (line == nullptr) return;
+    receiver.wire().release(1, 0, sequence);
+  }
+}
+
+CASE(of_two_that_claim_to_be_awaited_one_goes_to_its_place) {
+  Connected receiver(2);
+  std::vector<std::byte> target(10'000);
+  receiver.wire().expect(1, 0, {1, 42, target.data(), target.size()});
+  const std::string first = frame(0, 1, payload(10'000, 1));
+  const std::string second = frame(0, 1, payload(10'000, 2));
+  receiver.write(first.substr(0, 100), 0);
+  receiver.poll();
+  receiver.write(second, 1);
+  receiver.poll();
+  receiver.write(first.substr(100), 0);
+  receiver.poll();
+  const std::string found(reinterpret_cast<const char*>(target.data()), target.size());
+  CHECK(found == payload(10'000, 1));
 }
 
 CASE(nonsense_is_told_as_such) {
