@@ -162,8 +162,9 @@ enum class Trouble : std::uint32_t {
   unreadable,
   unreachable,
   revoked,
+  exhausted,
 };
-inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::revoked) + 1;
+inline constexpr unsigned kTroubles = static_cast<unsigned>(Trouble::exhausted) + 1;
 
 inline constexpr unsigned kMostInCircle = 8;
 
@@ -197,7 +198,7 @@ struct Blame {
 struct alignas(kLineBytes) Poison {
   std::atomic<std::uint64_t> blame;  // packed; 0: none
   std::atomic<std::uint32_t> is_complete;
-  std::uint64_t sent;      // lengths: how many bytes came; unreachable: the system's error
+  std::uint64_t sent;      // lengths: how many bytes came; unreachable, exhausted: the error
   std::uint64_t expected;  // and should have
   double timeout_s;        // timeout: how long was waited
   CallRecord theirs;       // what the culprit called

@@ -40,9 +40,15 @@ enum class ConnectionState : std::uint8_t {
 // A failure from which a transport cannot recover.
 struct Failure {
   std::uint32_t rank = 0;
-  Trouble trouble = Trouble::none;  // corrupt: invalid data arrived; unreachable
-  std::uint32_t error = 0;          // the system's error, if it is unreachable
+  // corrupt: invalid data arrived; unreachable; exhausted: this rank itself has reached a limit
+  Trouble trouble = Trouble::none;
+  std::uint32_t error = 0;  // the system's error, if it is one of the last two
 };
+
+// This rank's system refuses what it needs.
+inline Failure exhausted(const Region& region, int error) {
+  return {region.rank(), Trouble::exhausted, static_cast<std::uint32_t>(error)};
+}
 
 // The common part of both kinds.
 class Transport : public Alarm {

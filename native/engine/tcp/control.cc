@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -112,12 +113,14 @@ Control::~Control() {
   for (auto& peer : peers_) Watcher::instance().remove(peer->stream.fd(), peer->key);
 }
 
-void Control::add(std::uint32_t rank, int fd) {
+int Control::add(std::uint32_t rank, int fd) {
   const std::lock_guard lock(mutex_);
   auto& peer = *peers_.emplace_back(std::make_unique<Peer>(rank, fd));
   peer.is_neighbour = false;
   peer.key = Watcher::instance().add_within(fd, *this);
+  const int error = peer.key == 0 ? errno : 0;
   if (has_left_) peer.stream.finish_writing();
+  return error;
 }
 
 void Control::on_ready(int fd, std::uint64_t key) {

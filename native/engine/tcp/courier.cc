@@ -74,7 +74,9 @@ Courier::Courier(Region& region, const std::vector<PeerAddress>& peers,
 void Courier::add(std::uint32_t rank, int fd) {
   places_[rank] = peers_.size();
   peers_.push_back(std::make_unique<Peer>(rank, fd));
-  poller_.add(fd);
+  if (const int error = poller_.add(fd); error != 0 && !failure_) {
+    failure_ = exhausted(region_, error);
+  }
 }
 
 bool Courier::add_late() {

@@ -32,6 +32,7 @@ constexpr double kStrangerS = 5;  // how long a caller may take to prove its ide
 constexpr double kSilenceS = 5;   // after this silence a host counts as lost
 constexpr double kAgainS = 0.05;  // between attempts to connect
 constexpr double kDoubtS = 0.5;   // for others to report that the rank has gone
+constexpr double kLackS = 5;      // for the program to close descriptors that we need
 constexpr std::uint32_t kLongRoundTripUs = 1000;  // process_group/formation/congestion.py
 
 }  // namespace
@@ -128,8 +129,9 @@ std::vector<LateConnections::Made> LateConnections::take(Ready& ready) {
 std::optional<Failure> LateConnections::failure() const {
   const std::uint64_t packed = failure_.load(std::memory_order_acquire);
   if (packed == 0) return {};
-  return Failure{static_cast<std::uint32_t>(packed >> 32) - 1, Trouble::unreachable,
-                 static_cast<std::uint32_t>(packed)};
+  const auto rank = static_cast<std::uint32_t>(packed >> 32) - 1;
+  const Trouble trouble = rank == region_.rank() ? Trouble::exhausted : Trouble::unreachable;
+  return Failure{rank, trouble, static_cast<std::uint32_t>(packed)};
 }
 
 // On the watcher's thread.
@@ -166,7 +168,7 @@ void LateConnections::call(std::uint32_t rank, std::uint32_t purpose) {
   }
   const int fd =
       own(socket(is_six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (fd < 0) return give_up(rank, errno);
+  if (fd < 0) return errno == EAFNOSUPPORT ? give_up(rank, errno) : lack(rank, errno);
   prepare(fd);
   const int result = is_six ? connect(fd, reinterpret_cast<sockaddr*>(&six), sizeof six)
                             : connect(fd, reinterpret_cast<sockaddr*>(&four), sizeof four);
@@ -174,6 +176,7 @@ void LateConnections::call(std::uint32_t rank, std::uint32_t purpose) {
   auto talk =
       std::make_unique<Talk>(fd, Handshake(mesh_.admission, region_.rank(), rank, purpose), true);
   if (error != 0 && error != EINPROGRESS) {
+    lacked_s_ = 0;
     fail(*talk, error);
     close_owned(fd);
     return;
@@ -213,9 +216,11 @@ void LateConnections::begin(std::unique_ptr<Talk> talk, std::uint32_t events) {
   event.events = events;
   event.data.u64 = talk_count_;
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, talk->fd, &event) != 0) {
+    if (talk->calls) lack(talk->handshake.peer(), errno);
     close_owned(talk->fd);
     return;
   }
+  if (talk->calls) lacked_s_ = 0;
   talks_[talk_count_++] = std::move(talk);
 }
 
@@ -321,7 +326,10 @@ void LateConnections::complete(std::uint32_t rank) {
   Link& link = links_[rank];
   link.is_complete = true;
   wanted_[rank].store(true, std::memory_order_relaxed);
-  if (link.fds[kControl] >= 0) control_.add(rank, link.fds[kControl]);
+  if (link.fds[kControl] >= 0) {
+    const int error = control_.add(rank, link.fds[kControl]);
+    if (error != 0) set_failure(region_.rank(), error);
+  }
   mail_.made.push_back({rank, {link.fds[kMail]}});
   data_.made.push_back({rank, {link.fds.begin() + kData, link.fds.end()}});
   for (Ready* ready : {&mail_, &data_}) ready->is_any.store(true, std::memory_order_release);
@@ -346,6 +354,19 @@ void LateConnections::fail(const Talk& talk, int error) {
 
 void LateConnections::give_up(std::uint32_t rank, int error) {
   if (region_.presence(rank) != Presence::here || region_.first_lost() >= 0) return;
+  set_failure(rank, error);
+}
+
+// The system has no descriptor, or no memory, for a call: that may pass, and is not the fault of
+// the rank that is called.
+void LateConnections::lack(std::uint32_t rank, int error) {
+  const double now = now_s();
+  links_[rank].call_again_s = now + kAgainS;
+  if (lacked_s_ == 0) lacked_s_ = now;
+  if (now - lacked_s_ > kLackS) set_failure(region_.rank(), error);
+}
+
+void LateConnections::set_failure(std::uint32_t rank, int error) {
   std::uint64_t none = 0;
   const std::uint64_t packed = std::uint64_t{rank + 1} << 32 | static_cast<std::uint32_t>(error);
   failure_.compare_exchange_strong(none, packed);

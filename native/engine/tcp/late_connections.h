@@ -63,7 +63,8 @@ class LateConnections final : public Watched {
   std::vector<Made> take_data() { return take(data_); }
   std::vector<Made> take_mail() { return take(mail_); }
 
-  // A rank that cannot be reached, although nobody reports that it has gone.
+  // A rank that cannot be reached, although nobody reports that it has gone; or this rank itself, if
+  // it has reached a limit of its system.
   std::optional<Failure> failure() const;
   // Accepts no more calls, and makes none.
   void close();
@@ -101,6 +102,8 @@ class LateConnections final : public Watched {
   Talk* call_under_way(std::uint32_t rank, std::uint32_t purpose);
   void look();
   void give_up(std::uint32_t rank, int error);
+  void lack(std::uint32_t rank, int error);
+  void set_failure(std::uint32_t rank, int error);
   void set_clock();
 
   Region& region_;
@@ -120,6 +123,7 @@ class LateConnections final : public Watched {
   bool is_closed_ = false;
   bool is_ticking_ = false;
   bool is_paused_ = false;  // no descriptors are left for callers
+  double lacked_s_ = 0;     // since when none are left for calls; 0: there are some
 };
 
 }  // namespace rallypoint::tcp

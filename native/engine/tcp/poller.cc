@@ -22,17 +22,16 @@ Poller::~Poller() {
   close_owned(epoll_);
 }
 
-void Poller::add(int fd) {
+int Poller::add(int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = fds_.size();
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
-  }
+  const int error = epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : errno;
   fds_.push_back(fd);
   interests_.push_back(EPOLLIN);
   if (fds_.size() <= kFew) ready_.push_back(fds_.size() - 1);
   events_.resize(fds_.size());
+  return error;
 }
 
 const std::vector<std::size_t>& Poller::ready() {

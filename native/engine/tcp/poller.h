@@ -21,7 +21,8 @@ class Poller final : public Watched {
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 
-  void add(int fd);  // at the next place
+  // At the next place. Returns 0, or the system's error: then nothing is known of this stream.
+  int add(int fd);
   // The places that may be readable. A single one is simply tried.
   const std::vector<std::size_t>& ready();
   // What to wait for on this stream during sleep; neither once it has ended.

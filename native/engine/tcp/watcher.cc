@@ -25,22 +25,19 @@ Watcher::~Watcher() { close_owned(epoll_); }
 std::uint64_t Watcher::add(int fd, Watched& owner, bool once) {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_running_, true)) start_thread([this] { run(); });
-  return enter(fd, owner, once);
+  const std::uint64_t key = enter(fd, owner, once);
+  if (key == 0) throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+  return key;
 }
-
-std::uint64_t Watcher::add_within(int fd, Watched& owner) { return enter(fd, owner, false); }
 
 std::uint64_t Watcher::enter(int fd, Watched& owner, bool once) {
   const std::uint64_t key = ++keys_;
-  entries_[key] = {fd, &owner};
   epoll_event event{};
   event.events = EPOLLIN;
   if (once) event.events = EPOLLONESHOT;  // for no event yet
   event.data.u64 = key;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
-    entries_.erase(key);
-    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
-  }
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return 0;
+  entries_[key] = {fd, &owner};  // before an event is delivered: the mutex is held
   return key;
 }
 

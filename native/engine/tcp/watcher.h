@@ -26,8 +26,8 @@ class Watcher {
 
   // Notifies the owner whenever there is something to read; or, if `once`, only after each `arm`.
   std::uint64_t add(int fd, Watched& owner, bool once);
-  // The same from within on_ready, without `once`.
-  std::uint64_t add_within(int fd, Watched& owner);
+  // The same from within on_ready, without `once`; 0 if the system refuses, with `errno`.
+  std::uint64_t add_within(int fd, Watched& owner) { return enter(fd, owner, false); }
   void arm(int fd, std::uint64_t key) const;
   // After this call the owner is not notified any more. Not allowed from within on_ready.
   void remove(int fd, std::uint64_t key);

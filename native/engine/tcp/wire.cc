@@ -104,7 +104,9 @@ void Wire::add(std::uint32_t rank, const std::vector<int>& fds) {
   streams_[rank] = static_cast<std::uint32_t>(fds.size());
   for (const int fd : fds) {
     connections_.push_back(std::make_unique<Connection>(rank, connections_.size(), fd));
-    poller_.add(fd);
+    if (const int error = poller_.add(fd); error != 0 && !failure_) {
+      failure_ = exhausted(region_, error);
+    }
   }
 }
 

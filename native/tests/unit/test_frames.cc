@@ -1,11 +1,14 @@
 // Messages between hosts, over a socket that splits bytes anywhere.
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <string>
 
+#include "engine/tcp/control.h"
 #include "engine/tcp/wire.h"
 #include "tests/unit/cases.h"
 #include "tests/unit/regions.h"
@@ -246,6 +249,21 @@ CASE(nonsense_is_told_as_such) {
   receiver.write(good);
   receiver.poll();
   CHECK(!receiver.wire().failure().has_value());
+}
+
+CASE(what_the_system_refuses_is_this_ranks_trouble) {
+  // Files cannot be watched.
+  const tests::Memory memory(2);
+  Region region(memory.fd(), 0, 2, {1});
+  const auto file = [&] { return fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0); };
+  const tcp::Wire wire(region, {{1, getpid(), -1, -1, {file()}}});
+  CHECK(wire.failure().has_value());
+  if (!wire.failure()) return;
+  CHECK_EQUAL(wire.failure()->trouble, Trouble::exhausted);
+  CHECK_EQUAL(wire.failure()->rank, 0U);
+  CHECK_EQUAL(wire.failure()->error, static_cast<std::uint32_t>(EPERM));
+  tcp::Control control(region, {}, true);
+  CHECK_EQUAL(control.add(1, file()), EPERM);
 }
 
 }  // namespace

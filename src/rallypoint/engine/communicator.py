@@ -80,6 +80,7 @@ class Trouble(IntEnum):
     UNREADABLE = 10
     UNREACHABLE = 11
     REVOKED = 12
+    EXHAUSTED = 13
 
 
 # Troubles with an error class of their own.
@@ -360,6 +361,13 @@ class Communicator:
                 text = (
                     f"rank {reporter} may no longer read the memory of {who} during {interrupted}; "
                     "set RALLYPOINT_DIRECT=0 on all ranks"
+                )
+            case Trouble.EXHAUSTED:
+                kind = PeerError
+                text = (
+                    f"the system refused {who} a connection ({os.strerror(sent)}) during "
+                    f"{interrupted}; raise the limit that the error names on its host, e.g. with "
+                    "ulimit -n that of open files"
                 )
             case Trouble.CORRUPT:
                 kind = PeerError

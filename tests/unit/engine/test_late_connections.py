@@ -8,11 +8,13 @@ from __future__ import annotations
 import hmac
 import os
 import random
+import re
+import resource
 import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -93,6 +95,19 @@ class Late:
         self.listener.close()
 
 
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """For this process, until the end of the block."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def receive(sock: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count and (more := sock.recv(count - len(data))):
@@ -128,6 +143,30 @@ def test_it_calls_when_it_has_something_to_send(late: Late) -> None:
     assert receive(mail, 4) == b"RLPM"
     for _, sock in socks:
         sock.close()
+
+
+def test_a_lack_of_descriptors_may_pass(late: Late) -> None:
+    with no_descriptors_left():
+        late.send.start()
+        late.send.join(0.3)
+        assert late.send.is_alive()
+    for _ in range(2):
+        sock, _, _ = late.called()
+        sock.close()
+
+
+def test_a_rank_without_descriptors_blames_itself(late: Late) -> None:
+    """And not the rank that it cannot call."""
+    with no_descriptors_left():
+        late.send.start()
+        late.send.join(20)
+    assert not late.send.is_alive()
+    error = late.communicator.error("send")
+    assert error.rank == late.rank
+    assert re.match(
+        rf"the system refused rank {late.rank} .*\(Too many open files\) during send #0.*ulimit -n",
+        str(error),
+    ), error
 
 
 def test_only_those_who_know_the_secret_get_in(late: Late, seed: int) -> None:
