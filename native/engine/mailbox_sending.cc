@@ -19,11 +19,7 @@ std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 bool Mailbox::send(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
   if (region_.is_far(transfer.peer)) return send_far(item, done);
-  if (item.slot >= 0) {
-    const bool moved = go_on_sending(item, done);
-    if (done && item.trial != nullptr) item.trial->note(now_s() - item.posted_s);
-    return moved;
-  }
+  if (item.slot >= 0) return go_on_sending(item, done);
   if (is_blocked_[transfer.peer]) return false;
   const int slot = room_for(transfer.peer);
   if (slot < 0) {
@@ -115,7 +111,7 @@ bool Mailbox::is_to_be_read(Item& item) {
   if ((memory_.reach & kAlways) != 0) return true;
   if ((memory_.reach & kPrivate) == 0 || item.transfer->bytes <= kWideBytes) return false;
   ReadingTrial& trial = trials_.of(nullptr, item.transfer->bytes);
-  if (trial.is_open()) {
+  if (trial.begin()) {
     item.trial = &trial;
     item.posted_s = now_s();
   }
@@ -164,13 +160,15 @@ bool Mailbox::go_on_sending(Item& item, bool& done) {
   const Transfer& transfer = *item.transfer;
   const Envelope& to = boxes_.envelope(region_.rank(), item.slot);
   if (to.sequence.load(std::memory_order_acquire) != item.sequence) {  // it has been received
+    if (item.trial != nullptr) item.trial->note(now_s() - item.posted_s);
     done = true;
     return true;
   }
   if (item.moved == transfer.bytes) return false;
   if (to.is_exposed && to.request.load(std::memory_order_acquire) != Request::parts) return false;
   if (!write_parts(item)) return false;
-  done = item.moved == transfer.bytes && !transfer.is_synchronous;
+  // A trial times both ways until the message has been received.
+  done = item.moved == transfer.bytes && !transfer.is_synchronous && item.trial == nullptr;
   Region::fence();
   region_.wake(transfer.peer);
   return true;

@@ -21,8 +21,12 @@ class ReadingTrial {
   // Whether the messages of the call that begins now should be read in place.
   bool reads() const { return is_open() ? round() % 2 == 1 : reads_; }
   bool is_open() const { return calls_ < kCalls; }
+  // Whether to time the call that begins now, of calls that may overlap: only one at a time, or its
+  // time would count for the way of a later round. `note` ends it.
+  bool begin() { return is_open() && !std::exchange(is_timed_, true); }
   // Records how long that call took.
   void note(double seconds) {
+    is_timed_ = false;
     // The first call of a round pays for what the previous way has left in the caches.
     const unsigned place = calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) % kRound;
     round_s_ = place == 0 ? 0 : round_s_ + seconds;
@@ -47,6 +51,7 @@ class ReadingTrial {
   std::array<double, 2> best_s_{std::numeric_limits<double>::infinity(),
                                 std::numeric_limits<double>::infinity()};
   bool reads_ = false;
+  bool is_timed_ = false;  // a call that has begun
 };
 
 class ReadingTrials {

@@ -56,6 +56,15 @@ CASE(both_ways_are_tried_equally_often) {
   CHECK(copied <= read + 8);
 }
 
+CASE(of_calls_that_overlap_one_is_timed) {
+  ReadingTrial trial;
+  for (; trial.is_open(); trial.note(1e-3)) {
+    CHECK(trial.begin());
+    CHECK(!trial.begin());
+  }
+  CHECK(!trial.begin());
+}
+
 CASE(each_program_and_size_has_its_trial) {
   ReadingTrials trials;
   int one = 0;
