@@ -4,8 +4,8 @@
     rallypoint run --nproc-per-node 2 examples/new_weights.py train
 
 Start both, in any order. Each job has its default group; `form_process_group` makes one of rank 0
-of the trainers and all servers, who meet at an address that both know. For PyTorch's groups
-docs/guides/process-groups.md says how.
+of the trainers and all servers, who meet at an address that both know. new_weights_torch.py is the
+same in PyTorch.
 """
 
 from __future__ import annotations

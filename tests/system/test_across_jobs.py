@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 
-EXAMPLE = Path(__file__).parents[2] / "examples/new_weights.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
 LIMIT_S = 120.0
 
@@ -28,18 +29,29 @@ def start(words: Sequence[str], directory: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def test_the_example(tmp_path: Path, free_port: int) -> None:
-    script = tmp_path / "new_weights.py"
-    script.write_text(EXAMPLE.read_text().replace("29610", str(free_port)))
-    jobs = [
-        start([*RUN, "--nproc-per-node", "2", str(script), role], tmp_path)
-        for role in ("serve", "train")
-    ]
+def check(jobs: Sequence[subprocess.Popen[bytes]]) -> None:
+    """What the servers and the trainers of the example print."""
     (served, servers), (trained, trainers) = map(ended, jobs)
     assert (served, trained) == (0, 0), servers + trainers
     assert "trainer: sent 3 times, at last 4.5" in trainers
     assert "server 0: got 4.5" in servers
     assert "server 1: got 4.5" in servers
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["new_weights.py", pytest.param("new_weights_torch.py", marks=pytest.mark.needs_torch)],
+)
+def test_the_example(tmp_path: Path, free_port: int, name: str) -> None:
+    script = tmp_path / name
+    text = (EXAMPLES / name).read_text()
+    script.write_text(re.sub(r"\b2961\d\b", str(free_port), text))
+    check(
+        [
+            start([*RUN, "--nproc-per-node", "2", str(script), role], tmp_path)
+            for role in ("serve", "train")
+        ]
+    )
 
 
 ACROSS = """
@@ -103,47 +115,20 @@ def test_on_three_hosts(needs_hosts: None, tmp_path: Path, what: str) -> None:
         assert told[2][0] != 0
 
 
-TORCH = """
-import sys
-import torch, torch.distributed as dist
-from torch.distributed.distributed_c10d import (
-    Backend, PrefixStore, _new_process_group_helper, _world, default_pg_timeout,
-)
-host, port, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 2
-dist.init_process_group("rallypoint")
-timeout = default_pg_timeout
-# Not rendezvous("tcp://..."), which under a launcher has nobody serve the store.
-store = PrefixStore("weights", dist.TCPStore(host, port, size, rank == 0, timeout))
-group, _ = _new_process_group_helper(
-    size, rank, [], Backend("rallypoint"), store, group_name="weights", timeout=timeout
-)
-_world.pg_group_ranks[group] = {each: each for each in range(size)}
-weights = torch.full((1000,), float(rank == 0))
-dist.broadcast(weights, src=0, group=group)
-assert bool((weights == 1).all())
-own = torch.ones(3)
-dist.all_reduce(own)
-assert own.tolist() == [1, 1, 1]
-print("well", flush=True)
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.needs_torch
 def test_pytorchs_helper_with_our_backend(needs_hosts: None, tmp_path: Path) -> None:
-    """As OpenRLHF, verl and vLLM form such groups."""
-    script = tmp_path / "across_torch.py"
-    script.write_text(TORCH)
+    """As OpenRLHF, verl and vLLM form such groups; here the jobs have different tokens."""
+    script = tmp_path / "new_weights_torch.py"
+    text = (EXAMPLES / script.name).read_text()
+    script.write_text(text.replace("127.0.0.1", "10.77.0.1"))
     with Hosts(2) as hosts:
         jobs = [
             host.popen(
-                ["env", f"RALLYPOINT_TOKEN=of {host.name}", *RUN, "--nproc-per-node", "1",
-                 str(script), "10.77.0.1", "29610", str(rank)],
+                ["env", f"RALLYPOINT_TOKEN=of {host.name}", *RUN, "--nproc-per-node", "2",
+                 str(script), role],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            for rank, host in enumerate(hosts.hosts)
+            for host, role in zip(hosts.hosts, ("train", "serve"), strict=True)
         ]  # fmt: skip
-        for status, text in [ended(job) for job in jobs]:
-            assert status == 0, text
-            assert "well" in text
+        check(jobs[::-1])
