@@ -13,6 +13,7 @@ from rallypoint.base.errors import NotInitializedError as NotInitializedError
 from rallypoint.base.errors import OutOfMemoryError as OutOfMemoryError
 from rallypoint.base.errors import PeerError as PeerError
 from rallypoint.base.errors import PeerLostError as PeerLostError
+from rallypoint.base.errors import QueueEmptyError as QueueEmptyError
 from rallypoint.base.errors import RallypointError as RallypointError
 from rallypoint.base.errors import RevokedError as RevokedError
 from rallypoint.base.errors import StoreConnectionError as StoreConnectionError
@@ -68,6 +69,8 @@ from rallypoint.process_group.delegated.availability import is_gloo_available as
 from rallypoint.process_group.delegated.availability import is_hccl_available as is_hccl_available
 from rallypoint.process_group.delegated.availability import is_mpi_available as is_mpi_available
 from rallypoint.process_group.delegated.availability import is_nccl_available as is_nccl_available
+from rallypoint.process_group.delegated.availability import is_ucc_available as is_ucc_available
+from rallypoint.process_group.delegated.availability import is_xccl_available as is_xccl_available
 from rallypoint.process_group.formation.device_mesh import DeviceMesh as DeviceMesh
 from rallypoint.process_group.formation.device_mesh import init_device_mesh as init_device_mesh
 from rallypoint.process_group.formation.init import destroy_process_group as destroy_process_group

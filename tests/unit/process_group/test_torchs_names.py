@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -11,8 +12,54 @@ import rallypoint as dist
 from rallypoint.process_group.operators import check_operator
 
 
+# Defaults that differ on purpose: (function, argument) -> why.
+OTHER_DEFAULTS = {
+    ("get_process_group_ranks", "group"): "as everywhere else, no group is the default one",
+    ("shrink_group", "ranks_to_exclude"): "without a list, the ranks that were lost",
+}
+# Public names of torch.distributed that have no counterpart here, and why.
+OPTIONS = "of the calls of torch's C++ ProcessGroup, which NumPy's door does not have"
+DDP = "the inside of DistributedDataParallel"
+ERRORS = "errors are RallypointError's: docs/reference/exceptions.md"
+LAUNCHING = "torch's rendezvous interface is in rallypoint.rendezvous"
+OMITTED = {
+    "AllToAllOptions": OPTIONS,
+    "AllreduceCoalescedOptions": OPTIONS,
+    "AllreduceOptions": OPTIONS,
+    "BackendConfig": "get_backend_config() returns its text",
+    "BarrierOptions": OPTIONS,
+    "BroadcastOptions": OPTIONS,
+    "BuiltinCommHookType": DDP,
+    "DistBackendError": ERRORS,
+    "DistError": ERRORS,
+    "DistNetworkError": ERRORS,
+    "DistStoreError": ERRORS,
+    "GatherOptions": OPTIONS,
+    "GradBucket": DDP,
+    "GroupName": "a name for str in annotations",
+    "Logger": DDP,
+    "ProcessGroupGloo": "a backend's class; backends are named by text here",
+    "RankType": "a name for int | SymInt in annotations",
+    "ReduceOptions": OPTIONS,
+    "ReduceScatterOptions": OPTIONS,
+    "Reducer": DDP,
+    "ScatterOptions": OPTIONS,
+    "breakpoint": "it stops all ranks but one; `rallypoint stacks` shows where each one is",
+    "log": "torch's own logger",
+    "record_comm": "it tells torch's profiler of a call",
+    "reduce_op": "torch's deprecated name of ReduceOp",
+    "register_rendezvous_handler": LAUNCHING,
+    "rendezvous": LAUNCHING,
+}
+
+
 def torchs() -> Any:
     return pytest.importorskip("torch").distributed
+
+
+def default_of(parameter: inspect.Parameter) -> object:
+    """Comparable between torch's arguments and ours: operators by name."""
+    return getattr(parameter.default, "name", parameter.default)
 
 
 def test_arguments_come_in_torchs_order() -> None:
@@ -30,6 +77,37 @@ def test_arguments_come_in_torchs_order() -> None:
         for own, other in zip(ours, theirs, strict=False):
             is_positional = other.kind is not inspect.Parameter.KEYWORD_ONLY
             assert is_positional <= (own.kind is not inspect.Parameter.KEYWORD_ONLY), (name, own)
+
+
+def test_arguments_have_torchs_defaults() -> None:
+    different = set()
+    for name in dist.__all__:
+        if not inspect.isfunction(function := getattr(torchs(), name, None)):
+            continue
+        ours = inspect.signature(getattr(dist, name)).parameters
+        for other in inspect.signature(function).parameters.values():
+            if other.name.startswith("_"):
+                continue
+            if default_of(ours[other.name]) != default_of(other):
+                different.add((name, other.name))
+    assert different == set(OTHER_DEFAULTS)
+
+
+def test_every_name_of_torchs_is_here_or_left_out_for_a_reason() -> None:
+    """Names that a newer PyTorch adds fail here, until somebody has decided."""
+    ignored = {"sys", "timedelta"}  # what torch.distributed imports for itself
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # reduce_op
+        theirs = {
+            name
+            for name in dir(torchs())
+            if not name.startswith("_")
+            and name not in ignored
+            and not inspect.ismodule(getattr(torchs(), name))
+        }
+    missing = theirs - set(dist.__all__)
+    assert missing - set(OMITTED) == set()
+    assert not set(OMITTED) & set(dist.__all__)
 
 
 def test_every_public_name_can_be_loaded() -> None:

@@ -65,6 +65,16 @@ def is_gloo_available() -> bool:
     return not why_absent("gloo")
 
 
+def is_ucc_available() -> bool:
+    """Whether the backend "ucc" can be used here: always False, as no group of ours can have it."""
+    return False
+
+
+def is_xccl_available() -> bool:
+    """Whether the backend "xccl" can be used here: always False, as no group of ours can have it."""
+    return False
+
+
 def is_mpi_available() -> bool:
     """Whether the backend "mpi" can be used here: mpi4py, and an MPI that it finds."""
     return not why_absent("mpi")
