@@ -1,7 +1,7 @@
 // The shared region of one communicator: what every rank maps, and the position of each word.
 //
-//   | header | rank 0 | rank 1 | ...          each rank writes only its own area, but for the
-//                                             header's poison and the peers' bells
+//   | header | rank 0 | rank 1 | ...          each rank writes only its own area, except
+//                                             for the header's poison and the peers' bells
 // Area of a rank:
 //   state      presence, pid, and the bell that peers ring when it sleeps
 //   calls      what it called last, for peers that wait for something else

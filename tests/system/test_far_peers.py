@@ -92,20 +92,23 @@ def test_everything(start: Callable[..., Job]) -> None:
     job.end()
 
 
+@pytest.mark.alone
 def test_a_death_is_told_to_ranks_that_never_talked(start: Callable[..., Job]) -> None:
-    """Rank 0 and rank 3 of eight are no neighbours in the graph of control connections."""
-    layout = (1, 2) * 4
-    job = start(layout, WAITS)
-    descriptors = [int(job.told(rank)) for rank in range(8)]
-    assert max(descriptors) < 30, "there are more connections than to neighbours"
+    """Within a second; rank 0 and rank 3 are no neighbours in the graph of control connections."""
+    ranks = 16
+    job = start((1, 2) * (ranks // 2), WAITS)
+    opened = [int(job.told(rank)) for rank in range(ranks)]
+    print(opened)
+    # Seven neighbours have a connection each; fifteen ranks with three each would have 45 alone.
+    assert max(opened) < 40, "there are more connections than to neighbours"
     time.sleep(0.5)
     os.kill(job.pid(3), signal.SIGKILL)
     killed = time.time()
-    for rank in {*range(8)} - {3}:
+    for rank in {*range(ranks)} - {3}:
         lost, when = job.told(rank).split()
         assert lost == "3", job.output()
         print(rank, float(when) - killed)
-        assert float(when) - killed < SOON_S
+        assert float(when) - killed < 1
 
 
 def test_both_sides_connect_at_once(start: Callable[..., Job]) -> None:

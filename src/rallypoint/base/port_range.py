@@ -39,9 +39,9 @@ def bind_free(bind: Callable[[int], T]) -> T:
     """What `bind` makes at a free port of the range.
 
     Raises:
-        InvalidArgumentError: the range is none.
+        InvalidArgumentError: the range is invalid.
         HostError: all its ports are taken.
-        OSError: what `bind` raises, but for a port that is taken.
+        OSError: what `bind` raises, except for a port that is taken.
     """
     text = os.environ.get(VARIABLE, "")
     ports = read_port_range(text)
