@@ -24,7 +24,8 @@ from typing import Any
 from table import need, print_table, save
 
 from rallypoint.store import wire
-from rallypoint.store.wire import Opcode, Request
+from rallypoint.store.wire import Opcode
+from rallypoint.testing.store_messages import Request, encode_request
 
 KINDS = ("ours", "torch")
 TIMEOUT = "datetime.timedelta(seconds=60)"
@@ -63,9 +64,9 @@ for line in sys.stdin:
         times.append(time.perf_counter() - begin)
     print(*times, flush=True)
 """
-HELLO = wire.encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
-PING = wire.encode_request(Request(Opcode.PING, number=4242))
-NUM_KEYS = wire.encode_request(Request(Opcode.NUM_KEYS))
+HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
+PING = encode_request(Request(Opcode.PING, number=4242))
+NUM_KEYS = encode_request(Request(Opcode.NUM_KEYS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 def set_requests(start: int, count: int) -> bytes:
     return b"".join(
-        wire.encode_request(Request(Opcode.SET, (b"/key-%012d" % i,), (b"v" * 32,)))
+        encode_request(Request(Opcode.SET, (b"/key-%012d" % i,), (b"v" * 32,)))
         for i in range(start, start + count)
     )
 
@@ -256,7 +257,7 @@ def idle_connections(kind: str, count: int, limit_s: float = 45.0) -> tuple[floa
         if len(held) < count:
             print(f"{kind}: only {len(held)} connections opened in {limit_s:g} s", flush=True)
         grown_kib = (process.rss_kib() - before) / len(held)
-        request = wire.encode_request(Request(Opcode.ADD, (b"/n",), number=1))
+        request = encode_request(Request(Opcode.ADD, (b"/n",), number=1))
         times = []
         for _ in range(2000):
             begin = time.perf_counter()

@@ -110,7 +110,10 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names) {
   }
   header->magic.store(0, std::memory_order_relaxed);
   if (header->groups.exchange(0) != 0) {  // from a program that ran here before
-    madvise(header + 1, kBytes - kRecordPage, MADV_REMOVE);
+    // Refused where the system's pages are larger than ours, which then do not begin at one.
+    if (madvise(header + 1, kBytes - kRecordPage, MADV_REMOVE) != 0) {
+      std::memset(static_cast<void*>(header + 1), 0, kBytes - kRecordPage);
+    }
   }
   header->version = kRecordVersion;
   header->traced.store(0, std::memory_order_relaxed);

@@ -248,6 +248,7 @@ class Layout {
   }
 
  private:
+  // On systems with larger pages two areas may share one, which costs a little memory and time.
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t up(std::size_t value, std::size_t unit) {
     return (value + unit - 1) / unit * unit;

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from rallypoint.store import wire
 from rallypoint.store.server import StoreServer
-from rallypoint.store.wire import Opcode, Request
+from rallypoint.store.wire import Opcode
+from rallypoint.testing.store_messages import Request, encode_request
 from rallypoint.testing.store_state import Send, State
 
 CLIENTS = 3
@@ -35,11 +36,11 @@ class Peer:
         for sock in self.sockets:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(20)
-            sock.sendall(wire.encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC)))
+            sock.sendall(encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC)))
 
     def step(self, client: int, data: bytes, nonce: int) -> list[bytes]:
         self.sockets[client].sendall(data)
-        ping = wire.encode_request(Request(Opcode.PING, number=nonce))
+        ping = encode_request(Request(Opcode.PING, number=nonce))
         order = [client, *(c for c in range(CLIENTS) if c != client)]
         found = [b""] * CLIENTS
         for c in order:
@@ -135,7 +136,7 @@ def test_all_agree(
         nonce = next(nonces)
         expected = definition.step(client, request, nonce)
         for peer in peers:
-            found = peer.step(client, wire.encode_request(request), nonce)
+            found = peer.step(client, encode_request(request), nonce)
             if request.opcode is Opcode.LIST_KEYS:
                 assert sorted(found[client]) == sorted(expected[client])
             else:

@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 
 from rallypoint import _native
 from rallypoint.store import wire
-from rallypoint.store.wire import Field, Opcode, Request
+from rallypoint.store.wire import Opcode
+from rallypoint.testing.store_messages import (
+    LAYOUT,
+    Field,
+    Parser,
+    Request,
+    WireError,
+    encode_reply,
+    encode_request,
+)
 from rallypoint.testing.store_state import Close, Send, State
 
 CLIENTS = 4
-HELLO = wire.encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
-PROBE = wire.encode_request(Request(Opcode.PING, number=wire.PROBE))
+HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
+PROBE = encode_request(Request(Opcode.PING, number=wire.PROBE))
 
 
 class Twin:
@@ -24,13 +33,13 @@ class Twin:
 
     def __init__(self) -> None:
         self.state = State()
-        self.parsers: dict[int, wire.Parser] = {}
+        self.parsers: dict[int, Parser] = {}
         self.sent: dict[int, bytes] = {}
         self.closed: set[int] = set()
 
     def open(self, connection: int) -> None:
         self.state.connect(connection, 0.0)
-        self.parsers[connection] = wire.Parser()
+        self.parsers[connection] = Parser()
 
     def receive(self, connection: int, data: bytes) -> None:
         try:
@@ -38,7 +47,7 @@ class Twin:
                 self._perform(self.state.handle(connection, request))
                 if connection in self.closed:
                     return
-        except wire.WireError:
+        except WireError:
             self.closed.add(connection)
             self._perform(self.state.disconnect(connection))
 
@@ -51,7 +60,7 @@ class Twin:
             if isinstance(action, Close):
                 self.closed.add(action.connection)
             else:
-                data = wire.encode_reply(action.reply, tagged=action.tagged)
+                data = encode_reply(action.reply, tagged=action.tagged)
                 self.sent[action.connection] = self.sent.get(action.connection, b"") + data
 
     def take_output(self) -> dict[int, bytes]:
@@ -76,7 +85,7 @@ def requests(draw: st.DrawFn) -> Request:
     keys: list[bytes] = []
     values: list[bytes] = []
     number = 0
-    for field in wire.LAYOUT[opcode]:
+    for field in LAYOUT[opcode]:
         match field:
             case Field.KEY:
                 keys.append(draw(KEYS))
@@ -119,7 +128,7 @@ def test_native_agrees_with_definition(
             native.close(connection)
             twin.close(connection)
         else:
-            data = wire.encode_request(step)
+            data = encode_request(step)
             for start in range(0, len(data), piece):
                 chunk = data[start : start + piece]
                 reason = native.receive(connection, chunk)
@@ -140,7 +149,7 @@ CASES = 100_000
 COMPARED = 5_000
 
 VALID = [
-    wire.encode_request(request)
+    encode_request(request)
     for request in (
         Request(Opcode.SET, (b"/k",), (b"value",)),
         Request(Opcode.COMPARE_SET, (b"/k",), (b"", b"new")),
@@ -192,7 +201,7 @@ def test_native_survives_and_serves_others(seed: int) -> None:
     machine = _native.StoreMachine()
     bystander = machine.open(0.0)
     assert machine.receive(bystander, HELLO) is None
-    add = wire.encode_request(Request(Opcode.ADD, (b"/bystander",), number=1))
+    add = encode_request(Request(Opcode.ADD, (b"/bystander",), number=1))
     for case in range(1, CASES + 1):
         connection = machine.open(0.0)
         for piece in hostile(chance):

@@ -27,6 +27,7 @@ from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch
+from rallypoint.testing.store_messages import Request, encode_request
 
 TIMEOUT = timedelta(seconds=20)
 
@@ -150,7 +151,7 @@ def test_a_token_opens_the_store_and_nothing_else_does() -> None:
         assert server.counters()[2] > 0
         requests = server.counters()[2]
         with socket.create_connection(("127.0.0.1", server.port)) as raw:
-            raw.sendall(wire.encode_request(wire.Request(wire.Opcode.NUM_KEYS)) * 10)
+            raw.sendall(encode_request(Request(wire.Opcode.NUM_KEYS)) * 10)
             raw.settimeout(20)
             assert raw.recv(100) == wire.u32(wire.TOKEN_REFUSED)
             assert raw.recv(100) == b""

@@ -24,11 +24,12 @@ from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
 from rallypoint.store.port_holder import holder_of
 from rallypoint.store.server import StoreServer
-from rallypoint.store.wire import Opcode, Request
+from rallypoint.store.wire import Opcode
+from rallypoint.testing.store_messages import Request, encode_request
 
 TIMEOUT = timedelta(seconds=20)
-HELLO = wire.encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
-SET = wire.encode_request(Request(Opcode.SET, (b"/hostile",), (b"x" * 100,)))
+HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
+SET = encode_request(Request(Opcode.SET, (b"/hostile",), (b"x" * 100,)))
 CONNECTIONS = 10_000
 
 
@@ -60,7 +61,7 @@ def attempt(kind: int, chance: random.Random, port: int, held: list[socket.socke
                 held.append(peer)
                 return
             case 6:  # asks for much and reads nothing
-                peer.sendall(HELLO + wire.encode_request(Request(Opcode.LIST_KEYS)) * 2000)
+                peer.sendall(HELLO + encode_request(Request(Opcode.LIST_KEYS)) * 2000)
                 held.append(peer)
                 return
             case _:  # connects and says nothing
@@ -116,7 +117,7 @@ def test_a_slow_reader_costs_bounded_memory(server: StoreServer) -> None:
         with socket.create_connection(("127.0.0.1", server.port)) as greedy:
             greedy.sendall(HELLO)
             greedy.setblocking(False)
-            request = wire.encode_request(Request(Opcode.GET, (b"/big",))) * 1000
+            request = encode_request(Request(Opcode.GET, (b"/big",))) * 1000
             for _ in range(100):
                 try:
                     greedy.send(request)
@@ -139,7 +140,7 @@ def test_a_greeting_in_pieces_is_accepted(server: StoreServer, size: int) -> Non
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.sendall(HELLO[:size])
         time.sleep(0.02)
-        peer.sendall(HELLO[size:] + wire.encode_request(Request(Opcode.PING, number=77)))
+        peer.sendall(HELLO[size:] + encode_request(Request(Opcode.PING, number=77)))
         peer.settimeout(20)
         assert peer.recv(100) == wire.u32(77)
 

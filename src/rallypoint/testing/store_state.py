@@ -14,15 +14,16 @@ from dataclasses import dataclass
 
 from rallypoint.store import wire
 from rallypoint.store.numbers import wrapped
-from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Reply, Request, Status
+from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Status
 from rallypoint.testing.store_keyspace import Entry, Keyspace
+from rallypoint.testing.store_messages import Reply, Request
 
 HANDSHAKE_S = 30.0  # a client is closed if it has not sent VALIDATE by then
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `reply` to `connection`, encoded as wire.encode_reply does for it."""
+    """Send `reply` to `connection`, encoded as encode_reply does for it."""
 
     connection: int
     reply: Reply

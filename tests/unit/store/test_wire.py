@@ -7,7 +7,8 @@ import struct
 import pytest
 
 from rallypoint.store import wire
-from rallypoint.store.wire import Opcode, Parser, Request, WireError
+from rallypoint.store.wire import Opcode
+from rallypoint.testing.store_messages import Parser, Request, WireError, encode_request
 
 SAMPLES = [
     Request(Opcode.VALIDATE, number=wire.MAGIC),
@@ -27,7 +28,7 @@ SAMPLES = [
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 4096])
 def test_cuts_do_not_matter(piece: int) -> None:
-    stream = b"".join(map(wire.encode_request, SAMPLES))
+    stream = b"".join(map(encode_request, SAMPLES))
     parser = Parser()
     found: list[Request] = []
     for start in range(0, len(stream), piece):
@@ -37,8 +38,8 @@ def test_cuts_do_not_matter(piece: int) -> None:
 
 
 def test_bytes_are_those_of_the_specification() -> None:
-    assert wire.encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC)).hex() == "00cef7853c"
-    packed = wire.encode_request(Request(Opcode.ADD, (b"/n",), number=-1))
+    assert encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC)).hex() == "00cef7853c"
+    packed = encode_request(Request(Opcode.ADD, (b"/n",), number=-1))
     assert packed == b"\x04" + struct.pack("<Q", 2) + b"/n" + b"\xff" * 8
 
 

@@ -91,11 +91,6 @@ class Simulation:
             method=method,
         )
 
-    def ends_us(self, nbytes: float, conditions: Conditions = CALM) -> list[float]:
-        """The time at which each rank ends."""
-        pieces = cut(self.program, nbytes, self.links)
-        return list(self._whole().run(pieces, conditions=conditions))
-
     @property
     def steps(self) -> int:
         """The longest chain of messages: the time if each message took 1 and everything else 0."""
