@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from tests.conftest import SOON_S
 from tests.system.conftest import Launch
@@ -34,6 +36,25 @@ def test_death_in_the_middle_of_messages(launch: Launch, count: int) -> None:
     assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
     assert len(list(launch.directory.glob("told.*"))) == 2
     assert launch.left_over() == []
+
+
+def test_a_fault_in_a_helper_thread_is_reported(launch: Launch) -> None:
+    """The progress thread writes to memory that the program has taken away meanwhile."""
+    script = launch.script(
+        "import ctypes, faulthandler, mmap, time, numpy as np, rallypoint as dist\n"
+        "faulthandler.enable()\n"
+        "dist.init_process_group()\n"
+        "if dist.get_rank() == 0:\n"
+        "    array = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)\n"
+        "    work = dist.irecv(array, 1)\n"
+        "    at, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)\n"
+        "    assert ctypes.CDLL(None).mprotect(at, size, 0) == 0\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 1: dist.send(np.ones(1 << 16, np.uint8), 0)\n"
+        "time.sleep(60)\n"
+    )
+    assert launch.run("--nproc-per-node", "2", script) == 128 + signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in launch.err
 
 
 def test_the_classic_deadlock_is_explained(launch: Launch) -> None:
