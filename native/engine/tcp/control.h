@@ -44,8 +44,8 @@ class Control final : public Watched, public Messenger {
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  // Adds a connection to a rank that is not a neighbour. Runs on the watcher's thread. Returns 0, or
-  // the system's error.
+  // Adds a connection to a rank that is not a neighbour. Runs on the watcher's thread. Returns 0,
+  // or the system's error.
   int add(std::uint32_t rank, int fd);
 
   // Messenger:

@@ -63,8 +63,8 @@ class LateConnections final : public Watched {
   std::vector<Made> take_data() { return take(data_); }
   std::vector<Made> take_mail() { return take(mail_); }
 
-  // A rank that cannot be reached, although nobody reports that it has gone; or this rank itself, if
-  // it has reached a limit of its system.
+  // A rank that cannot be reached, although nobody reports that it has gone; or this rank itself,
+  // if it has reached a limit of its system.
   std::optional<Failure> failure() const;
   // Accepts no more calls, and makes none.
   void close();

@@ -190,7 +190,8 @@ CASE(messages_of_a_lane_may_overtake_each_other) {
   CHECK(receiver.wire().peek(1, 0, 1) == nullptr);
   for (std::uint64_t sequence = 2; sequence < 6; ++sequence) {
     const Line* line = receiver.wire().peek(1, 0, sequence);
-    CHECK(line != nullptr && content_of(*line) == payload(10'000, static_cast<unsigned char>(sequence)));
+    CHECK(line != nullptr &&
+          content_of(*line) == payload(10'000, static_cast<unsigned char>(sequence)));
     receiver.wire().release(1, 0, sequence);
   }
   receiver.write(first.substr(5'000), 0);

@@ -1,10 +1,9 @@
 // How a receiver maps its peers' arenas.
 
-#include "engine/peer_memory.h"
-
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "engine/peer_memory.h"
 #include "tests/unit/cases.h"
 #include "tests/unit/regions.h"
 

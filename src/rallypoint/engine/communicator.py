@@ -356,22 +356,9 @@ class Communicator:
                 )
             case Trouble.INTERRUPTED:
                 text = f"{who} was interrupted in {interrupted}"
-            case Trouble.UNREADABLE:
+            case Trouble.UNREADABLE | Trouble.EXHAUSTED | Trouble.CORRUPT:
                 kind = PeerError
-                text = (
-                    f"rank {reporter} may no longer read the memory of {who} during {interrupted}; "
-                    "set RALLYPOINT_DIRECT=0 on all ranks"
-                )
-            case Trouble.EXHAUSTED:
-                kind = PeerError
-                text = (
-                    f"the system refused {who} a connection ({os.strerror(sent)}) during "
-                    f"{interrupted}; raise the limit that the error names on its host, e.g. with "
-                    "ulimit -n that of open files"
-                )
-            case Trouble.CORRUPT:
-                kind = PeerError
-                text = f"{who} sent an invalid message during {interrupted}"
+                text = _broken(trouble, who, reporter, sent, interrupted)
             case _:
                 is_revoked = trouble is Trouble.REVOKED
                 kind = RevokedError if is_revoked else PeerError
@@ -412,3 +399,18 @@ class Communicator:
         if called.has_root:
             details.append(f"{called.root_argument} {self._global_ranks[root]}")
         return f"{called.operation} #{number} ({', '.join(details)})"
+
+
+def _broken(trouble: Trouble, who: str, reporter: int, code: int, call: str) -> str:
+    """The message about what a system refuses, with its error number, or what makes no sense."""
+    if trouble is Trouble.UNREADABLE:
+        return (
+            f"rank {reporter} may no longer read the memory of {who} during {call}; "
+            "set RALLYPOINT_DIRECT=0 on all ranks"
+        )
+    if trouble is Trouble.EXHAUSTED:
+        return (
+            f"the system refused {who} a connection ({os.strerror(code)}) during {call}; raise the "
+            "limit that the error names on its host, e.g. with ulimit -n that of open files"
+        )
+    return f"{who} sent an invalid message during {call}"

@@ -1,4 +1,4 @@
-"""The store's messages as bytes, both ways, without any I/O: the reference for native/store/wire.cc.
+"""The store's messages as bytes, both ways, without I/O: the reference for native/store/wire.cc.
 
 A request is its opcode and the fields that LAYOUT lists; store/wire.py says what they are. Every
 length is checked before its bytes are read.

@@ -11,7 +11,6 @@ import pytest
 import rallypoint as dist
 from rallypoint.process_group.operators import check_operator
 
-
 # Defaults that differ on purpose: (function, argument) -> why.
 OTHER_DEFAULTS = {
     ("get_process_group_ranks", "group"): "as everywhere else, no group is the default one",

@@ -66,12 +66,12 @@ def is_gloo_available() -> bool:
 
 
 def is_ucc_available() -> bool:
-    """Whether the backend "ucc" can be used here: always False, as no group of ours can have it."""
+    """Whether the backend "ucc" can be used here: always False, as no group can have it."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """Whether the backend "xccl" can be used here: always False, as no group of ours can have it."""
+    """Whether the backend "xccl" can be used here: always False, as no group can have it."""
     return False
 
 
