@@ -20,6 +20,8 @@ import pytest
 from tests.conftest import SOON_S
 from tests.system.conftest import Launch
 
+from rallypoint.cli.benchmark.environments import default_cache
+
 pytestmark = pytest.mark.system
 
 OPERATIONS = (
@@ -42,6 +44,16 @@ COMM_WORLD = Comm()
 Get_library_version = lambda: "Stand-in 1.2.3"
 Finalize = lambda: None
 """
+
+
+UCX = """
+import torch.distributed as dist
+
+def register():
+    make = lambda *arguments: dist.ProcessGroupGloo(*arguments)
+    dist.Backend.register_backend("ucx", make, devices=["cpu"])
+"""
+UCX_HAS = ("all_reduce", "reduce", "broadcast", "barrier", "send")
 
 
 def bench(*words: str, directory: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -108,6 +120,41 @@ def stand_in(directory: Path) -> Path:
     return prefix
 
 
+@pytest.mark.needs_torch
+def test_ucx_runs_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    """Here a stand-in over gloo; what it does not have is left out."""
+    prefix = tmp_path / "ucx"
+    (prefix / "bin").mkdir(parents=True)
+    facts = prefix / "lib" / "commux-0.9.dist-info" / "METADATA"
+    facts.parent.mkdir(parents=True)
+    facts.write_text("Metadata-Version: 2.1\nName: commux\nVersion: 0.9\n")
+    (prefix / "lib" / "commux.py").write_text(UCX)
+    python = prefix / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={prefix}/lib exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    peer = ("--vs", "ucx", "--mpi-env", f"ucx={prefix}", "--rounds", "1", "--sizes", "16,32")
+    result = bench("all_reduce", *peer, directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "ucx (commux 0.9)" in result.stdout
+    assert [row[7] for row in rows_of(result.stdout)] == ["0", "0"]
+    assert all(float(row[8]) > 0 for row in rows_of(result.stdout))
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_ucx_takes_part(tmp_path: Path, operation: str) -> None:
+    if not (default_cache() / "ucx" / "made").exists():
+        pytest.skip("ucx is not installed: rallypoint bench all_reduce --vs ucx --get-mpi")
+    cache = str(default_cache().parents[1])
+    words = ("--vs", "ucx", "--rounds", "1", "--sizes", "16,64K")
+    result = bench(operation, *words, directory=tmp_path, XDG_CACHE_HOME=cache)
+    assert result.returncode == 0, result.stderr
+    lacks = "left out from now on: ucx: RuntimeError: Backend ucx does not support"
+    assert (lacks in result.stderr) == (operation not in UCX_HAS)
+    for row in rows_of(result.stdout):
+        assert ("!" in row[8], row[8] == "-") == (False, operation not in UCX_HAS)
+
+
 def test_a_peer_that_is_wrong_and_fails(tmp_path: Path) -> None:
     prefix = stand_in(tmp_path)
     words = ("all_reduce", "--sizes", "400,12000,16", "--vs", "mpich", "--rounds", "2")
@@ -160,7 +207,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         (
             ["reduce", "--vs", "mpich", "--mpi-env", f"mpich={tmp_path}"],
             1,
-            "it has no program bin/python; name a virtual environment with mpich and mpi4py",
+            "it has no program bin/python; name a virtual environment with mpi4py and mpich",
         ),
         (["barrier", "--algorithm", "none"], 1, "InvalidArgumentError: there is no algorithm"),
     ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from tests.conftest import SOON_S
 from tests.system.conftest import Launch
@@ -53,7 +51,7 @@ def test_a_fault_in_a_helper_thread_is_reported(launch: Launch) -> None:
         "if dist.get_rank() == 1: dist.send(np.ones(1 << 16, np.uint8), 0)\n"
         "time.sleep(60)\n"
     )
-    assert launch.run("--nproc-per-node", "2", script) == 128 + signal.SIGSEGV
+    assert launch.run("--nproc-per-node", "2", script) != 0
     assert "Fatal Python error: Segmentation fault" in launch.err
 
 

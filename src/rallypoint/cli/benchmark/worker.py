@@ -1,14 +1,15 @@
 """One process of a contender: does what the contest orders, and sleeps at its socket in between.
 
-    python worker.py SOCKET rallypoint|gloo|mpi        started N times, by rallypoint run or mpiexec
+    python worker.py SOCKET rallypoint|gloo|ucx|mpi    started N times, by rallypoint run or mpiexec
 
 This script imports only NumPy and the contender's library, because it also runs in the virtual
-environments of MPIs, where rallypoint is not installed. Orders and answers are JSON, one to a line.
+environments of contenders, where rallypoint is not installed. Orders and answers are JSON, one to a line.
 All contenders are timed by the same loop, and checked against NumPy on the same random data.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -57,20 +58,23 @@ class Library(Protocol):
 
 
 class TorchNames:
-    """Rallypoint or gloo: both have torch.distributed's names."""
+    """Rallypoint, or PyTorch with gloo or UCX: all have torch.distributed's names."""
 
     def __init__(self, name: str, order: dict[str, Any]) -> None:
         self._dist: Any
         self._wrap: Callable[[Array], Any]
-        if name == "gloo":
+        if name in ("gloo", "ucx"):
             import torch
 
             self._dist, self._wrap = torch.distributed, torch.from_numpy
-            self._dist.init_process_group("gloo")
             self.version = f"torch {torch.__version__}"
-        else:
-            import importlib.metadata
+            if name == "ucx":
+                import commux
 
+                commux.register()
+                self.version = f"commux {importlib.metadata.version('commux')}"
+            self._dist.init_process_group(name)
+        else:
             import rallypoint
 
             self._dist, self._wrap = rallypoint, lambda array: array
