@@ -9,17 +9,19 @@ _LISTEN = "0A"
 
 def holder_of(port: int) -> str:
     """``"process 4242 (python train.py)"``, or why that is not known."""
-    sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
-    if not sockets:
+    owners = _owners(port)
+    if not owners:
         return "a connection that is still closing, or a process of another container"
+    sockets = {f"socket:[{inode}]" for inode in owners}
     for process in Path("/proc").glob("[0-9]*"):
         if _holds(process, sockets):
             return f"process {process.name} ({_command(process)})"
-    return "a process of another user or container"
+    return f"a process of user id {next(iter(owners.values()))}, not visible from here"
 
 
-def _inodes(port: int) -> list[str]:
-    found = []
+def _owners(port: int) -> dict[str, str]:
+    """The user ids of the sockets that listen there, by inode."""
+    found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text("ascii").splitlines()[1:]
@@ -28,7 +30,7 @@ def _inodes(port: int) -> list[str]:
         for line in lines:
             _, local, _, state, *rest = line.split()
             if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
-                found.append(rest[5])
+                found[rest[5]] = rest[3]
     return found
 
 
