@@ -52,6 +52,6 @@ def bind_free(bind: Callable[[int], T]) -> T:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not port:
                 raise
-    raise HostError(
-        f"all {len(ports)} ports of the port range {text} are in use; give a wider one."
-    )
+    all_of_them = f"all {len(ports)} ports" if len(ports) > 1 else "the only port"
+    verb = "are" if len(ports) > 1 else "is"
+    raise HostError(f"{all_of_them} of the port range {text} {verb} in use; give a wider one.")

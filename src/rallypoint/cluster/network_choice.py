@@ -85,7 +85,7 @@ class NetworkChoice(Record, kw_only=True):
         return is_loopback(self.address)
 
     def __str__(self) -> str:
-        """``"eth0, 10.0.0.1 (10 Gbit/s, MTU 1500): the route to node1:29400 leads through it"``."""
+        """``"eth0, 10.0.0.1 (10 Gbit/s, MTU 1500): the route to node1 uses it"``."""
         of = "" if self.interface is None else f" ({self.interface.rate})"
         head = f"{self.name}, {self.address}" if self.name else self.address
         return f"{head}{of}: {self.why}"

@@ -120,7 +120,7 @@ class SocketLink(NodeLink):
             line = self._lines.readline()
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
-            why = "no sign in time" if isinstance(error, TimeoutError) else "the connection ended"
+            why = "no reply in time" if isinstance(error, TimeoutError) else "the connection ended"
             raise HostError(why) from None
         return answer
 

@@ -73,7 +73,7 @@ def test_the_port_range_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         monkeypatch.setenv(VARIABLE, f"{port}-{port}")
-        with pytest.raises(HostError, match=f"port range {port}-{port} are in use"):
+        with pytest.raises(HostError, match=f"only port of the port range {port}-{port} is in use"):
             ProbeListener()
 
 

@@ -187,7 +187,7 @@ def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]
             level=Level.RED,
             check=6,
             where=where,
-            what=f"data {way} moves at {_rate(rate)}, while others do {_rate(usual)}",
+            what=f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}",
             advice=(
                 "check the cable, the switch port, the negotiated speed (ethtool) and limits on "
                 "that link (tc qdisc), or leave that node out"
