@@ -42,6 +42,13 @@ def gpu_numa_nodes(environ: Mapping[str, str], root: str = "") -> list[int]:
     return nodes
 
 
+def gpu_models(root: str = "") -> tuple[str, ...]:
+    """The models of the NVIDIA GPUs, each once, sorted."""
+    gpus = f"{root}/proc/driver/nvidia/gpus"
+    texts = [read_text(f"{gpus}/{name}/information") for name in list_names(gpus)]
+    return tuple(sorted({model for text in texts if (model := _field(text, "Model"))}))
+
+
 def _nvidia_addresses(root: str) -> Sequence[str]:
     """PCI addresses in bus order, which is the order of GPU indices on all usual hosts."""
     nodes = list_names(f"{root}/dev")
@@ -58,10 +65,16 @@ def _nvidia_addresses(root: str) -> Sequence[str]:
 
 def _device_minor(information: str) -> str:
     """The N of a GPU's /dev/nvidiaN; empty if the driver does not say."""
+    minor = _field(information, "Device Minor")
+    return f"nvidia{minor}" if minor else ""
+
+
+def _field(information: str, title: str) -> str:
+    """A value of what the driver says about a GPU; empty if it does not say."""
     for line in information.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "Device Minor":
-            return f"nvidia{value.strip()}"
+        if key.strip() == title:
+            return value.strip()
     return ""
 
 

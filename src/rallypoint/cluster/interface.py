@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.cluster.interface_choice import choose, ranked
@@ -22,6 +22,8 @@ from rallypoint.cluster.interface_facts import Kind, Route, Target
 from rallypoint.cluster.netlink import default_interface, read_interfaces, route_to
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, addresses_of, can_bind
 from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice
+
+LookUp = Callable[[str], list[str]]
 
 _LOOPBACK = "127.0.0.1"
 _MAX_ADDRESSES = 16
@@ -35,6 +37,7 @@ def choose_network(
     local_addr: str | None = None,
     by: str = "--local-addr",
     has_remote_peers: bool = False,
+    look_up: LookUp = addresses_of,
 ) -> NetworkChoice:
     """The address that this machine gives to those that it meets at `hosts`, and the reason.
 
@@ -43,6 +46,7 @@ def choose_network(
             only if there is no route to those before it.
         local_addr: the user's name for this machine, from the flag or variable `by`.
         has_remote_peers: whether some are on other machines, even if `hosts` does not show it.
+        look_up: what resolves a name.
 
     Raises:
         UnknownHostError: a name cannot be resolved.
@@ -50,10 +54,10 @@ def choose_network(
             there.
         InvalidArgumentError: the others could not reach `local_addr`.
     """
-    wish = _wish_for_address(local_addr, by) if local_addr else _wish_by_name(environ)
+    wish = _wish_for_address(local_addr, by, look_up) if local_addr else _wish_by_name(environ)
     towards: list[Target] = []
     for host in hosts:
-        towards += targets_of(host)
+        towards += targets_of(host, look_up)
         if any(each.route is not None for each in towards):
             break
     return choose(
@@ -65,7 +69,7 @@ def choose_network(
     )
 
 
-def targets_of(host: str) -> list[Target]:
+def targets_of(host: str, look_up: LookUp = addresses_of) -> list[Target]:
     """How this machine reaches a host: a target for each of its addresses, those with a route
     first.
 
@@ -73,7 +77,7 @@ def targets_of(host: str) -> list[Target]:
         UnknownHostError: a name cannot be resolved.
     """
     found = []
-    for address in [_LOOPBACK] if host == "localhost" else addresses_of(host):
+    for address in [_LOOPBACK] if host == "localhost" else look_up(host):
         route: Route | None = None
         why = ""
         try:
@@ -168,9 +172,9 @@ def own_addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*firsts, *rest]))[:_MAX_ADDRESSES]
 
 
-def _wish_for_address(local_addr: str, by: str) -> AddressWish:
+def _wish_for_address(local_addr: str, by: str, look_up: LookUp) -> AddressWish:
     try:
-        found = addresses_of(local_addr)
+        found = look_up(local_addr)
     except UnknownHostError as error:
         raise UnknownHostError(f"{by} {local_addr}: {error}") from None
     own = [each for each in found if can_bind(each)]

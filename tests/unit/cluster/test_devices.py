@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cluster.devices import count_gpus, count_xpus, gpu_numa_nodes
+from rallypoint.cluster.devices import count_gpus, count_xpus, gpu_models, gpu_numa_nodes
 
 
 @pytest.fixture
@@ -58,6 +58,7 @@ def test_nvidia_in_a_container_that_was_given_some(nvidia: str) -> None:
         Path(nvidia, "dev", name).touch()
     assert count_gpus({}, nvidia) == 2
     assert gpu_numa_nodes({}, nvidia) == [1, 2]
+    assert gpu_models(nvidia) == ("NVIDIA H200",)
 
 
 def test_amd(tmp_path: Path) -> None:

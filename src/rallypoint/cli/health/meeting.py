@@ -28,10 +28,9 @@ from rallypoint.cli.health.request import Request
 from rallypoint.cluster.health.facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.cluster.health.finding import listed
 from rallypoint.cluster.health.listener import TokenRefusedError, admit, listen
-from rallypoint.cluster.health.look import is_this_node
+from rallypoint.cluster.health.lookups import is_this_node, look_up
 from rallypoint.cluster.health.packing import pack, unpack
 from rallypoint.cluster.health.probe import CONNECT_S, prove
-from rallypoint.cluster.network import UnknownHostError, addresses_of
 
 _RETRY_S = 0.2
 _STRANGER_S = 3.0  # for a connection to prove that it knows the token
@@ -46,7 +45,7 @@ def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
         began: the value of time.monotonic() when the command started.
     """
     host, port = request.endpoints[0]
-    is_host = request.node_rank == 0 if request.is_static else is_this_node(host)
+    is_host = request.node_rank == 0 if request.is_static else is_this_node(look_up(host))
     if not is_host:
         return _be_guest(request, began)
     try:
@@ -226,15 +225,13 @@ def _find_host(request: Request) -> tuple[socket.socket | None, EndpointProbe | 
     host, port = request.endpoints[0]
     until = time.monotonic() + request.wait_s
     while True:
-        outcome, detail = ConnectOutcome.UNKNOWN, ""
+        lookup = look_up(host)
+        outcome, detail = ConnectOutcome.UNKNOWN, lookup.error
         connection: socket.socket | None = None
-        try:
-            for address in addresses_of(host)[:2]:
-                connection, outcome, detail = _call(address, port)
-                if connection is not None:
-                    break
-        except UnknownHostError as error:
-            detail = str(error)
+        for address in lookup.addresses[:2]:
+            connection, outcome, detail = _call(address, port)
+            if connection is not None:
+                break
         if connection is not None:
             trouble = _introduce(connection, request)
             if trouble is None:

@@ -27,8 +27,10 @@ from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.cli.token import VARIABLE as TOKEN
 from rallypoint.cluster.health.facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
 from rallypoint.cluster.health.listener import ProbeListener, listen
-from rallypoint.cluster.health.look import LookOrder, is_this_node, look, take_ports
+from rallypoint.cluster.health.look import LookOrder, look, take_ports
+from rallypoint.cluster.health.lookups import is_this_node
 from rallypoint.cluster.health.packing import pack, unpack
+from rallypoint.cluster.health.paths import look_at_path
 from rallypoint.cluster.health.probe import Target, probe_all, probe_endpoints, secret_of
 from rallypoint.cluster.remote_shell import greeting
 from rallypoint.launch.inspection.entries import running_agents
@@ -91,7 +93,7 @@ class ExaminedNode:
         order = unpack(LookOrder, look)
         self._number = order.number
         lost = _enter(directory)
-        facts = _look(order)
+        facts = _look(_without_relative_paths(order) if lost else order)
         facts = self._listen(facts, secret, [(host, int(port)) for host, port in endpoints])
         facts = replace(
             facts,
@@ -113,7 +115,8 @@ class ExaminedNode:
         return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
 
     def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
-        here = [each for each in endpoints if is_this_node(each[0])]
+        lookups = {each.host: each for each in facts.names}
+        here = [each for each in endpoints if is_this_node(lookups[each[0]])]
         if not secret:  # nobody will probe it
             return take_ports(facts, here, lambda port: listen(port).close())
         try:
@@ -139,14 +142,28 @@ def _look(order: LookOrder) -> NodeFacts:
 
 
 def _enter(directory: str) -> tuple[PathLook, ...]:
-    """Change to that directory, as a job would."""
+    """Change to that directory, as a job would; a child process first tries whether it hangs."""
+    if not directory:
+        return ()
+    found = look_at_path(directory)
+    if found.state is PathState.HANGS:
+        return (found,)
     try:
-        if directory:
-            os.chdir(directory)
+        os.chdir(directory)
     except OSError as error:
         why = error.strerror or ""
         return (PathLook(path=directory, state=PathState.MISSING, detail=why),)
     return ()
+
+
+def _without_relative_paths(order: LookOrder) -> LookOrder:
+    """What can be examined without the job's directory."""
+    return replace(
+        order,
+        paths=tuple(filter(os.path.isabs, order.paths)),
+        script=order.script if os.path.isabs(order.script) else "",
+        log_dir=order.log_dir if os.path.isabs(order.log_dir) else "",
+    )
 
 
 def _jobs() -> tuple[str, ...]:

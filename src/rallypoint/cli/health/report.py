@@ -22,7 +22,7 @@ def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
         "level": max((each.level for each in findings), default=Level.GREEN).word,
         "nodes": [node.name for node in cluster.nodes],
         "seconds": round(seconds, 1),
-        "findings": [_as_json(each, len(cluster.nodes)) for each in findings],
+        "findings": [_as_json(each, cluster.count) for each in findings],
         "checks": [
             {"number": number, "title": title, "level": worst.get(number, Level.GREEN).word}
             for number, title in TITLES.items()

@@ -101,6 +101,11 @@ def read_request(
         wait_s=seconds(values, WAIT.name, _WAIT_S),
         environ={TOKEN: os.fsdecode(token)} if token else {},
     )
+    if values.get("--on") == "ray":
+        raise UsageError(
+            f"{PROGRAM}: it cannot reach nodes through Ray (--on ray); name them with --hosts, or "
+            "run the same command on each of them with --nnodes and --rdzv-endpoint."
+        )
     if "--hosts" in values or "--hostfile" in values:
         return _on_hosts(values, environ, common)
     return _at_endpoint(values, environ, common)

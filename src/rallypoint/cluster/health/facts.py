@@ -44,10 +44,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port at which this node should listen; `held_by`: the program that already does."""
+    """A port at which this node should listen.
+
+    Attributes:
+        held_by: the program that already does.
+        error: another reason why it cannot, in the system's words.
+    """
 
     endpoint: str
     held_by: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +91,19 @@ class PathLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The GPUs that the kernel's files list. `visible`: those that CUDA_VISIBLE_DEVICES leaves."""
+    """The GPUs that the kernel's files list.
+
+    Attributes:
+        visible: how many of them CUDA_VISIBLE_DEVICES leaves.
+        models: of NVIDIA's, each once.
+        cpus: how many may be used, by affinity and the control group's quota.
+    """
 
     gpus: int = 0
     visible: int = 0
+    models: tuple[str, ...] = ()
     has_infiniband: bool = False
-    cpus: float = 1.0  # usable CPUs, by affinity and the control group's quota
+    cpus: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +126,29 @@ class Limits:
     Attributes:
         open_files: how many files a process may open after raising its limit to the maximum.
         memlock_bytes: how much memory a process may lock, as RDMA does.
-        memory: the control group's.
+        processes: how many processes and threads this user may have.
+        memory, pids: the control group's memory, and its processes and threads.
         conntrack, ports, tcp_pages: those of the kernel's network.
+        congestion_control: the algorithm of new TCP connections; empty if unknown.
     """
 
     open_files: int = -1
     memlock_bytes: int = -1
+    processes: int = -1
     memory: Usage = Usage()
+    pids: Usage = Usage()
     conntrack: Usage = Usage()
     ports: Usage = Usage()
     tcp_pages: Usage = Usage()
     somaxconn: int = 4096
+    congestion_control: str = ""
+
+    @property
+    def free_pids(self) -> int:
+        """How many more processes and threads may start, as far as it is known; -1: unlimited."""
+        known = [self.processes] if self.processes >= 0 else []
+        known += [max(0, self.pids.most - self.pids.used)] if self.pids.most else []
+        return min(known, default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -51,6 +52,14 @@ def listed(names: tuple[str, ...], most: int = 8) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def by_value(told: Sequence[tuple[str, str]]) -> str:
+    """Pairs of a node's name and a value: ``"MTU 9000 on host1, host2; MTU 1500 on host3"``."""
+    values: dict[str, list[str]] = {}
+    for name, value in told:
+        values.setdefault(value, []).append(name)
+    return "; ".join(f"{value} on {', '.join(names)}" for value, names in values.items())
 
 
 def collapse(findings: list[Finding]) -> list[Finding]:

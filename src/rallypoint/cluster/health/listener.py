@@ -88,11 +88,13 @@ class ProbeListener:
             threading.Thread(target=self._serve, args=(caller, answer), daemon=True).start()
 
     def _serve(self, caller: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-        with caller, contextlib.suppress(OSError):
-            caller.settimeout(TALK_S)
-            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            answer(caller)
-        self._places.release()
+        try:
+            with caller, contextlib.suppress(OSError):
+                caller.settimeout(TALK_S)
+                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                answer(caller)
+        finally:
+            self._places.release()
 
     def _answer(self, caller: socket.socket) -> None:
         if not self._secret:

@@ -1,13 +1,15 @@
 """Collects facts about this node within a few seconds, even if a name or path hangs.
 
-Names and paths are examined in parallel, each with its own time limit; everything else is read from
-the kernel's files. The files' root is an argument where tests need it.
+Names, paths and disks are examined in parallel, with time limits; everything else is read from the
+kernel's files. The files' root is an argument where tests need it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -23,7 +25,13 @@ from rallypoint.cluster.health.facts import (
     PathState,
     Port,
 )
-from rallypoint.cluster.health.machine import look_at_devices, look_at_disks, look_at_limits
+from rallypoint.cluster.health.lookups import NAME_S, look_up_all
+from rallypoint.cluster.health.machine import (
+    disk_places,
+    look_at_devices,
+    look_at_disk,
+    look_at_limits,
+)
 from rallypoint.cluster.health.network import look_at_interfaces
 from rallypoint.cluster.health.paths import look_at_path
 from rallypoint.cluster.health.settings import look_at_settings, proxy_bypasses
@@ -32,14 +40,12 @@ from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.network import (
     IFNAME_VARIABLES,
     UnknownHostError,
-    addresses_of,
-    can_bind,
     is_own_name,
 )
 
 T = TypeVar("T")
 
-NAME_S = 2.0  # limit for a name service
+_LOOK_S = 3.0  # limit for a path or a disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +83,28 @@ def look(order: LookOrder, environ: Mapping[str, str]) -> NodeFacts:
     paths = [(path, False) for path in order.paths]
     paths += [(order.script, True)] if order.script else []
     begun: list[Callable[[], None]] = []
-    own_name = _begin(begun, lambda: look_up(host))
-    lookups = [_begin(begun, lambda name=name: look_up(name)) for name in names]  # type: ignore[misc]
     looks: list[list[PathLook]] = [
         _begin(begun, lambda path=path, script=script: look_at_path(path, is_script=script))  # type: ignore[misc]
         for path, script in paths
     ]
-    disks: list[list[tuple[Disk, ...]]] = [
-        _begin(begun, lambda: look_at_disks(environ, order.log_dir))
+    places = disk_places(environ, order.log_dir)
+    disks: list[list[Disk | None]] = [
+        _begin(begun, lambda place=place: look_at_disk(place))  # type: ignore[misc]
+        for place in places
     ]
     versions = look_at_versions()
+    own_name, lookups = _look_up(host, names, order.local_addr, NAME_S)
     for wait in begun:
         wait()
-    found = tuple(each[0] for each in lookups if each)
+    hung = [place.likely_path for place, found in zip(places, disks, strict=True) if not found]
     return NodeFacts(
         number=order.number,
         name=order.name or host,
-        own_name=own_name[0] if own_name else Lookup(host=host, error=_SILENT),
-        names=found,
+        own_name=own_name,
+        names=tuple(lookups[name] for name in names),
         addresses=own_addresses(),
         interfaces=look_at_interfaces(),
-        choice=choose(order.hosts, environ, order.local_addr),
+        choice=choose(names, environ, lookups, order.local_addr),
         ports=order.ports,
         versions=versions,
         settings=look_at_settings(environ),
@@ -105,83 +112,93 @@ def look(order: LookOrder, environ: Mapping[str, str]) -> NodeFacts:
         devices=look_at_devices(environ),
         workers=order.workers,
         limits=look_at_limits(),
-        disks=tuple(disk for each in disks for disk in (each[0] if each else ())),
-        paths=tuple(
-            each[0] if each else PathLook(path=path, state=PathState.HANGS, is_script=script)
-            for each, (path, script) in zip(looks, paths, strict=True)
+        disks=tuple(each[0] for each in disks if each and each[0] is not None),
+        paths=(
+            *(
+                each[0] if each else PathLook(path=path, state=PathState.HANGS, is_script=script)
+                for each, (path, script) in zip(looks, paths, strict=True)
+            ),
+            *(PathLook(path=path, state=PathState.HANGS) for path in hung),
         ),
     )
 
 
 def look_at_network(
-    number: int, hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = ""
+    number: int, hosts: Sequence[str], environ: Mapping[str, str], name_s: float
 ) -> NodeFacts:
-    """Only the facts about names and interfaces, for an error that is about to be raised."""
+    """Only the facts about names and interfaces, for an error that is about to be raised.
+
+    Args:
+        name_s: limit for the name service.
+    """
     name = os.uname().nodename
-    begun: list[Callable[[], None]] = []
-    own_name = _begin(begun, lambda: look_up(name))
-    lookups = [_begin(begun, lambda host=host: look_up(host)) for host in dict.fromkeys(hosts)]  # type: ignore[misc]
-    for wait in begun:
-        wait()
+    hosts = tuple(dict.fromkeys(hosts))
+    own_name, lookups = _look_up(name, hosts, "", name_s)
     return NodeFacts(
         number=number,
         name=name,
-        own_name=own_name[0] if own_name else Lookup(host=name, error=_SILENT),
-        names=tuple(each[0] for each in lookups if each),
+        own_name=own_name,
+        names=tuple(lookups[host] for host in hosts),
         addresses=own_addresses(),
         interfaces=look_at_interfaces(),
-        choice=choose(hosts, environ, local_addr),
+        choice=choose(hosts, environ, lookups),
         settings=look_at_settings(environ),
     )
 
 
-_SILENT = f"the name service does not answer within {NAME_S:g} s"
-
-
-def look_up(host: str) -> Lookup:
-    """Resolve a name on this node."""
-    found: list[Lookup] = []
-
-    def ask() -> None:
-        try:
-            found.append(Lookup(host=host, addresses=tuple(addresses_of(host))))
-        except RallypointError as error:
-            found.append(Lookup(host=host, error=_why(error)))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(NAME_S)
-    return found[0] if found else Lookup(host=host, error=_SILENT)
-
-
-def _why(error: RallypointError) -> str:
-    """The system's error text, which is in brackets."""
-    text = str(error)
-    return text[text.find("(") + 1 : text.find(")")] if "(" in text else text
+def _look_up(
+    own_name: str, hosts: Sequence[str], local_addr: str, wait_s: float
+) -> tuple[Lookup, dict[str, Lookup]]:
+    """This host's name, and by name all others that are needed."""
+    names = list(dict.fromkeys([own_name, *hosts, *([local_addr] if local_addr else [])]))
+    found = {each.host: each for each in look_up_all(names, wait_s)}
+    return found[own_name], found
 
 
 def _begin(begun: list[Callable[[], None]], work: Callable[[], T]) -> list[T]:
     """Run `work` in a thread; the returned list has its result once the function added to `begun`
-    has returned.
+    has returned, unless the work hangs.
     """
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
     thread.start()
-    begun.append(lambda: thread.join(2 * NAME_S))
+    until = time.monotonic() + _LOOK_S
+    begun.append(lambda: thread.join(max(0.0, until - time.monotonic())))
     return found
 
 
-def choose(hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = "") -> Choice:
-    """The address that a job on this node would give to nodes that meet at `hosts`, and why."""
+def choose(
+    hosts: Sequence[str],
+    environ: Mapping[str, str],
+    lookups: Mapping[str, Lookup],
+    local_addr: str = "",
+) -> Choice:
+    """The address that a job on this node would give to nodes that meet at `hosts`, and why.
+
+    Args:
+        lookups: what the names resolve to; no name service is asked.
+    """
+
+    def addresses(host: str) -> list[str]:
+        found = lookups[host]
+        if found.error:
+            raise UnknownHostError(f"cannot find the host {host!r} ({found.error})")
+        return list(found.addresses)
+
     by = next((f"{name}={environ[name]}" for name in IFNAME_VARIABLES if environ.get(name)), "")
     by = f"--local-addr {local_addr}" if local_addr else by
-    others = [host for host in hosts if not is_loopback(host) and not is_own_name(host)]
+    # Unknown names are reported separately.
+    others = [
+        host
+        for host in hosts
+        if not is_loopback(host) and not is_own_name(host) and not lookups[host].error
+    ]
     error = ""
     for towards in (*([host] for host in others), []):
         try:
-            chosen = choose_network(towards, environ, local_addr=local_addr or None)
-        except UnknownHostError:
-            continue  # reported separately
+            chosen = choose_network(
+                towards, environ, local_addr=local_addr or None, look_up=addresses
+            )
         except RallypointError as refusal:
             error = error or str(refusal)
             continue
@@ -192,22 +209,20 @@ def choose(hosts: Sequence[str], environ: Mapping[str, str], local_addr: str = "
 def take_ports(
     facts: NodeFacts, endpoints: Sequence[tuple[str, int]], listen: Callable[[int], None]
 ) -> NodeFacts:
-    """Listen at the endpoints that are on this node; note the programs that already do."""
+    """Listen at the endpoints that are on this node; note why that is impossible, and the programs
+    that already do.
+    """
     from rallypoint.store.port_holder import holder_of
 
     ports = list(facts.ports)
     for host, port in endpoints:
+        found = Port(endpoint=endpoint_of(host, port))
         try:
             listen(port)
-            held_by = ""
-        except OSError:
-            held_by = holder_of(port)
-        ports.append(Port(endpoint=endpoint_of(host, port), held_by=held_by))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                found = replace(found, held_by=holder_of(port))
+            else:
+                found = replace(found, error=error.strerror or str(error))
+        ports.append(found)
     return replace(facts, ports=tuple(ports))
-
-
-def is_this_node(host: str) -> bool:
-    """Whether an endpoint's host is this machine, as far as can be found out within the time
-    limit.
-    """
-    return is_own_name(host) or any(can_bind(address) for address in look_up(host).addresses)

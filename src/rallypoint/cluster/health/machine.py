@@ -6,8 +6,9 @@ import os
 import resource
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rallypoint.cluster.devices import count_gpus, list_names, read_text
+from rallypoint.cluster.devices import count_gpus, gpu_models, list_names, read_text
 from rallypoint.cluster.health.facts import Devices, Disk, Limits, Usage
 
 SHM = "/dev/shm"
@@ -20,6 +21,7 @@ def look_at_devices(environ: Mapping[str, str], root: str = "") -> Devices:
     return Devices(
         gpus=count_gpus({}, root),
         visible=count_gpus(environ, root),
+        models=gpu_models(root),
         has_infiniband=bool(list_names(f"{root}/sys/class/infiniband")),
         cpus=min(cpus, quota) if quota else cpus,
     )
@@ -40,7 +42,13 @@ def look_at_limits(root: str = "") -> Limits:
     return Limits(
         open_files=_hard(resource.RLIMIT_NOFILE),
         memlock_bytes=_hard(resource.RLIMIT_MEMLOCK),
+        # The superuser's processes are not counted.
+        processes=_hard(resource.RLIMIT_NPROC) if os.geteuid() else -1,
         memory=_memory(root),
+        pids=Usage(
+            used=_number(f"{root}/sys/fs/cgroup/pids.current"),
+            most=_number(f"{root}/sys/fs/cgroup/pids.max"),
+        ),
         conntrack=Usage(
             used=_number(f"{root}/proc/sys/net/netfilter/nf_conntrack_count"),
             most=_number(f"{root}/proc/sys/net/netfilter/nf_conntrack_max"),
@@ -48,20 +56,45 @@ def look_at_limits(root: str = "") -> Limits:
         ports=_ports(root),
         tcp_pages=_tcp_pages(root),
         somaxconn=_number(f"{root}/proc/sys/net/core/somaxconn") or Limits().somaxconn,
+        congestion_control=read_text(f"{root}/proc/sys/net/ipv4/tcp_congestion_control").strip(),
     )
 
 
-def look_at_disks(environ: Mapping[str, str], log_dir: str = "") -> tuple[Disk, ...]:
-    """Shared memory, and the file systems of temporary files and logs."""
-    places = [(SHM, SHM), ("the directory for temporary files", environ.get("TMPDIR", ""))]
-    places += [("--log-dir", log_dir)]
-    found = []
-    for what, path in places:
-        place = path or (tempfile.gettempdir() if what != "--log-dir" else "")
-        disk = _disk(what, _existing(place)) if place else None
-        if disk is not None:
-            found.append(disk)
-    return tuple(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskPlace:
+    """A place where a job writes; `path` is empty for Python's default for temporary files."""
+
+    what: str
+    path: str
+
+    @property
+    def likely_path(self) -> str:
+        """The path; the default without looking for it, which may hang."""
+        return self.path or "/tmp"
+
+
+def disk_places(environ: Mapping[str, str], log_dir: str = "") -> tuple[DiskPlace, ...]:
+    """Shared memory, and the places of temporary files and logs."""
+    temporary = DiskPlace(what="the directory for temporary files", path=environ.get("TMPDIR", ""))
+    logs = (DiskPlace(what="--log-dir", path=log_dir),) if log_dir else ()
+    return (DiskPlace(what=SHM, path=SHM), temporary, *logs)
+
+
+def look_at_disk(place: DiskPlace) -> Disk | None:
+    """The file system of that place; None if it cannot be examined. It may hang."""
+    try:
+        path = _existing(place.path or tempfile.gettempdir())
+        space, device = os.statvfs(path), os.stat(path).st_dev
+    except OSError:
+        return None
+    return Disk(
+        what=place.what,
+        path=path,
+        device=str(device),
+        free_bytes=space.f_bavail * space.f_frsize,
+        total_bytes=space.f_blocks * space.f_frsize,
+        has_inodes=not space.f_files or space.f_favail > 0,
+    )
 
 
 def _existing(path: str) -> str:
@@ -70,21 +103,6 @@ def _existing(path: str) -> str:
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
     return path
-
-
-def _disk(what: str, path: str) -> Disk | None:
-    try:
-        space, device = os.statvfs(path), os.stat(path).st_dev
-    except OSError:
-        return None
-    return Disk(
-        what=what,
-        path=path,
-        device=str(device),
-        free_bytes=space.f_bavail * space.f_frsize,
-        total_bytes=space.f_blocks * space.f_frsize,
-        has_inodes=not space.f_files or space.f_favail > 0,
-    )
 
 
 def _hard(kind: int) -> int:

@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rallypoint.cluster.health.facts import ConnectOutcome, EndpointProbe, Probe
-from rallypoint.cluster.network import UnknownHostError, addresses_of
+from rallypoint.cluster.health.lookups import NAME_S, look_up
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
 
 GREETING = b"RLYEXAM1"
@@ -83,13 +84,14 @@ def probe_all(me: int, targets: Sequence[Target], secret: bytes) -> list[Probe]:
     return [found[target.number] for target in targets]
 
 
-def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> EndpointProbe:
+def probe_endpoint(
+    me: int, host: str, port: int, wait_s: float = CONNECT_S, name_s: float = NAME_S
+) -> EndpointProbe:
     """Whether something listens at an endpoint."""
-    try:
-        addresses = addresses_of(host)
-    except UnknownHostError as error:
+    lookup = look_up(host, name_s)
+    if lookup.error:
         return EndpointProbe(
-            source=me, host=host, port=port, outcome=ConnectOutcome.UNKNOWN, detail=str(error)
+            source=me, host=host, port=port, outcome=ConnectOutcome.UNKNOWN, detail=lookup.error
         )
     results: dict[str, ConnectOutcome] = {}
     details: dict[str, str] = {}
@@ -99,7 +101,7 @@ def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> 
         if sock is not None:
             sock.close()
 
-    tried = addresses[:_MOST_ADDRESSES]
+    tried = lookup.addresses[:_MOST_ADDRESSES]
     _side_by_side([lambda address=address: reach(address) for address in tried])  # type: ignore[misc]
     best = next((each for each in tried if results[each] is ConnectOutcome.REACHED), tried[0])
     return EndpointProbe(
@@ -108,16 +110,18 @@ def probe_endpoint(me: int, host: str, port: int, wait_s: float = CONNECT_S) -> 
 
 
 def probe_endpoints(
-    me: int, endpoints: Sequence[tuple[str, int]], wait_s: float = CONNECT_S
+    me: int,
+    endpoints: Sequence[tuple[str, int]],
+    wait_s: float = CONNECT_S,
+    name_s: float = NAME_S,
 ) -> list[EndpointProbe]:
     """Whether something listens at each of several endpoints, all tried at once."""
     found: list[EndpointProbe] = []
-    _side_by_side(
-        [
-            lambda host=host, port=port: found.append(probe_endpoint(me, host, port, wait_s))  # type: ignore[misc]
-            for host, port in endpoints
-        ]
-    )
+
+    def reach(host: str, port: int) -> None:
+        found.append(probe_endpoint(me, host, port, wait_s, name_s))
+
+    _side_by_side([partial(reach, host, port) for host, port in endpoints])
     return sorted(found, key=lambda each: endpoints.index((each.host, each.port)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 KNOWN = (
@@ -20,11 +19,10 @@ KNOWN = (
 
 
 def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the variables that are set."""
+    """Those of the variables that are set, by the names that must be unset to be rid of them."""
     found = {name: environ[name] for name in KNOWN if environ.get(name)}
-    for name in PROXIES:
-        text = environ.get(name) or environ.get(name.upper())
-        if text:
+    for name in (*PROXIES, *map(str.upper, PROXIES)):
+        if text := environ.get(name):
             found[name] = _without_password(text)
     return found
 
@@ -43,7 +41,9 @@ def proxy_bypasses(environ: Mapping[str, str], hosts: Sequence[str]) -> tuple[st
 
 
 def _without_password(text: str) -> str:
-    parts = urlsplit(text)
-    if "@" not in parts.netloc:
-        return text
-    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+    """The proxy without its user and password; both "http://me:secret@proxy" and "me:secret@proxy"
+    are usual.
+    """
+    before, at, rest = text.rpartition("@")
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme + separator if separator else ''}***@{rest}" if at else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from rallypoint.cli.health.report import as_json, as_text, exit_status, report_of
 from rallypoint.cluster.health.facts import (
@@ -44,6 +45,16 @@ def test_findings_with_colours_and_without() -> None:
     assert colourful.startswith("\x1b[31mred   \x1b[0m  it is")
     assert exit_status(report) == 1
     assert exit_status(report_of(cluster(somaxconn=5), 0.0)) == 0
+
+
+def test_a_node_that_is_absent_counts() -> None:
+    """Of two nodes one is left, of three two: each line says which it is about."""
+    for count, names in ((2, "n0: "), (3, "n0, n1: ")):
+        one = cluster(somaxconn=5)
+        nodes = tuple(replace(one.nodes[0], name=f"n{number}") for number in range(count - 1))
+        report = report_of(replace(one, count=count, nodes=nodes), 0.0)
+        text = next(each["text"] for each in report["findings"] if each["check"] == 14)
+        assert text.startswith(f"{names}only 5 connections may wait")
 
 
 def test_json() -> None:

@@ -85,6 +85,7 @@ def test_what_a_slurm_step_says() -> None:
         ("--port-range 9", "the port range is '9'"),
         ("--nnodes 2 --node-rank 2 --master-addr a", "--node-rank is 2"),
         ("--wait x", "--wait"),
+        ("--on ray --nnodes 2", "it cannot reach nodes through Ray (--on ray); name them with"),
         ("--pathh x", "unknown flag --pathh; did you mean --path?"),
     ],
 )

@@ -174,6 +174,23 @@ def test_a_name_that_leads_elsewhere() -> None:
     )
 
 
+def test_an_endpoint_that_means_different_machines() -> None:
+    """Of the examined nodes it is none, as with an etcd server."""
+
+    def names(address: str, *others: str) -> tuple[Lookup, ...]:
+        return (Lookup(host="keeper", addresses=(address, *others)),)
+
+    first, second = node(0, names=names("10.9.9.1")), node(1, names=names("10.9.9.2"))
+    found = cluster(first, second, endpoints=(("keeper", 2379),))
+    assert text(found, Level.YELLOW).startswith(
+        "the endpoint's name keeper resolves to 10.9.9.1 on n0; 10.9.9.2 on n1; unless these are"
+    )
+    owner = node(2, addresses=("10.9.9.1", "10.9.9.2"))  # of two networks
+    assert diagnose(cluster(first, second, owner, endpoints=(("keeper", 2379),))) == []
+    turned = node(1, names=names("10.9.9.2", "10.9.9.1"))
+    assert diagnose(cluster(first, turned, endpoints=(("keeper", 2379),))) == []
+
+
 def test_an_unknown_name_explains_what_follows() -> None:
     lookup = Lookup(host="n1", error="Name or service not known")
     found = cluster(node(0, names=(lookup,)), node(1), probes={(0, 1): DROPPED})
@@ -206,6 +223,11 @@ def test_endpoints() -> None:
     )
     assert "n0: port 29400, where the nodes are to meet (n0:29400), is held by process 7" in text(
         held
+    )
+    closed = (Port(endpoint="n0:80", error="Permission denied"),)
+    assert text(three(nodes=(node(0, ports=closed), node(1), node(2)))) == (
+        "n0: port 80, where the nodes are to meet (n0:80), cannot be opened (Permission denied); "
+        "choose a port from 1024 on with --rdzv-endpoint (or --master-port)"
     )
     local = three(endpoints=(("127.0.0.1", 29400),))
     assert "the endpoint's host is 127.0.0.1, which means a different machine on each node" in text(
@@ -246,7 +268,7 @@ def test_large_messages_and_slow_links() -> None:
     assert "ip link set eth0 mtu 1400" in line
     slow = alike([(2, 0), (2, 1)], mbit_s=9.5)
     assert text(three(probes=slow)).startswith(
-        "n2: data from it moves at 9.5 Mbit/s, while others do 9.0 Gbit/s"
+        "n2: data from it moves at 9.5 Mbit/s, while other links reach 9.0 Gbit/s"
     )
     pair = cluster(node(0), node(1), probes={(0, 1): {"mbit_s": 9.5}})
     assert "data between them moves at 9.5 Mbit/s" in text(pair, Level.YELLOW)
@@ -284,6 +306,12 @@ def test_devices() -> None:
     assert "CUDA_VISIBLE_DEVICES=0,0 names a GPU twice" in text(cluster(twice))
     many = node(0, devices=replace(gpus, visible=2), settings={"CUDA_VISIBLE_DEVICES": "0,1,9"})
     assert "names more GPUs than the 4 of this node" in text(cluster(many))
+    none = node(0, devices=replace(gpus, visible=0), settings={"CUDA_VISIBLE_DEVICES": "-1"})
+    first = node(1, devices=replace(gpus, visible=1), settings={"CUDA_VISIBLE_DEVICES": "0,-1,7"})
+    assert diagnose(cluster(none)) == diagnose(cluster(first)) == []
+    models = [replace(gpus, models=(f"NVIDIA {name}",)) for name in ("H100", "A100")]
+    found = cluster(node(0, devices=models[0]), node(1, devices=models[1]))
+    assert "different GPUs: NVIDIA H100 on n0; NVIDIA A100 on n1" in text(found, Level.YELLOW)
     few = node(0, devices=gpus, workers="8")
     assert "--nproc-per-node is 8, and there are 4 GPUs" in text(cluster(few), Level.YELLOW)
     busy = node(0, devices=Devices(cpus=4), workers="4", settings={"OMP_NUM_THREADS": "2"})
@@ -313,7 +341,8 @@ def test_disks_and_limits() -> None:
     line = text(cluster(node(0, disks=(same, disk))))  # one file system is told once
     assert line.startswith("/tmp, the directory for temporary files, is full: 0 MiB free of 8192")
     inodes = replace(disk, free_bytes=4 * GIB, has_inodes=False)
-    assert "no inodes left for more files" in text(cluster(node(0, disks=(inodes,))))
+    line = text(cluster(node(0, disks=(inodes,))))
+    assert line.startswith("/logs, --log-dir, has no inodes left for more files; delete files")
     nearly = replace(disk, free_bytes=GIB // 2)
     assert "nearly full: 512 MiB" in text(cluster(node(0, disks=(nearly,))), Level.YELLOW)
     shm = Disk(
@@ -328,6 +357,12 @@ def test_disks_and_limits() -> None:
         devices=Devices(has_infiniband=True),
     )
     assert "may lock 64 KiB" in text(cluster(locked), Level.YELLOW)
+    crowd = node(0, workers="8", devices=Devices(cpus=64))
+    few = replace(crowd, limits=Limits(processes=4096, pids=Usage(used=40, most=100)))
+    assert "only 60 more processes and threads may start there, but 256 may be needed" in text(
+        cluster(few), Level.YELLOW
+    )
+    assert "only 4 more" in text(cluster(replace(crowd, limits=Limits(processes=4))))
     memory = node(0, limits=Limits(memory=Usage(used=99, most=100)))
     assert "99% of the" in text(cluster(memory))
 
@@ -337,6 +372,8 @@ def test_the_kernels_network_and_other_jobs() -> None:
     assert "table of connections is full (65536 of 65536); raise net.net" in text(cluster(table))
     ports = node(0, limits=Limits(ports=Usage(used=95, most=100)))
     assert "outgoing connections are nearly full" in text(cluster(ports), Level.YELLOW)
+    other = [node(i, limits=Limits(congestion_control=name)) for i, name in enumerate("ab")]
+    assert "congestion control differs: a on n0; b on n1" in text(cluster(*other), Level.YELLOW)
     queue = node(0, limits=Limits(somaxconn=64))
     assert "only 64 connections may wait" in text(cluster(queue), Level.YELLOW)
     jobs = node(0, jobs=("run7 (process 42)",))
@@ -354,6 +391,8 @@ def test_surroundings_token_and_settings() -> None:
     names = (Lookup(host="n1", addresses=("10.0.0.2",)),)
     proxied = node(0, names=names, settings={"http_proxy": "http://p:3128"})
     assert "set no_proxy=n0,n1, or unset http_proxy" in text(cluster(proxied, node(1)))
+    several = replace(proxied, settings={"https_proxy": "p:1", "HTTP_PROXY": "p:2"})
+    assert text(cluster(several, node(1))).endswith("or unset https_proxy HTTP_PROXY")
     bypassed = replace(proxied, bypasses_proxy=("n0", "n1"))
     assert diagnose(cluster(bypassed, node(1))) == []
 

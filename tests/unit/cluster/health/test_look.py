@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import SOON_S
 
+from rallypoint.cluster.health import look as look_module
+from rallypoint.cluster.health import quick
 from rallypoint.cluster.health.facts import (
     ClusterFacts,
     ConnectOutcome,
+    Disk,
     EndpointProbe,
+    Lookup,
     NodeFacts,
     PathState,
     Probe,
     Usage,
 )
-from rallypoint.cluster.health.look import LookOrder, choose, look, look_up, take_ports
-from rallypoint.cluster.health.machine import cpu_quota, look_at_disks, look_at_limits
+from rallypoint.cluster.health.look import LookOrder, choose, look, take_ports
+from rallypoint.cluster.health.lookups import is_this_node, look_up
+from rallypoint.cluster.health.machine import (
+    DiskPlace,
+    cpu_quota,
+    disk_places,
+    look_at_disk,
+    look_at_limits,
+)
 from rallypoint.cluster.health.packing import pack, unpack
 from rallypoint.cluster.health.paths import look_at_path
 from rallypoint.cluster.health.settings import look_at_settings, proxy_bypasses
@@ -45,7 +62,12 @@ def test_limits_from_the_kernels_files(tmp_path: Path) -> None:
     put(tmp_path, "/sys/fs/cgroup/memory.current", "900\n")
     put(tmp_path, "/sys/fs/cgroup/memory.max", "1000\n")
     put(tmp_path, "/sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 300\nactive_file 100\n")
+    put(tmp_path, "/sys/fs/cgroup/pids.current", "90\n")
+    put(tmp_path, "/sys/fs/cgroup/pids.max", "100\n")
+    put(tmp_path, "/proc/sys/net/ipv4/tcp_congestion_control", "bbr\n")
     found = look_at_limits(str(tmp_path))
+    assert (found.pids, found.congestion_control) == (Usage(used=90, most=100), "bbr")
+    assert 0 <= found.free_pids <= 10
     assert found.conntrack == Usage(used=7, most=10)
     assert found.ports == Usage(used=8, most=100)
     assert found.tcp_pages == Usage(used=4, most=40)
@@ -69,10 +91,16 @@ def test_versions(tmp_path: Path) -> None:
 def test_settings_without_secrets() -> None:
     environ = {
         "HTTP_PROXY": "http://me:word@proxy:1",
+        "https_proxy": "me:w@rd/@proxy:3128",
+        "all_proxy": "socks5://proxy",
         "RALLYPOINT_TOKEN": "x",
         "NCCL_IB_DISABLE": "",
     }
-    assert look_at_settings(environ) == {"http_proxy": "http://***@proxy:1"}
+    assert look_at_settings(environ) == {
+        "HTTP_PROXY": "http://***@proxy:1",  # as it is called, for who is to unset it
+        "https_proxy": "***@proxy:3128",
+        "all_proxy": "socks5://proxy",
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,34 +126,90 @@ def test_paths(tmp_path: Path) -> None:
 
 
 def test_disks(tmp_path: Path) -> None:
-    found = look_at_disks({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
-    assert [(each.what, each.path) for each in found[-2:]] == [
+    places = disk_places({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
+    found = [look_at_disk(place) for place in places]
+    assert [(each.what, each.path) for each in found[-2:] if each is not None] == [
         ("the directory for temporary files", str(tmp_path)),
         ("--log-dir", str(tmp_path)),
     ]
 
 
+def test_a_disk_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, is_over = str(tmp_path / "logs"), threading.Event()
+
+    def look_at(place: DiskPlace) -> Disk | None:
+        if place.path == logs:
+            is_over.wait(30)
+        return look_at_disk(place)
+
+    monkeypatch.setattr(look_module, "look_at_disk", look_at)
+    monkeypatch.setattr(look_module, "_LOOK_S", 1.0)
+    facts = look(LookOrder(log_dir=logs), {"TMPDIR": str(tmp_path)})
+    is_over.set()
+    assert [each.what for each in facts.disks][-1] == "the directory for temporary files"
+    assert [(each.path, each.state) for each in facts.paths] == [(logs, PathState.HANGS)]
+
+
 def test_names() -> None:
     assert look_up("127.0.0.1").addresses == ("127.0.0.1",)
     assert look_up("no-such-host.invalid").error != ""
+    assert is_this_node(look_up("localhost"))
+    assert not is_this_node(Lookup(host="n9", addresses=("192.0.2.1",)))
+
+
+@pytest.fixture
+def silent_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A name service that does not answer."""
+    is_over = threading.Event()
+
+    def wait(*_: object, **__: object) -> list[object]:
+        is_over.wait(30)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait)
+    yield
+    is_over.set()
+
+
+def test_a_name_service_that_hangs_takes_its_time_once(
+    silent_names: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_module, "NAME_S", 0.2)
+    began = time.monotonic()
+    order = LookOrder(hosts=("n1", "n2", "n3", "127.0.0.2"), local_addr="me")
+    facts = look(order, os.environ)
+    assert time.monotonic() - began < 0.2 + SOON_S
+    silent = "the name service does not answer within 0.2 s"
+    assert [each.error for each in facts.names] == [silent, silent, silent, ""]
+    assert "--local-addr me: cannot find the host 'me'" in facts.choice.error
+
+
+def test_a_name_service_that_hangs_is_found_before_an_error(silent_names: None) -> None:
+    found = quick.finding_about([("n0", 29400)], {}, count=2)
+    assert found.startswith("the name n0 cannot be resolved (the name service does not answer wi")
 
 
 def test_the_address_that_is_given_out() -> None:
-    assert choose([], {"RALLYPOINT_SOCKET_IFNAME": "lo"}).interface in ("lo", "")
-    wrong = choose([], {"GLOO_SOCKET_IFNAME": "nosuch0"})
+    assert choose([], {"RALLYPOINT_SOCKET_IFNAME": "lo"}, {}).interface in ("lo", "")
+    wrong = choose([], {"GLOO_SOCKET_IFNAME": "nosuch0"}, {})
     assert (wrong.address, wrong.by) == ("", "GLOO_SOCKET_IFNAME=nosuch0")
     assert "no interface of this machine" in wrong.error
 
 
 def test_a_port_that_somebody_holds() -> None:
     def taken(port: int) -> None:
-        raise OSError
+        raise OSError(errno.EADDRINUSE, "")
+
+    def forbidden(port: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     facts = look(LookOrder(), {})
     (port,) = take_ports(facts, [("localhost", 1)], taken).ports
     assert (port.endpoint, port.held_by) == ("localhost:1", holder_of(1))
     (port,) = take_ports(facts, [("localhost", 1)], lambda port: None).ports
-    assert port.held_by == ""
+    assert (port.held_by, port.error) == ("", "")
+    (port,) = take_ports(facts, [("localhost", 1)], forbidden).ports
+    assert (port.held_by, port.error) == ("", "Permission denied")
 
 
 def test_facts_travel_as_json() -> None:

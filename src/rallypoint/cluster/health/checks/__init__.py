@@ -62,6 +62,7 @@ _ORDER: tuple[Check, ...] = (
     machine.limits,
     machine.disks,
     machine.network,
+    machine.congestion_control,
     machine.other_jobs,
 )
 

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 
 from rallypoint.cluster.health.facts import ClusterFacts, NodeFacts, PathState
-from rallypoint.cluster.health.finding import Finding, Level, Pair
+from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
 from rallypoint.cluster.health.versions import DRIVER
 
 _NONE = "none"
 _CLOCK_YELLOW_S, _CLOCK_RED_S = 1.0, 5.0
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
+_END = "-1"  # what follows it is hidden; alone, it hides all GPUs on purpose
 
 
 def versions(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
@@ -82,6 +83,15 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             what=f"the nodes have different numbers of GPUs: {told}",
             advice="check the driver on all nodes (nvidia-smi), or give each its --nproc-per-node",
         )
+    models = [(node.name, ", ".join(node.devices.models)) for node in cluster.nodes]
+    known = [(name, text) for name, text in models if text]
+    if len({text for _, text in known}) > 1:
+        yield Finding(
+            level=Level.YELLOW,
+            check=8,
+            what=f"the nodes have different GPUs: {by_value(known)}",
+            advice="use nodes of one kind: a job is as fast as its slowest GPU",
+        )
     for node in cluster.nodes:
         yield from _visible_devices(node)
         workers = int(node.workers) if node.workers.isdecimal() else 0
@@ -112,6 +122,8 @@ def _visible_devices(node: NodeFacts) -> Iterator[Finding]:
     if text is None or not node.devices.gpus:
         return
     names = [word.strip() for word in text.split(",") if word.strip()]
+    if _END in names:
+        names = names[: names.index(_END)]
     if len(set(names)) < len(names):
         what = f"{_VARIABLE}={text} names a GPU twice"
     elif node.devices.visible < len(names):

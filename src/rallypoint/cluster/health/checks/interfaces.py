@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from rallypoint.base.address import is_loopback
 from rallypoint.cluster.health.facts import ClusterFacts, Interface, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair
+from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
 
 
 def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def differences(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             yield Finding(
                 level=Level.YELLOW,
                 check=4,
-                what=f"the interfaces of the nodes differ: {_by_value(told)}",
+                what=f"the interfaces of the nodes differ: {by_value(told)}",
                 advice="set the same on all nodes, or choose another network with"
                 " RALLYPOINT_SOCKET_IFNAME",
             )
@@ -131,11 +131,3 @@ def _interface_of(node: NodeFacts, address: str) -> str:
 
 def _in_brackets(text: str) -> str:
     return f" ({text})" if text else ""
-
-
-def _by_value(told: list[tuple[str, str]]) -> str:
-    """``"MTU 9000 on host1, host2; MTU 1500 on host3"``."""
-    values: dict[str, list[str]] = {}
-    for name, value in told:
-        values.setdefault(value, []).append(name)
-    return "; ".join(f"{value} on {', '.join(names)}" for value, names in values.items())

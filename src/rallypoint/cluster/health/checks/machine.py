@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from rallypoint.cluster.health.facts import ClusterFacts, Disk, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair, listed
+from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value, listed
 from rallypoint.cluster.health.machine import SHM
 
 _FEW_FILES = 1024
 _FILES_PER_NODE = 32  # connections of a rank, and some other files
+_PIDS_PER_WORKER = 32  # a worker, and its threads
 _LITTLE_SHM = 64 << 20  # what containers get by default
 _FULL_BYTES, _NEARLY_FULL_BYTES = 64 << 20, 1 << 30
 _FULL_SHM_SHARE = 0.01
@@ -38,6 +39,17 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 f"a process may lock {found.memlock_bytes >> 10} KiB of memory, but InfiniBand "
                 "must lock all that it sends",
                 "set memlock to unlimited (/etc/security/limits.conf, LimitMEMLOCK)",
+            )
+        workers = int(node.workers) if node.workers.isdecimal() else 1
+        wanted = _PIDS_PER_WORKER * workers
+        if 0 <= found.free_pids < wanted:
+            yield _finding(
+                node,
+                Level.RED if found.free_pids < workers else Level.YELLOW,
+                12,
+                f"only {found.free_pids} more processes and threads may start there, but {wanted}"
+                " may be needed",
+                "raise the limit (ulimit -u, TasksMax of the service, pids limit of the container)",
             )
         if found.memory.share > _NEARLY_FULL:
             yield _finding(
@@ -70,17 +82,15 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
     else:
         full, nearly = _FULL_BYTES, _NEARLY_FULL_BYTES
     if disk.free_bytes < full or not disk.has_inodes:
-        left = (
-            f"{disk.free_bytes >> 20} MiB free"
-            if disk.has_inodes
-            else "no inodes left for more files"
-        )
+        what = f"is full: {disk.free_bytes >> 20} MiB free of {disk.total_bytes >> 20} MiB"
+        if not disk.has_inodes:
+            what = "has no inodes left for more files"
         is_shm = disk.path == SHM
         yield _finding(
             node,
             Level.RED,
             12,
-            f"{where} is full: {left} of {disk.total_bytes >> 20} MiB",
+            f"{where} {what}",
             f"delete leftover files there (ls -l {SHM})"
             if is_shm
             else "delete files that are not needed, or name another place (TMPDIR, --log-dir)",
@@ -140,6 +150,22 @@ def network(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 f"only {found.somaxconn} connections may wait to be accepted",
                 "raise net.core.somaxconn to 4096",
             )
+
+
+def congestion_control(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
+    """Check 14: whether TCP behaves alike on all nodes."""
+    known = [
+        (node.name, node.limits.congestion_control)
+        for node in cluster.nodes
+        if node.limits.congestion_control
+    ]
+    if len({name for _, name in known}) > 1:
+        yield Finding(
+            level=Level.YELLOW,
+            check=14,
+            what=f"TCP's congestion control differs: {by_value(known)}",
+            advice="set net.ipv4.tcp_congestion_control to the same on all nodes",
+        )
 
 
 def other_jobs(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:

@@ -6,9 +6,16 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from rallypoint.base.address import endpoint_of, is_loopback
-from rallypoint.cluster.health.facts import MEETING, ClusterFacts, ConnectOutcome, EndpointProbe
+from rallypoint.cluster.health.facts import (
+    MEETING,
+    ClusterFacts,
+    ConnectOutcome,
+    EndpointProbe,
+    Port,
+)
 from rallypoint.cluster.health.finding import Finding, Level, Pair
 
+_FIRST_UNPRIVILEGED = 1024
 _WHAT = {
     ConnectOutcome.REFUSED: "refuses connections",
     ConnectOutcome.DROPPED: "does not answer",
@@ -30,19 +37,17 @@ def absent_nodes(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """Ports that other programs hold."""
+    """Ports at which a node cannot listen, mostly because other programs hold them."""
     for node in cluster.nodes:
         for port in node.ports:
-            if port.held_by:
-                number = port.endpoint.rpartition(":")[2]
+            found = _port(port)
+            if found is not None:
                 yield Finding(
                     level=Level.RED,
                     check=2,
                     where=(node.name,),
-                    what=f"port {number}, where the nodes are to meet ({port.endpoint}), is held by"
-                    f" {port.held_by}",
-                    advice="end that process, or choose another port with --rdzv-endpoint (or"
-                    " --master-port)",
+                    what=found[0],
+                    advice=found[1],
                     explains=frozenset((each.number, node.number) for each in cluster.nodes),
                 )
         if node.probe_error:
@@ -54,6 +59,22 @@ def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 advice="end the processes that hold them, or give a wider --port-range",
                 explains=frozenset((each.number, node.number) for each in cluster.nodes),
             )
+
+
+def _port(port: Port) -> tuple[str, str] | None:
+    """What keeps a node from listening there, and the advice; None if nothing does."""
+    number = int(port.endpoint.rpartition(":")[2])
+    what = f"port {number}, where the nodes are to meet ({port.endpoint}),"
+    another = "with --rdzv-endpoint (or --master-port)"
+    if port.held_by:
+        return (
+            f"{what} is held by {port.held_by}",
+            f"end that process, or choose another port {another}",
+        )
+    if port.error:
+        which = "a port from 1024 on" if number < _FIRST_UNPRIVILEGED else "another port"
+        return f"{what} cannot be opened ({port.error})", f"choose {which} {another}"
+    return None
 
 
 def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
@@ -71,7 +92,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
                     advice="give the first node's name or address, with --rdzv-endpoint or"
                     " --master-addr",
                 )
-    held = {port.endpoint for node in cluster.nodes for port in node.ports if port.held_by}
+    closed = {port.endpoint for node in cluster.nodes for port in node.ports if _port(port)}
     grouped: dict[EndpointProbe, list[EndpointProbe]] = {}
     for probe in cluster.endpoint_probes:
         is_told = (
@@ -81,7 +102,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
             or _is_misled(cluster, probe)
         )
         endpoint = endpoint_of(probe.host, probe.port)
-        if is_told or endpoint in held or is_loopback(probe.host):
+        if is_told or endpoint in closed or is_loopback(probe.host):
             continue
         grouped.setdefault(replace(probe, source=0), []).append(probe)
     for each, probes in grouped.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from rallypoint.base.address import is_loopback
 from rallypoint.cluster.health.facts import ClusterFacts, Lookup, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair
+from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
 
 
 def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
@@ -30,6 +30,34 @@ def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         absent = [absence.name for absence in cluster.absences]
         for lookup in (each for each in node.names if each.host not in absent):
             yield from _name_of_another(cluster, node, lookup)
+    yield from _endpoints_that_differ(cluster)
+
+
+def _endpoints_that_differ(cluster: ClusterFacts) -> Iterator[Finding]:
+    """Endpoints, such as an etcd server, whose addresses on different nodes have nothing in common,
+    and are not all one examined node's.
+    """
+    for host in dict.fromkeys(host for host, _ in cluster.endpoints):
+        found = [
+            (node.name, lookup.addresses)
+            for node in cluster.nodes
+            for lookup in node.names
+            if lookup.host == host and lookup.addresses and not _is_loopback(lookup)
+        ]
+        if host in cluster.hosts or not found:
+            continue
+        is_of_one = any(
+            all(set(addresses) & set(node.addresses) for _, addresses in found)
+            for node in cluster.nodes
+        )
+        if not is_of_one and not set.intersection(*(set(each) for _, each in found)):
+            told = by_value([(name, ", ".join(addresses)) for name, addresses in found])
+            yield Finding(
+                level=Level.YELLOW,
+                check=1,
+                what=f"the endpoint's name {host} resolves to {told}",
+                advice="unless these are the same machine, correct /etc/hosts or the name service",
+            )
 
 
 def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> Iterator[Finding]:

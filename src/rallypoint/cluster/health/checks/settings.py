@@ -61,17 +61,17 @@ def _proxy(cluster: ClusterFacts, node: NodeFacts) -> Iterator[Finding]:
         if not is_loopback(host) and host not in node.bypasses_proxy
         and any(lookup.host == host for lookup in node.names)
     ]  # fmt: skip
-    name = next((each for each in PROXIES if each in node.settings), "")
-    if name and caught:
+    names = [each for each in node.settings if each.lower() in PROXIES]
+    if names and caught:
         every = tuple(dict.fromkeys([*cluster.hosts, *caught]))
         yield Finding(
             level=Level.RED,
             check=16,
             where=(node.name,),
-            what=f"{name}={node.settings[name]} sends requests to the job's nodes through that"
-            " proxy",
+            what=f"{names[0]}={node.settings[names[0]]} sends requests to the job's nodes through"
+            " that proxy",
             advice=f"set no_proxy={','.join(every) if len(every) <= 8 else listed(every)}, or unset"
-            f" {name}",
+            f" {' '.join(names)}",
         )
 
 
