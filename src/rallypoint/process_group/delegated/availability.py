@@ -76,10 +76,16 @@ def is_xccl_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Whether the backend "mpi" can be used here: mpi4py, and an MPI that it finds."""
+    """Whether the backend "mpi" can be used here: mpi4py, and an MPI that it finds.
+
+    A child process looks for it: MPI is not initialized by this.
+    """
     return not why_absent("mpi")
 
 
 def is_hccl_available() -> bool:
-    """Whether the backend "hccl" can be used here: torch_npu, and an Ascend NPU."""
+    """Whether the backend "hccl" can be used here: a torch_npu that can be imported.
+
+    NPUs are not looked for: with none, `init_process_group` fails.
+    """
     return not why_absent("hccl")

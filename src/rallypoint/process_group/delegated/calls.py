@@ -14,6 +14,7 @@ only has to serve one form of each collective:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +33,8 @@ from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.store import seconds_of
 
-_TAG = 0x52A1  # for messages that implement a collective
+_TAG = 0x52A1  # for messages that implement a collective; refused to users
+_SHORTEST_S = 0.001  # gloo takes 0 for "no limit"
 
 
 def _nothing() -> None:
@@ -55,8 +57,9 @@ class _Several:
         self._parts = parts
 
     def wait(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
         for part in self._parts:
-            part.wait(timeout_s)
+            part.wait(max(until - time.monotonic(), _SHORTEST_S))
 
     def is_done(self) -> bool:
         return all(part.is_done() for part in self._parts)
@@ -146,6 +149,10 @@ def post(
     """Start a send or receive; `other` is a rank in the group, or -1."""
     if type(tag) is not int or tag < 0:
         raise InvalidArgumentError(f"{operation}: tag={tag!r} must be an integer >= 0")
+    if tag == _TAG:
+        raise InvalidArgumentError(
+            f"{operation}: tag={tag} belongs to gather and scatter at {end.name}; use another tag"
+        )
     sends = operation in ("send", "isend")
     memory = _contiguous(array)
 

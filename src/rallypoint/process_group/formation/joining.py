@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from rallypoint.engine.communicator import Communicator
 from rallypoint.process_group.delegated.end import End
-from rallypoint.process_group.delegated.registry import ENGINES, parse_backend, why_absent
+from rallypoint.process_group.delegated.registry import ENGINES, parse_backend
 from rallypoint.process_group.formation.communicator import form_communicator, say_formed
 from rallypoint.process_group.formation.ends import form_ends
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
@@ -61,7 +61,9 @@ def begin_early(backend: str) -> None:
     Open MPI was seen to hang at its end if PMIx had been used before its initialization.
     """
     if "mpi" in parse_backend(backend).values():
-        why_absent("mpi")  # imports it; what is missing is told once all ranks are there
+        from rallypoint.process_group.delegated import mpi  # most programs never need it
+
+        mpi.initialize()  # what is missing is told once all ranks are there
 
 
 def join(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.delegated import mpi, registry
+from rallypoint.process_group.delegated import calls, mpi, registry
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.work import DelegatedWork
@@ -222,10 +225,19 @@ def test_what_libraries_combine_is_what_the_guide_says(row: str) -> None:
     refused = {
         "gloo": [libraries.why_not("gloo", *case) for case in cases],
         "nccl": [libraries.why_not("nccl", *case) for case in cases],
+        "hccl": [libraries.why_not("hccl", *case) for case in cases],
         "mpi": [mpi.why_not(*case) for case in cases],
     }
-    said = ["no" if all(why) else "yes" if not any(why) else "both" for why in refused.values()]
+    said = [_cell(cases, why) for why in refused.values()]
     assert f"| {row} | yes | {' | '.join(said)} |" in GUIDE.read_text()
+
+
+def _cell(cases: Sequence[tuple[str, Operator]], refusals: Sequence[str]) -> str:
+    if not any(refusals):
+        return "yes"
+    refused = {dtype for (dtype, _), why in zip(cases, refusals, strict=True) if why}
+    rest = dict.fromkeys(dtype for dtype, _ in cases if dtype not in refused)
+    return f"{', '.join(rest)} only" if rest else "no"
 
 
 class _EntryPoint:
@@ -276,6 +288,65 @@ def test_what_went_well_stays_so_when_the_group_breaks() -> None:
     failure(lambda: end.begin(REQUEST, "barrier"))
     assert work.is_success()
     assert work.wait(timedelta(seconds=1))
+
+
+class Slow(Never):
+    """It takes as long as the time that it is given, and is then done."""
+
+    def __init__(self) -> None:
+        self.given_s: list[float] = []
+
+    def wait(self, timeout_s: float) -> None:
+        self.given_s.append(timeout_s)
+        time.sleep(timeout_s)
+
+
+def test_messages_that_are_one_operation_share_its_time() -> None:
+    part = Slow()
+    calls._Several([part, part, part]).wait(0.1)
+    assert part.given_s[0] == pytest.approx(0.1, abs=0.01)
+    assert part.given_s[1:] == [calls._SHORTEST_S] * 2
+
+
+def test_a_tag_that_collectives_use_is_refused() -> None:
+    group = type("Group", (), {"ranks": (0, 2, 4)})()
+    end = ends(Library(), HashStore())[0]
+    for tag in (calls._TAG - 1, calls._TAG + 1):
+        calls.post(group, end, "send", 1, tag, np.ones(1), timeout=None, results=[], then=None)
+    with pytest.raises(dist.InvalidArgumentError, match=r"send: tag=21153 belongs to gather and"):
+        calls.post(
+            group, end, "send", 1, calls._TAG, np.ones(1), timeout=None, results=[], then=None
+        )
+
+
+class Communicator:
+    """What an MpiDelegate does with its communicator when it is closed."""
+
+    def __init__(self) -> None:
+        self.is_free = False
+
+    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's names
+        return 0
+
+    def Get_attr(self, _: object) -> int:  # noqa: N802
+        return 1 << 15
+
+    def Free(self) -> None:  # noqa: N802
+        self.is_free = True
+
+
+@pytest.mark.parametrize(
+    ("is_open", "is_finalized"), [(False, False), (True, False), (False, True)]
+)
+def test_mpi_frees_what_nobody_uses(*, is_open: bool, is_finalized: bool) -> None:
+    library = SimpleNamespace(TAG_UB=0, Is_finalized=lambda: is_finalized)
+    communicator = Communicator()
+    delegate = mpi.MpiDelegate(library, communicator)
+    if is_open:
+        delegate._pending(SimpleNamespace(Test=lambda _: False))
+    delegate.close()
+    assert communicator.is_free is not (is_open or is_finalized)
+    atexit.unregister(delegate._abort_if_unfinished)
 
 
 class Done(Never):
