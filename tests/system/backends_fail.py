@@ -67,6 +67,11 @@ def lengths(rank: int) -> None:
         dist.send(np.ones(20), 1)
 
 
+def mutual(rank: int) -> None:
+    if rank < 2:
+        tell(lambda: dist.recv(np.ones(10), 1 - rank, timeout=LIMIT))
+
+
 def patience(rank: int) -> None:
     if rank == 1:
         time.sleep(1)

@@ -158,6 +158,7 @@ def test_gloo_across_hosts(ours: Mapping[str, Any], needs_hosts: None, tmp_path:
 GLOO_AT_ONCE = "PeerLostError: rank 1 died during all_reduce (gloo says: "
 LEFT = "PeerLostError: rank 1 had left the group when all_reduce needed it"
 LATE = "CollectiveTimeoutError: all_reduce was not completed by {} within 2 s; check what the other"
+STUCK = "CollectiveTimeoutError: recv was not completed by {} within 2 s; check what the other"
 LONG = "MismatchError: recv: a message is longer than expected (mpi says: "
 FAILURES = {
     ("gloo", "killed"): ({0: GLOO_AT_ONCE, 2: GLOO_AT_ONCE}, "rank 1 was killed by SIGKILL"),
@@ -169,9 +170,20 @@ FAILURES = {
     ("openmpi", "late"): ({0: LATE.format("mpi"), 2: LATE.format("mpi")}, "the job is aborted"),
     ("openmpi", "lengths"): ({1: LONG}, None),
     ("mpich", "killed"): ({}, "signal 9"),
+    ("mpich", "left"): ({0: LEFT, 2: LEFT}, "so the job is aborted"),
+    ("mpich", "late"): ({0: LATE.format("mpi"), 2: LATE.format("mpi")}, "the job is aborted"),
     ("mpich", "lengths"): ({1: LONG}, None),
     ("intelmpi", "killed"): ({}, "killed by signal: 9"),
     ("intelmpi", "left"): ({0: LEFT, 2: LEFT}, "so the job is aborted"),
+    ("intelmpi", "late"): ({0: LATE.format("mpi"), 2: LATE.format("mpi")}, "the job is aborted"),
+    ("intelmpi", "lengths"): ({1: LONG}, None),
+    **{
+        (backend, "mutual"): (
+            dict.fromkeys((0, 1), STUCK.format("gloo" if backend == "gloo" else "mpi")),
+            None if backend == "gloo" else "the job is aborted",
+        )
+        for backend in BACKENDS
+    },
 }
 
 
@@ -189,6 +201,25 @@ def test_failure(jobs: Jobs, backend: str, case: str) -> None:
         assert all(float(line.split()[3]) < 2 + SOON_S for line in lines)
     spoke = [rank for rank in expected if f"rank {rank} after" in told]
     assert bool(spoke) == bool(expected), told
+
+
+ASKS_FOR_MPI = """
+import sys
+import rallypoint as dist
+assert dist.is_mpi_available()
+assert "mpi4py.MPI" not in sys.modules
+from mpi4py import MPI
+assert MPI.Is_initialized()
+print("asked")
+"""
+
+
+@pytest.mark.parametrize("backend", MPIS)
+def test_to_ask_for_mpi_does_not_initialize_it(jobs: Jobs, backend: str, tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(ASKS_FOR_MPI)
+    done = jobs.run(backend, 2, str(script))
+    assert (done.returncode, done.stdout) == (0, "asked\nasked\n"), done.stderr
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpich"])
@@ -305,6 +336,29 @@ def test_hccl_with_a_stand_in(launch: Launch) -> None:
     """
     for line in textwrap.dedent(expected).splitlines():
         assert line in launch.out.splitlines()
+
+
+USES_BOTH = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch, torch_npu
+import rallypoint as dist
+dist.init_process_group("cpu:gloo,npu:hccl")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+dist.all_reduce(torch.empty(6, device="meta"))
+methods = [call[0] for call in torch_npu.calls]
+os.write(1, f"{dist.get_backend()} {tensor.tolist()} {methods}\\n".encode())
+"""
+
+
+def test_gloo_beside_the_stand_in(launch: Launch) -> None:
+    """Each tensor goes to the library of its device."""
+    (launch.directory / "torch_npu.py").write_text(STAND_IN)
+    script = launch.script(USES_BOTH)
+    assert launch.run("--nproc-per-node", "2", script, str(launch.directory)) == 0, launch.err
+    line = "cpu:gloo,npu:hccl [2.0, 2.0, 2.0] ['made', 'allreduce', 'wait']"
+    assert launch.out.splitlines().count(line) == 2
 
 
 WITHOUT = """

@@ -1,8 +1,9 @@
 """Jobs that hang, each for a reason of its own: `rallypoint explain` names the rank and the line.
 
 The same programs run with arrays of NumPy ("N"), with PyTorch's gloo ("G"), with our backend in
-PyTorch ("T") and with one that only PyTorch's hooks record ("H"), and with the culprit first and
-last among the ranks. The launcher knows nothing of them but the command line.
+PyTorch ("T"), with one that only PyTorch's hooks record ("H"), with gloo behind our API ("D"), and
+with the culprit first and last among the ranks. The launcher knows nothing of them but the command
+line.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ BEGIN = {
     "G": "import torch, torch.distributed as dist\n"
     "dist.init_process_group('gloo')\n"
     "def ones(n=8): return torch.ones(n)\n",
+    "D": "import numpy as np, rallypoint as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "def ones(n=8): return np.ones(n, np.float32)\n",
     "H": "import torch, torch.distributed as dist\n"
     "class Other(torch._C._distributed_c10d.Backend):\n"
     "    def __init__(self, store, rank, size, timeout):\n"
@@ -110,7 +114,7 @@ if rank == culprit:
 dist.all_reduce(ones())  # WAIT
 """,
         says=("rank {c} never entered all_reduce #", "sleep at {HERE}", "{others} wait", "{WAIT}"),
-        kinds="NGTH",
+        kinds="NGTHD",
     ),
     "other operations under one number": Case(
         body="""
@@ -319,6 +323,7 @@ MARKS = {
     "N": [],
     "G": NEEDS_TORCH,
     "T": NEEDS_TORCH,
+    "D": NEEDS_TORCH,
     "H": [
         *NEEDS_TORCH,
         pytest.mark.skipif(
