@@ -179,7 +179,7 @@ FAILURES = {
     ("intelmpi", "lengths"): ({1: LONG}, None),
     **{
         (backend, "mutual"): (
-            dict.fromkeys((0, 1), STUCK.format("gloo" if backend == "gloo" else "mpi")),
+            {0: STUCK.format("gloo" if backend == "gloo" else "mpi")},
             None if backend == "gloo" else "the job is aborted",
         )
         for backend in BACKENDS
@@ -346,7 +346,8 @@ import rallypoint as dist
 dist.init_process_group("cpu:gloo,npu:hccl")
 tensor = torch.ones(3)
 dist.all_reduce(tensor)
-dist.all_reduce(torch.empty(6, device="meta"))
+if dist.get_rank() == 0:  # meta tensors know no other index
+    dist.all_reduce(torch.empty(6, device="meta"))
 methods = [call[0] for call in torch_npu.calls]
 os.write(1, f"{dist.get_backend()} {tensor.tolist()} {methods}\\n".encode())
 """
@@ -357,8 +358,8 @@ def test_gloo_beside_the_stand_in(launch: Launch) -> None:
     (launch.directory / "torch_npu.py").write_text(STAND_IN)
     script = launch.script(USES_BOTH)
     assert launch.run("--nproc-per-node", "2", script, str(launch.directory)) == 0, launch.err
-    line = "cpu:gloo,npu:hccl [2.0, 2.0, 2.0] ['made', 'allreduce', 'wait']"
-    assert launch.out.splitlines().count(line) == 2
+    for methods in (["made", "allreduce", "wait"], ["made"]):
+        assert f"cpu:gloo,npu:hccl [2.0, 2.0, 2.0] {methods}" in launch.out.splitlines()
 
 
 WITHOUT = """
