@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
-from rallypoint.cli.remote.plan import FORWARDED, Plan, make_plan
+from rallypoint.cli.remote.plan import Plan, make_plan
 from rallypoint.cli.run import read_job, run
 from rallypoint.cli.where import where
 
@@ -73,11 +73,6 @@ def test_what_each_launcher_is_given() -> None:
     assert plan.script == __file__
     assert plan_of("-m").script == ""
     assert not any(plan.environ["RALLYPOINT_TOKEN"] in word for word in plan.words(0, ()))
-
-
-def test_the_guide_names_what_is_passed_on() -> None:
-    (names,) = re.findall(r"Variables that begin with ([A-Z_, ]+) or (\w+) go", GUIDE.read_text())
-    assert {*names[0].split(", "), names[1]} == set(FORWARDED)
 
 
 def test_the_commands_of_the_guide() -> None:

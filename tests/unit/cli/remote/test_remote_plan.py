@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from rallypoint.base.errors import CallerError
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
-from rallypoint.cli.remote.plan import Plan, read_plan
+from rallypoint.cli.remote.plan import FORWARDED, Plan, read_plan
 from rallypoint.cli.run import read_job, run
 from rallypoint.cluster.remote_shell import SSH, command_on
 
-GUIDE = Path(__file__).parents[4] / "docs/guides/several-machines.md"
+DOCS = Path(__file__).parents[4] / "docs"
+GUIDE = DOCS / "guides/several-machines.md"
 POINTS = ("a:1", "b:2", "c:3")
 
 
@@ -69,6 +71,13 @@ def test_what_goes_with_the_workers() -> None:
     assert token not in repr(plan)
     assert plan_of("--hosts", "a").environ["RALLYPOINT_TOKEN"] != token
     assert plan_of("--hosts", "a", RALLYPOINT_TOKEN="x").environ == {"RALLYPOINT_TOKEN": "x"}
+
+
+def test_the_reference_names_what_is_passed_on() -> None:
+    text = (DOCS / "reference/environment.md").read_text()
+    sentence = re.search(r"passes on the variables that begin with ([^.]*?), and those", text)
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == set(FORWARDED)
 
 
 def test_a_token_file_stays_here(tmp_path: Path) -> None:
