@@ -21,7 +21,7 @@ from rallypoint.cluster.interface_choice import choose, ranked
 from rallypoint.cluster.interface_facts import Kind, Route, Target
 from rallypoint.cluster.netlink import default_interface, read_interfaces, route_to
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, addresses_of, can_bind
-from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice
+from rallypoint.cluster.network_choice import AddressChoice, NameChoice, NetworkChoice
 
 LookUp = Callable[[str], list[str]]
 
@@ -172,17 +172,17 @@ def own_addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*firsts, *rest]))[:_MAX_ADDRESSES]
 
 
-def _wish_for_address(local_addr: str, by: str, look_up: LookUp) -> AddressWish:
+def _wish_for_address(local_addr: str, by: str, look_up: LookUp) -> AddressChoice:
     try:
         found = look_up(local_addr)
     except UnknownHostError as error:
         raise UnknownHostError(f"{by} {local_addr}: {error}") from None
     own = [each for each in found if can_bind(each)]
-    return AddressWish(by=by, text=local_addr, addresses=tuple(found), own=tuple(own))
+    return AddressChoice(by=by, text=local_addr, addresses=tuple(found), own=tuple(own))
 
 
-def _wish_by_name(environ: Mapping[str, str]) -> NameWish | None:
+def _wish_by_name(environ: Mapping[str, str]) -> NameChoice | None:
     for variable in IFNAME_VARIABLES:
         if wish := environ.get(variable):
-            return NameWish(by=variable, text=wish)
+            return NameChoice(by=variable, text=wish)
     return None

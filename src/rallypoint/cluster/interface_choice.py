@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface_facts import Address, Interface, Kind, Target
-from rallypoint.cluster.network_choice import AddressWish, NameWish, NetworkChoice, PassedOver
+from rallypoint.cluster.network_choice import AddressChoice, NameChoice, NetworkChoice, PassedOver
 
 # How unlikely others are to reach a machine through an interface; 0 for all other kinds.
 _UNLIKELY = {Kind.OTHER: 1, Kind.TUNNEL: 2, Kind.CONTAINER_BRIDGE: 3, Kind.LOOPBACK: 4}
@@ -24,7 +24,7 @@ _UNLIKELY = {Kind.OTHER: 1, Kind.TUNNEL: 2, Kind.CONTAINER_BRIDGE: 3, Kind.LOOPB
 def choose(
     interfaces: Sequence[Interface],
     *,
-    wish: AddressWish | NameWish | None = None,
+    wish: AddressChoice | NameChoice | None = None,
     towards: Sequence[Target] = (),
     has_remote_peers: bool = False,
     default: str = "",
@@ -45,9 +45,9 @@ def choose(
     if has_remote_peers:  # some machines resolve their own name to loopback; others do not
         towards = [each for each in towards if not is_loopback(each.address)]
     is_remote = has_remote_peers or any(each.is_remote for each in towards)
-    if isinstance(wish, AddressWish) and not is_loopback(wish.text) and is_remote:
+    if isinstance(wish, AddressChoice) and not is_loopback(wish.text) and is_remote:
         wish = _without_loopback(wish)
-    if isinstance(wish, AddressWish):
+    if isinstance(wish, AddressChoice):
         found = _as_addressed(interfaces, wish, towards, is_remote=is_remote)
     elif wish is not None:
         found = _as_named(interfaces, wish, towards, default, is_remote=is_remote)
@@ -109,7 +109,7 @@ def best_address(interface: Interface, towards: Sequence[Target] = ()) -> Addres
 # The ways to choose.
 
 
-def _without_loopback(wish: AddressWish) -> AddressWish | None:
+def _without_loopback(wish: AddressChoice) -> AddressChoice | None:
     """The wish without loopback addresses, which the name has on this machine only; None if none is
     left.
     """
@@ -122,7 +122,7 @@ def _without_loopback(wish: AddressWish) -> AddressWish | None:
 
 def _as_addressed(
     interfaces: Sequence[Interface],
-    wish: AddressWish,
+    wish: AddressChoice,
     towards: Sequence[Target],
     *,
     is_remote: bool,
@@ -150,7 +150,7 @@ def _as_addressed(
 
 def _as_named(
     interfaces: Sequence[Interface],
-    wish: NameWish,
+    wish: NameChoice,
     towards: Sequence[Target],
     default: str,
     *,
@@ -301,7 +301,7 @@ def _why_not(interface: Interface, towards: Sequence[Target]) -> str:
     return interface.kind.value
 
 
-def _no_match(interfaces: Sequence[Interface], wish: NameWish, towards: Sequence[Target]) -> str:
+def _no_match(interfaces: Sequence[Interface], wish: NameChoice, towards: Sequence[Target]) -> str:
     better = _routed(interfaces, towards)
     tail = f"; the route to {towards[0].name} uses {better}" if better else ""
     return (

@@ -13,7 +13,7 @@ from rallypoint.cluster.interface_facts import Interface
 _MOST_TOLD = 4  # a machine may have a bridge for each of its many containers
 
 
-class AddressWish(Record, kw_only=True):
+class AddressChoice(Record, kw_only=True):
     """The user named an address.
 
     Attributes:
@@ -29,7 +29,7 @@ class AddressWish(Record, kw_only=True):
     own: tuple[str, ...]
 
 
-class NameWish(Record, kw_only=True):
+class NameChoice(Record, kw_only=True):
     """The user named interfaces.
 
     Attributes:

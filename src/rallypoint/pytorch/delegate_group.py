@@ -1,7 +1,7 @@
 """Creates groups of PyTorch's backends for our own API, each for one kind of device.
 
 They are not default groups, and appear in none of torch.distributed's lists, so that a program may
-use PyTorch's groups beside ours. PyTorch's ranks meet at our store through `StoreFace`.
+use PyTorch's groups beside ours. PyTorch's ranks meet at our store through `StoreAdapter`.
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects
@@ -20,7 +20,7 @@ from rallypoint.base.errors import HostError
 from rallypoint.process_group.delegated.delegate import Member
 from rallypoint.pytorch import other_backends
 from rallypoint.pytorch.devices import Seat, why_staged
-from rallypoint.pytorch.store_face import StoreFace
+from rallypoint.pytorch.store_adapter import StoreAdapter
 
 
 def own_device(member: Member) -> Any:
@@ -43,15 +43,15 @@ def make_group(member: Member, device: Any) -> tuple[Any, Any]:
 
     PyTorch calls the store's methods only while a reference to it exists in Python.
     """
-    face = StoreFace(member.store)
-    store = dist.PrefixStore("torch", face)
+    adapter = StoreAdapter(member.store)
+    store = dist.PrefixStore("torch", adapter)
     types = dist.ProcessGroup.BackendType
     if member.name == "gloo":
         backend, number = _gloo(member, store), types.GLOO
     elif member.name == "nccl":
         backend, number = _nccl(member, store), types.NCCL
     else:
-        return _plugged_in(member, store), face
+        return _plugged_in(member, store), adapter
     # As torch.distributed creates them: the recorders identify calls by group names.
     whole = dist.ProcessGroup(store, member.rank, len(member.ranks))
     whole._set_default_backend(number)
@@ -60,11 +60,11 @@ def make_group(member: Member, device: Any) -> tuple[Any, Any]:
     whole._set_group_desc(member.title)
     if worker_hook.flight_record:
         other_backends.watch(whole, member.ranks, title=member.title)
-    return whole, face
+    return whole, adapter
 
 
 def _kind(name: str) -> str:
-    """The kind of device; whoever added the backend told PyTorch."""
+    """The kind of device, as registered with PyTorch together with the backend."""
     if name == "gloo":
         return "cpu"
     return str(dist.Backend.backend_capability.get(name, ["cpu"])[0])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface_choice import choose, matching
 from rallypoint.cluster.interface_facts import Address, Interface, Kind, Route, Target
-from rallypoint.cluster.network_choice import AddressWish, NameWish
+from rallypoint.cluster.network_choice import AddressChoice, NameChoice
 
 NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
 
@@ -159,7 +159,7 @@ def test_without_a_wish(
     ],
 )  # fmt: skip
 def test_interfaces_by_name(wish: str, towards: Sequence[Target], expected: str) -> None:
-    found = choose(MACHINE, wish=NameWish(by="X", text=wish), towards=towards)
+    found = choose(MACHINE, wish=NameChoice(by="X", text=wish), towards=towards)
     assert str(found).startswith(expected)
     assert str(found).count("though") == expected.count("though")
     assert found.is_wished
@@ -168,7 +168,7 @@ def test_interfaces_by_name(wish: str, towards: Sequence[Target], expected: str)
 
 def test_two_cards_of_one_network_are_as_good() -> None:
     twin = interface("eth9", Kind.PHYSICAL, "10.0.0.7/24")
-    found = choose((LO, ETH0, twin), wish=NameWish(by="X", text="eth9"), towards=[NEAR])
+    found = choose((LO, ETH0, twin), wish=NameChoice(by="X", text="eth9"), towards=[NEAR])
     assert str(found) == "eth9, 10.0.0.7 (MTU 1500): X=eth9 says so"
     assert found.told.endswith("; passed over: eth0 (leads there)")
 
@@ -178,7 +178,7 @@ def test_two_cards_of_one_network_are_as_good() -> None:
     [("10.0.5.200", "10.0.5.1"), ("10.0.0.200", "10.0.0.1"), ("fd00::77", "fd00::1")],
 )
 def test_of_several_addresses_that_of_the_others_network(host: str, expected: str) -> None:
-    wish = NameWish(by="X", text="eth0")
+    wish = NameChoice(by="X", text="eth0")
     assert choose((LO, DUAL), wish=wish, towards=[target(host, DUAL)]).address == expected
 
 
@@ -190,7 +190,9 @@ def test_an_address_that_will_go_is_the_last_choice() -> None:
 
 def test_a_variable_that_matches_nothing_says_what_there_is() -> None:
     with pytest.raises(HostError) as raised:
-        choose((*MACHINE, TUN), wish=NameWish(by="GLOO_SOCKET_IFNAME", text="wlan"), towards=[FAR])
+        choose(
+            (*MACHINE, TUN), wish=NameChoice(by="GLOO_SOCKET_IFNAME", text="wlan"), towards=[FAR]
+        )
     assert str(raised.value) == (
         "GLOO_SOCKET_IFNAME=wlan: no interface of this machine that is up and has an address"
         " matches; it has lo (127.0.0.1, ::1), docker0 (172.17.0.1), eth2 (down, 10.2.0.1),"
@@ -200,7 +202,7 @@ def test_a_variable_that_matches_nothing_says_what_there_is() -> None:
 
 
 def test_loopback_is_refused_when_others_are_remote() -> None:
-    wish = NameWish(by="NCCL_SOCKET_IFNAME", text="lo")
+    wish = NameChoice(by="NCCL_SOCKET_IFNAME", text="lo")
     with pytest.raises(HostError, match=r"chooses lo .*; choose eth1 \(10\.1\.0\.1\)"):
         choose(MACHINE, wish=wish, towards=[FAR])
     with pytest.raises(HostError, match="choose another interface"):
@@ -226,8 +228,8 @@ def test_no_route_names_what_there_is() -> None:
         choose(MACHINE, towards=[target("10.9.9.9", None)])
 
 
-def wish_for(*addresses: str, text: str = "", own: Sequence[str] = ()) -> AddressWish:
-    return AddressWish(
+def wish_for(*addresses: str, text: str = "", own: Sequence[str] = ()) -> AddressChoice:
+    return AddressChoice(
         by="--local-addr", text=text or addresses[0], addresses=addresses, own=tuple(own)
     )
 

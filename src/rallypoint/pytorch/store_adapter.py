@@ -14,7 +14,7 @@ from rallypoint.base.errors import StoreError, StoreTimeoutError
 from rallypoint.store.store import Store
 
 
-class StoreFace(dist.Store):
+class StoreAdapter(dist.Store):
     """The store that PyTorch's C++ calls; it recognises a store's errors by their text."""
 
     def __init__(self, store: Store) -> None:
