@@ -20,12 +20,12 @@ help:
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
 	@echo "             half (needs clang)"
 	@echo "make coverage  all tests once more, and which lines of each room they run, in Python and C++;"
-	@echo "             fails below 85 % (needs clang and llvm; TESTS=... runs some of them)"
+	@echo "             fails below 85 %, or if a test fails (needs clang and llvm; TESTS=... runs some)"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
 	@echo "                 collectives, 2,000 interrupts, 50 runs of what needs bad luck, 20,000"
 	@echo "                 simulated clusters for each way to agree, half an hour under load,"
-	@echo "                 sanitizers, DeepSpeed and Ray Train, PyTorch's own tests at three world"
-	@echo "                 sizes (more than three hours; needs torch, scikit-learn)"
+	@echo "                 sanitizers, DeepSpeed, PyTorch's own tests at three world sizes, coverage"
+	@echo "                 (more than four hours; needs torch, scikit-learn, clang, llvm)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -90,6 +90,7 @@ check-long: $(VENV)/.installed
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
 	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k deepspeed
 	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
+	@env -u RALLYPOINT_TEST_SOON_S scripts/coverage $(VENV)  # measuring slows Python down
 
 bench: $(VENV)/.installed
 	@scripts/bench $(VENV)
