@@ -108,7 +108,7 @@ class Job:
         self._scratch.cleanup()
 
     def _processes(self, number: int) -> list[int]:
-        """Those of a host but for its first, which is the host itself."""
+        """Those of a host, without the first one, which is the host itself."""
         found = [self._hosts[number].pid]
         for pid in found:
             try:

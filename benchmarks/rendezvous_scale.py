@@ -103,7 +103,7 @@ class Clients(ConnectionListener):
         sys.stdin.readline()
 
     def _await_word(self) -> str:
-        """What the coordinator's process says next; nodes beat meanwhile, as ever."""
+        """The next word of the coordinator's process; meanwhile nodes send heartbeats as before."""
         self._selector.register(sys.stdin, selectors.EVENT_READ, lambda: None)
         while not select.select([sys.stdin], [], [], 0)[0]:
             self._turn()

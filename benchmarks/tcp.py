@@ -46,7 +46,7 @@ FIRST_PORT = 5201
 
 
 def shape(hosts: Hosts, mbit: int) -> None:
-    """Let no more than that into and out of each host."""
+    """Limit the rate of each host in both directions."""
     for host in hosts.hosts:
         queue = ["root", "tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "20ms"]
         host.run("tc", "qdisc", "add", "dev", "eth0", *queue)

@@ -2,7 +2,7 @@
 
     rallypoint run --nproc-per-node 4 examples/parameter_server.py
 
-Rank 0 holds the parameters and takes gradients from whoever sends one next (recv without a source);
+Rank 0 holds the parameters and takes gradients from any rank (recv without a source);
 the others train on handwritten digits, each at its own speed. A gradient may be computed from
 parameters that are a few updates old, so the result varies a little from run to run. If all ranks
 should take the same steps instead, see train_digits.py. Needs scikit-learn.

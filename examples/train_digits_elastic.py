@@ -6,7 +6,7 @@
 in several terminals; start and kill agents at will. After each change all workers start again, with
 another number of them, from the last checkpoint, which must be where all nodes see it. The global
 batch is split evenly, or nearly so, among however many workers there are, and each step's images
-depend on the step alone: so the result is the same as without any interruption, but for rounding.
+depend only on the step: so the result is the same as without any interruption, except for rounding.
 Workers that are asked to end (by SIGTERM, a node that joins or leaves) save first: no step is lost.
 """
 
@@ -70,7 +70,7 @@ def train(options: argparse.Namespace) -> None:
     velocity = np.zeros_like(network.parameters)
     checkpoint = Checkpoint(options.checkpoint)
 
-    # One worker reads, and tells all: whatever is in the file, all continue from the same point.
+    # One worker reads and broadcasts: whatever the file contains, all continue from the same step.
     state = np.concatenate([network.parameters, velocity, [0.0]])
     if rank == 0:
         begin = checkpoint.load(network, velocity)

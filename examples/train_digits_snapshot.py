@@ -55,7 +55,7 @@ class Trainer:
         self.epochs_done = saved["epochs_done"]
 
     def save(self) -> None:
-        """Write beside the old snapshot, then rename: whoever loads finds one of them, whole."""
+        """Write next to the old snapshot, then rename: a reader finds one complete snapshot."""
         state = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),

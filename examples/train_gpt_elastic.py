@@ -6,7 +6,7 @@
 
 In step 30, rank 1 kills itself. In the first job the other two begin the step again and share the
 batch; in the second one a spare takes its place, with the model from the memory of the others. The
-losses are the same but for rounding, and in the second job to the last bit.
+losses are the same except for rounding, and in the second job to the last bit.
 
     rallypoint run --nproc-per-node 4 --max-restarts 10 --spares 1 \
         examples/train_gpt_elastic.py --kill-at 30 --shards 2

@@ -4,8 +4,8 @@
 
 torch.distributed.pipelining cuts each batch into microbatches, so that the workers compute at the
 same time, and sends activations forward and gradients back over the backend "rallypoint". The
-losses are those of one worker with all the layers (--nproc-per-node 1), but for rounding. Needs
-PyTorch and scikit-learn.
+losses are those of one worker with all the layers (--nproc-per-node 1), except for rounding.
+Needs PyTorch and scikit-learn.
 """
 
 from __future__ import annotations

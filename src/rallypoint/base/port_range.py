@@ -36,12 +36,12 @@ def read_port_range(text: str) -> range:
 
 
 def bind_free(bind: Callable[[int], T]) -> T:
-    """What `bind` makes at a free port of the range.
+    """Call `bind` with ports of the range until one is free; returns its result.
 
     Raises:
         InvalidArgumentError: the range is invalid.
-        HostError: all its ports are taken.
-        OSError: what `bind` raises, except for a port that is taken.
+        HostError: all of its ports are in use.
+        OSError: `bind` failed for another reason than a port in use.
     """
     text = os.environ.get(VARIABLE, "")
     ports = read_port_range(text)

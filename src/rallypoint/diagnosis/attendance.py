@@ -48,7 +48,7 @@ class Attendances:
     def needed(self, rank: int, group: Group, call: Call) -> list[Node]:
         """The ranks that a rank in this collective needs; all of them.
 
-        Without its root, a collective that has one cannot proceed, whoever else is missing.
+        Without its root, a collective that has one cannot proceed, even if all others come.
         """
         found = self.at(group, call.number)
         root = group.global_rank(call.root) if knows_root(call, group) else None

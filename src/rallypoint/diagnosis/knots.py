@@ -76,7 +76,7 @@ def _of_transfers(waits: Sequence[Wait]) -> str:
 
 
 def _wrong_tags(sight: Sight, waits: Sequence[Wait]) -> str:
-    """If two calls match, or would match but for the tag, the text that says so."""
+    """If two calls match, or would match except for the tag, the text that says so."""
     for wait in waits:
         came = came_instead(sight, wait)
         if came:

@@ -248,7 +248,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
 def round_secret(token: str, run_id: str, number: int) -> str:
     """A secret that workers get instead of the job's token: the same on all nodes, for one round.
 
-    Whoever reads it in a worker's environment can join that round's groups, but not the job.
+    A process that reads it in a worker's environment can join that round's groups, but not the job.
     """
     import hmac  # slow, and needed only for jobs with a token
 

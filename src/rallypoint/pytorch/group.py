@@ -110,8 +110,8 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
     def get_reconfigure_handle(self) -> str:
         """Text by which other processes find this one in a call of reconfigure.
 
-        It names an address of this process, and a token. Every process that has it can take part
-        in rounds that begin with it: exchange it in a place that you trust.
+        It contains an address of this process, and a token. Any process that has it can join rounds
+        that begin with it: exchange it in a place that you trust.
         """
         return self._reconfiguring.handle()
 

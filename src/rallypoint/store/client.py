@@ -50,7 +50,7 @@ class TCPStore(Store):
         multi_tenant: share one server per port with the other masters of this process.
         master_listen_fd: a bound socket for the server to take over.
         use_libuv: accepted for torch's sake; there is one kind of server.
-        token: what the server, and whoever else is to reach it, must know.
+        token: a secret that the server and all of its clients must know.
 
     Raises:
         StoreConnectionError: the server cannot be reached, or started.
@@ -245,7 +245,7 @@ class TCPStore(Store):
     def set_ephemeral(self, key: str, value: str | bytes) -> None:
         """Store `value` under `key` until this connection ends, however it ends.
 
-        Whoever sets the key later makes it last.
+        If the key is set again later, by any client, it stays.
 
         Raises:
             StoreError: the server is not ours.
@@ -256,8 +256,8 @@ class TCPStore(Store):
     def enter(self, namespace: str, number: int) -> None:
         """Join a round: from now on this store holds that round's keys and no others.
 
-        The first who enters a round with a higher number ends the one before: its keys go, and
-        whoever uses it from then on gets a StoreFencedError.
+        The first client to enter a round with a higher number ends the previous one: its keys are
+        deleted, and clients that still use it get a StoreFencedError.
 
         Raises:
             StoreFencedError: the round is over already.

@@ -175,7 +175,7 @@ class Presence:
         self._names = names
 
     def key(self, rank: int) -> str:
-        """What is there as long as the rank is."""
+        """The key that exists as long as the rank is alive."""
         return f"{self._name}/{rank}"
 
     def look(self, ranks: Iterable[int], *, have_come: bool = False) -> int | None:
@@ -289,7 +289,7 @@ def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
 
 
 def to_stderr(line: str) -> None:
-    """Tell whoever looks at the rank's output."""
+    """Print a line to the rank's standard error."""
     print(f"rallypoint: {line}", file=sys.stderr, flush=True)
 
 

@@ -48,7 +48,7 @@ def job_at_end(
         end, failure = group.exits.get(rank), failed.get(rank)
         where = whereabouts.get(rank, _NOT_LOOKED)
         told = None
-        # Who was stopped, or only lost a peer, was still there at the look.
+        # A worker that was stopped, or only lost a peer, was still alive at that time.
         if end is not None and (failure is not None or end.succeeded):
             ago_s = time.time() - end.time_s
             told = End(

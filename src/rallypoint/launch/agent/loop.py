@@ -399,7 +399,7 @@ class Agent:
         else:
             text = f"{signal_name(number)} stopped node {self._state.node_rank}"
             now = time.monotonic()
-            # Ctrl-C is meant for the job; whoever preempts or drains a node sends another signal.
+            # Ctrl-C is meant for the job; schedulers preempt or drain a node with other signals.
             leaves = self._rounds.may_leave and number != signal.SIGINT
             self._perform(self._state.stop_requested(number, text, now, leaves=leaves))
             if leaves:

@@ -59,7 +59,7 @@ def _pickled(value: object, *, has_main: bool) -> bytes:
     except ImportError:
         raise TypeError(
             f"{reason}; define them at the top level of a module or script, or install cloudpickle"
-            " (pip install 'rallypoint[cloudpickle]')"
+            " (pip install cloudpickle)"
         ) from None
     by_value: bytes = cloudpickle.dumps(value)
     return by_value

@@ -178,7 +178,7 @@ class ElasticRounds(LinkedRounds):
         self._keeper = keeper
         self._place = place
         self._stores: dict[int, StoreHost] = {}  # by round
-        self._strangers: Counter[Endpoint] = Counter()  # calls in vain
+        self._strangers: Counter[Endpoint] = Counter()  # calls without an answer
 
     # RoundSource.
 

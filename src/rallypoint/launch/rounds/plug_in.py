@@ -267,7 +267,7 @@ class PlugInRounds(RoundSource):
         keys = [f"rallypoint/done/{rank}" for rank in range(info.world_size)]
         try:
             is_over = info.store.check(keys) or self._handler.is_closed()
-        except Exception:  # whoever held it has ended: nobody needs this node any more
+        except Exception:  # the node that served it has ended: this one is no longer needed
             is_over = True
         if is_over:
             self._has_succeeded, self._info = False, None

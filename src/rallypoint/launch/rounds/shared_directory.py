@@ -124,7 +124,7 @@ class SharedDirectoryRounds(ElasticRounds):
     def close(self) -> None:
         """See RoundSource. Waits only briefly for the file system."""
         super().close()
-        # Who gave up may be the only one who did.
+        # The agent that gave up may be the only one that did.
         is_over = self._finish is not None and self._finish.outcome is Outcome.SUCCEEDED
         is_done = allocate_lock()
         is_done.acquire()

@@ -209,7 +209,7 @@ def say_formed(
     """
     if store.add(formed_key(prefix), 1) < ranks:
         return
-    # Who looks meanwhile whether it may still join a world (worlds.py) sees that it may not.
+    # A rank that checks meanwhile if it may still join a world (worlds.py) sees that it may not.
     came = [f"{prefix}/{rank}/came" for rank in range(ranks)]
     came += [f"{prefix}/{rank}" for rank in range(ranks)]
     _forget(store, [*keys, *came, formed_key(prefix), f"{prefix}/all"] + [way] * bool(way))

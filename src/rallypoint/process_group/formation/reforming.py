@@ -1,11 +1,11 @@
 """Forms a default group again, with other members, while its object stays the same.
 
     1. withdraw   calls under way end, later ones raise RevokedError; subgroups are left for good
-    2. join       whoever meets under the new prefix forms a new communicator, as a new group does
+    2. join       ranks that meet under the new prefix form a new communicator, as for a new group
     3. enter      the object takes it over, with its ranks
 
 A communicator is never repaired: what a rank of the old one still writes or sends goes to memory
-and connections that nobody reads any more. Who meets, and when, is decided by the caller.
+and connections that no rank reads any more. The caller decides which ranks meet, and when.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, 
             told = store.multi_get(list(keys.values()))
             calls |= {rank: json.loads(text) for rank, text in zip(keys, told, strict=True)}
         except (HostError, OSError):
-            pass  # whoever served the store is gone; what the engine knows has to do
+            pass  # the store's server is gone; what the engine knows must suffice
         group.calls_when_broken = calls
     return group.calls_when_broken
 

@@ -1,13 +1,13 @@
-"""Agreement among the survivors of a group: each of them gets the same answer, whoever dies when.
+"""Agreement among the survivors of a group: all get the same answer, even if some die meanwhile.
 
     agree                              decide
       1  all_reduce of the flags         1  each survivor writes its value to the store
-      2  barrier                         2  whoever sees a value of every member that is not gone
-      3  if 1 or 2 failed: decide           writes the answer; the first answer counts
+      2  barrier                         2  one that sees a value of every living member writes
+      3  if 1 or 2 failed: decide           the answer; the first answer counts
 
 A rank that passes the barrier knows that every member has the result of the all_reduce. So if any
-rank returns that result without the store, all who come to the store have it too, and write it as
-the answer at once.
+rank returns that result without the store, all ranks that use the store have it too, and write it
+as the answer at once.
 """
 
 from __future__ import annotations

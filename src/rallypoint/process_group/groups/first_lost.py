@@ -56,7 +56,7 @@ def found_when_formed(group: ProcessGroup, error: PeerLostError) -> PeerLostErro
         if found is not None and group.is_world and group.own_rank == 0:
             presence.await_leaving(0)
     except (HostError, OSError):
-        return error  # the store is gone, with whoever served it
+        return error  # the store is gone, together with the process that served it
     finally:
         store.set_timeout(timeout)
     return error if found is None or found.rank == error.rank else found

@@ -201,7 +201,7 @@ class Follower:
         )
 
     def join(self) -> Join:
-        """The request to whoever may admit this agent."""
+        """The request to be admitted, for any agent that can do so."""
         setup = self._setup
         return Join(
             run_id=setup.run_id,

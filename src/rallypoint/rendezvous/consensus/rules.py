@@ -4,7 +4,7 @@
 clusters then disagree, or run two groups of workers at one time (tests/simulation/test_rules.py).
 
 Why it holds. An agreement n+1 is decided by a quorum of the voters of n and a quorum of its own.
-Two quorums of one list share a voter. So whoever leads in a higher ballot hears of n+1 from a voter
+Two quorums of one list share a voter. So the leader of a higher ballot hears of n+1 from a voter
 that accepted it, and proposes the same again; a voter that knows n+1 to be decided votes for no
 other n+1. As to time, a coordinator lets members run only until a quorum's newest word is fence_s
 old, and a voter makes no promise for longer than that after it heard a coordinator.

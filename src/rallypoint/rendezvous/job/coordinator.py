@@ -144,7 +144,7 @@ class Coordinator:
         match self.stage:
             case Stage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
-            # A new round would throw away what some have finished; who comes has to wait.
+            # A new round would throw away what some have finished; newcomers have to wait.
             case Stage.RUNNING if self._has_room() and not self.current.succeeded:
                 self.current.came.append(member.host)
                 pause_s = self._flapping.pause_s(now)

@@ -174,7 +174,7 @@ def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member
             ranks[rank] = member
         else:
             new.append(member)
-    # Who stays goes before who is new, in the order of their old ranks.
+    # Members that stay come before new ones, in the order of their old ranks.
     new.sort(key=lambda each: (before.get(each.key, len(before)), natural(each.host), each.key))
     free = [rank for rank in range(len(members)) if rank not in ranks]
     ranks.update(zip(free, new, strict=True))

@@ -2,15 +2,15 @@
 
     decide        the keeper: one transaction, under the condition that nobody else was promised
     take over     a member of the last agreement: once it has seen the coordinator write nothing
-                  for fence_s, or its connection close; who is no member: after outage_s
+                  for fence_s, or its connection close; another agent: after outage_s
     go on         while the keeper, or else every member, has heard the coordinator within fence_s
 
-Why it holds. Nobody can take over but by a transaction which finds that the coordinator has written
+Why it holds. An agent can take over only by a transaction which finds that the coordinator wrote
 nothing since the candidate first saw its last write, fence_s or more before, by the candidate's own
 clock: so what the keeper last confirmed to the coordinator is older than that, and its members'
 leases are over. No clock of etcd is trusted, and none of its leases, which only clear away what is
 left. While the keeper is away a coordinator may go on for outage_s, as long as every member
-confirms to follow it: a member that confirms does not take over, and who is no member waits longer.
+confirms to follow it: a member that confirms does not take over, and other agents wait longer.
 """
 
 from __future__ import annotations

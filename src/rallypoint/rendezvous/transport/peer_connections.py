@@ -1,7 +1,7 @@
 """Connections with agents that are known by their keys: made when there is something to say.
 
     send(key, at, bytes): over a connection with that agent, else call it where it listens
-    call(at, bytes): to whoever answers there
+    call(at, bytes): to any agent that answers there
 
 The first frame in each direction is the sender's key. Both sides may call at once; then both
 connections stay, and the newest is used. When it is stalled (its flow was dropped on the way), the
