@@ -3,10 +3,12 @@
 A block that is to be typed (`sh`, `console`, `python`) is run by tests/system/test_pages.py, unless
 the line above it says who else tests it, or why nobody can:
 
-    <!-- tested by tests/system/test_slurm.py -->      or PATH::NAME of a test
+    <!-- tested by tests/system/test_slurm.py::test_where -->    by that test
     <!-- not run: it needs a Kubernetes cluster -->
-    <!-- run: in the background -->                    and runs beside the blocks that follow
-    <!-- run: exits with 3, needs torch -->
+    <!-- run: in the background -->                              while the following blocks run
+    <!-- run: exits with 3, needs torch -->                      or: exits with 0 or 1
+
+A test that a block names types the block's text, or what it starts has the flags of the block.
 
 A block with a title is a file that later blocks use; a `python` block without one runs as a job of
 two workers. A `text` block after one that is run is what it prints.
@@ -15,6 +17,7 @@ two workers. A `text` block after one that is run is what it prints.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +49,20 @@ class Block:
     def is_run(self) -> bool:
         return self.language in TYPED and self.mark in ("", "run:")
 
+    def commands(self) -> list[list[str]]:
+        """The words of each line that a reader types in a terminal, without comments."""
+        if self.language not in ("sh", "console"):
+            return []
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        if any(line.count("'") % 2 for line in lines):  # one text of several lines
+            lines = ["\n".join(lines)]
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
 
 def pages() -> list[str]:
-    """All pages with blocks: README.md and those of docs/, but for the decisions."""
+    """All pages with blocks: README.md and those of docs/, except for the decisions."""
     found = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md"))]
     return ["README.md", *(str(path) for path in found if "decisions" not in path.parts)]
 
@@ -70,3 +84,13 @@ def blocks(page: str) -> Iterator[Block]:
             mark=mark[1] if mark else "",
             said=mark[2] if mark else "",
         )
+
+
+def blocks_tested_by(test: str) -> list[Block]:
+    """The blocks that name this test."""
+    return [
+        block
+        for page in pages()
+        for block in blocks(page)
+        if block.mark == "tested by" and block.said == test
+    ]

@@ -105,7 +105,8 @@ def test_other_operations(bench: Bench, operation: str) -> None:
 
 @pytest.mark.needs_torch
 def test_gloo_takes_part(bench: Bench) -> None:
-    status, out, err = bench.run("all_reduce", "--sizes", "8,64K", "--rounds", "2", "--vs", "gloo")
+    words = ("--nproc-per-node", "2", "--sizes", "8,64K", "--rounds", "2", "--vs", "gloo")
+    status, out, err = bench.run("all_reduce", *words)
     assert status == 0, err
     assert [float(row[8]) > 0 for row in rows_of(out)] == [True, True]
 

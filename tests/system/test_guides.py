@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.pages import Block, blocks_tested_by
 from tests.system.test_launched import LIMIT_S, NOT_OURS
 
 from rallypoint.cli.script import script
@@ -31,14 +32,13 @@ dist.destroy_process_group()
 """
 
 
-def commands(guide: str) -> list[str]:
-    """What is to be typed, a block at a time."""
-    text = (GUIDES / guide).read_text()
-    return re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-@pytest.mark.parametrize("text", commands("one-machine.md"))
-def test_one_machine(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "block",
+    blocks_tested_by("tests/system/test_guides.py::test_one_machine"),
+    ids=lambda block: block.place,
+)
+def test_one_machine(block: Block, tmp_path: Path) -> None:
+    text = block.text
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "train.sh").write_text(f"#!/bin/sh\nexec {sys.executable} train.py\n")
     (tmp_path / "train.sh").chmod(0o755)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.pages import blocks_tested_by
 from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.system
@@ -64,6 +65,33 @@ def test_a_job_is_listed_told_and_stopped(launch: Launch) -> None:
     assert "stopped by `rallypoint stop` after" in launch.err
     assert rallypoint("status", pid).returncode == 5
     assert pid not in rallypoint("ps").stdout
+
+
+def test_the_guides_commands(launch: Launch) -> None:
+    """Other jobs may run here, so each command is given its job."""
+    (block,) = blocks_tested_by("tests/system/test_jobs.py::test_the_guides_commands")
+    flags = ("--nproc-per-node", "4", "--log-dir", "logs", "--redirects", "3")
+    process = launch.start(*flags, launch.script(WAITING))
+    launch.wait_for("ready.*", 4)
+    told = {}
+    follower: subprocess.Popen[bytes] | None = None
+    for program, name, *words in block.commands():
+        assert program == "rallypoint"
+        job = [] if name == "ps" else [str(process.pid)]
+        if "-f" in words:  # until the job ends
+            command = [sys.executable, "-m", program, name, *words, *job]
+            follower = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            continue
+        done = rallypoint(name, *words, *job)
+        assert done.returncode == 0, done.stderr
+        told[name] = done.stdout
+    assert set(told) == {"ps", "status", "stacks", "stop"}
+    assert f" {process.pid} " in told["ps"]
+    assert "4 ranks on 1 node" in told["status"]
+    assert "worker.py" in told["stacks"]
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert follower is not None
+    assert follower.wait(20) == 0
 
 
 def test_of_several_jobs_one_must_be_named(launch: Launch, tmp_path: Path) -> None:

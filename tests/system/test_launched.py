@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
+from tests.pages import blocks_tested_by
 from tests.system.nodes import alive_on
 from tests.unit.cluster.pmi_server import PmiServer
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 
 MPIS = ("mpich", "openmpi", "intelmpi")
 ROOT = Path(__file__).parents[2]
-EXAMPLES, GUIDE = ROOT / "examples", ROOT / "docs/guides/mpi.md"
+EXAMPLES = ROOT / "examples"
 LIMIT_S = 200.0  # against hanging: two jobs of two ranks that import torch, on a busy machine
 # Of those who may have started the tests, and what would say where to meet.
 NOT_OURS = (
@@ -335,11 +335,11 @@ pmi.pass_on = pmix.pass_on = refuse
 
 
 def test_the_guides_command(here: Job, tmp_path: Path) -> None:
-    command = re.search(r"^mpirun .*$", GUIDE.read_text(), re.MULTILINE)
-    assert command is not None
+    blocks = blocks_tested_by("tests/system/test_launched.py::test_the_guides_command")
+    (command,) = {block.text for block in blocks}  # two guides have it
     (tmp_path / "train.py").write_text(GROUPS)
     # The prefix of an MPI has a python, too.
-    text = command[0].replace(" python ", f" {sys.executable} ")
+    text = command.replace(" python ", f" {sys.executable} ")
     crowded = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     job = subprocess.Popen(
         text.split(),
