@@ -1,7 +1,8 @@
-"""Where Rallypoint does not run, its build ends with a sentence, before anything is compiled."""
+"""Where Rallypoint does not run, or cannot be built, its build ends with a sentence at once."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,14 @@ ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(sys.executable).parent
 
 
-def configure(folder: Path, *options: str) -> str:
+def configure(folder: Path, *options: str, **variables: str) -> str:
     """What CMake says, its lines joined."""
     cmake = shutil.which("cmake", path=SCRIPTS) or shutil.which("cmake")
     if cmake is None:
         pytest.skip("there is no cmake: .venv/bin/pip install --group build")
     command = [cmake, "-S", str(ROOT), "-B", str(folder), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environ = os.environ | variables
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     return " ".join(done.stderr.split())
 
@@ -50,6 +52,37 @@ def test_a_compiler_that_is_too_old(tmp_path: Path) -> None:
     said = configure(tmp_path / "build", f"-DCMAKE_CXX_COMPILER={old}")
     assert "Rallypoint needs g++ 11, clang 14, or newer" in said
     assert "is GNU 9." in said
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    said = configure(tmp_path, CXX="absent-g++ -m64")
+    assert "Rallypoint needs a C++ compiler, g++ 11, clang 14, or newer; no absent-g++" in said
+
+
+def test_no_headers(tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler (Debian: apt-get install g++)")
+    python = [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={tmp_path}/absent"]
+    said = configure(tmp_path, "-DSKBUILD=ON", *python)
+    assert "The C headers of Python 3." in said
+    assert "are missing (Debian: apt install python3-dev)." in said
+
+
+def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+    """By `make`, before it makes an environment."""
+    bare = tmp_path / "python3.11"  # of a Debian that has only the interpreter
+    bare.write_text("#!/bin/sh\ncase $2 in *version_info*) exit 0 ;; esac\nexit 1\n")
+    bare.chmod(0o755)
+    for tool in ("sh", "uname", "dirname"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    command = [ROOT / "scripts" / "create_venv", bare, tmp_path / "venv"]
+    environ = {"PATH": str(tmp_path), "CXX": "absent-g++"}
+    made = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert made.returncode == 1
+    (line,) = made.stderr.splitlines()
+    for missing in (f"the venv module of '{bare}'", "the C headers", "a C++ compiler 'absent-g++'"):
+        assert missing in line
+    assert line.endswith("(Debian: apt install python3.11-venv python3.11-dev g++).")
 
 
 def test_the_environment_is_renewed_for_another_python(tmp_path: Path) -> None:
