@@ -1,4 +1,5 @@
-"""What the site's builder does to pages: links into the repository, and no file from elsewhere.
+"""What the site's builder does to pages: links into the repository, no file from elsewhere, and messages
+of programs on several lines.
 
 Pages are written to be read in the repository, too. There a link may lead to any file of it; on the
 site, one that leaves `docs/` leads to the repository's address instead. A link to a file that does
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from html import unescape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any, TypeAlias
@@ -19,6 +21,13 @@ Of: TypeAlias = Any  # mkdocs is not there when types are checked
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(#[^)\s]*)?(?=\))")
 _NAMED = re.compile(r"(?<![\w/\"=>.-])docs/([\w/-]+)\.md\b")
+_PRINTED = re.compile(
+    r'<div class="(language-(?:text|console) highlight)">(?=<pre>.*?<code>(.*?)</code>)', re.DOTALL
+)
+_FLAG = re.compile(r"<code>(?=-[^<]{1,26}</code>)")
+_TAG = re.compile(r"<[^>]+>")
+_WIDEST_DRAWING = 105  # and the widest help text; what is wider has sentences in it
+_DRAWING = re.compile(r"\S {3,}\S|--")
 _LOADED = re.compile(
     r'<(?:script|img|iframe)\b[^>]*\bsrc="(https?:[^"]*)|'
     r'<link\b[^>]*\brel="(?:stylesheet|preload)"[^>]*\bhref="(https?:[^"]*)'
@@ -26,7 +35,9 @@ _LOADED = re.compile(
 
 
 def on_page_markdown(markdown: str, page: Of, config: Of, files: Of) -> str:
-    """Lead links that leave `docs/` to the repository."""
+    """Lead links that leave `docs/` to the repository, and searches to guides before decisions."""
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"boost": 0.2}
     folder = PurePosixPath("docs", page.file.src_uri).parent
 
     def absolute(match: re.Match[str]) -> str:
@@ -42,7 +53,9 @@ def on_page_markdown(markdown: str, page: Of, config: Of, files: Of) -> str:
 
 
 def on_page_content(html: str, page: Of, config: Of, files: Of) -> str:
-    """Make links of the pages that docstrings name."""
+    """Make links of the pages that docstrings name, let sentences in blocks of text wrap, and mark
+    short flags.
+    """
     folder = PurePosixPath(page.url).parent
 
     def link(match: re.Match[str]) -> str:
@@ -50,13 +63,24 @@ def on_page_content(html: str, page: Of, config: Of, files: Of) -> str:
             log.warning("%s names %s, which does not exist", page.file.src_uri, match[0])
         return f'<a href="{relpath(f"{match[1]}.html", folder)}">{match[0]}</a>'
 
-    return _NAMED.sub(link, html)
+    def wrap(match: re.Match[str]) -> str:
+        lines = unescape(_TAG.sub("", match[2])).splitlines()
+        if any(len(line) > _WIDEST_DRAWING for line in lines) or not any(
+            _DRAWING.search(line) for line in lines
+        ):
+            return f'<div class="{match[1]} wraps">'
+        return match[0]
+
+    html = _FLAG.sub('<code class="flag">', _NAMED.sub(link, html))
+    return _PRINTED.sub(wrap, html)
 
 
 def on_post_page(output: str, page: Of, config: Of) -> str:
-    """Warn of scripts, styles and images that a browser would fetch from another site."""
+    """Warn of scripts, styles and images that a browser would fetch from another site, and keep the
+    theme's script from asking GitHub for the number of stars.
+    """
     for match in _LOADED.finditer(output):
         log.warning(
             "%s loads %s; the site must not need a network", page.file.src_uri, match[1] or match[2]
         )
-    return output
+    return output.replace(' data-md-component="source"', "")
