@@ -15,7 +15,12 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "try_package"
 
 
 def test_the_installed_package_passes() -> None:
-    tried = subprocess.run([SCRIPT, sys.executable], capture_output=True, text=True, check=False)
+    python = Path(sys.executable)
+    relative = python.relative_to(python.parents[1])  # as bin/python
+    command = [SCRIPT, str(relative)]
+    tried = subprocess.run(
+        command, cwd=python.parents[1], capture_output=True, text=True, check=False
+    )
     assert tried.returncode == 0, tried.stderr
     assert " works with Python 3." in tried.stdout
 
