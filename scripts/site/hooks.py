@@ -1,5 +1,5 @@
-"""What the site's builder does to pages: links into the repository, no file from elsewhere, and messages
-of programs on several lines.
+"""What the site's builder does to pages: links into the repository, no file from elsewhere, and
+messages of programs on several lines.
 
 Pages are written to be read in the repository, too. There a link may lead to any file of it; on the
 site, one that leaves `docs/` leads to the repository's address instead. A link to a file that does
