@@ -18,7 +18,7 @@ HOSTS = (
          "{host} or is appended (default: ssh)", "COMMAND"),
     Flag("--env", "also pass this environment variable to the workers on all hosts; may\n"
          "be repeated (always passed: RALLYPOINT_*, OMP_*, NCCL_* and others;\n"
-         "see the guide)", "NAME",
+         "see docs/reference/environment.md)", "NAME",
          repeats=True),
 )  # fmt: skip
 
