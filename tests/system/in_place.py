@@ -1,12 +1,20 @@
 """A small training that goes on when ranks are lost; each step leaves a line in a file per process.
 
-in_place.py DIRECTORY STEPS PAUSE_S [commit] [min_size=N] [shape=N]
+in_place.py DIRECTORY STEPS PAUSE_S [commit] [kills] [until] [host=N] [min_size=N] [shape=N]
+in_place.py DIRECTORY STEPS PAUSE_S replay [shape=N]
+
+kills: as DIRECTORY/plan says; see kill_points.py. until: DIRECTORY/enough is there, or the steps
+are done. replay: the same without rallypoint.elastic, by as many ranks in each step as
+DIRECTORY/sizes says.
 """
 
 import hashlib
+import json
 import os
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -20,49 +28,94 @@ size = int(options.get("shape", "8"))
 data = numpy.random.default_rng(7)
 inputs = data.standard_normal((100, size))
 targets = inputs @ numpy.arange(size) + 0.1 * data.standard_normal(100)
+rate = 0.8 / size
 sampler = elastic.Sampler(100, 24, seed=3)
-own_weights = numpy.full(size, float(os.getpid()))  # differs: rank 0's are everybody's
-state = elastic.State(step=0, weights=own_weights)
-log = os.open(f"{directory}/{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+# Test hosts number their processes apart.
+number = int(options.get("host", "0")) * 10_000_000 + os.getpid()
+log = os.open(f"{directory}/{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def tell(indices: numpy.ndarray) -> None:
-    digest = hashlib.sha256(state.weights.tobytes()).hexdigest()[:16]
+def gradient_of(step: int, weights: numpy.ndarray, indices: numpy.ndarray) -> numpy.ndarray:
+    error = inputs[indices] @ weights - targets[indices]
+    return error @ inputs[indices] / sampler.global_batch
+
+
+def tell(step: int, weights: numpy.ndarray, rank: int, ranks: int, indices: numpy.ndarray) -> None:
+    digest = hashlib.sha256(weights.tobytes()).hexdigest()[:16]
     samples = ",".join(map(str, indices))
-    line = f"{state.step} {digest} {dist.get_rank()} {dist.get_world_size()} {samples}"
-    os.write(log, f"{line}\n".encode())
+    os.write(log, f"{step} {digest} {rank} {ranks} {time.monotonic():.6f} {samples}\n".encode())
 
 
-@elastic.run(min_size=int(options.get("min_size", "1")))
-def train(state: elastic.State) -> None:
-    assert state.weights is own_weights or "commit" in options
-    if not state.step:
-        state.weights[:] = 1.0
-        if "commit" in options:
-            state.commit()
-    while state.step < int(steps):
-        indices = sampler.indices(state.step)
-        error = inputs[indices] @ state.weights - targets[indices]
-        gradient = error @ inputs[indices] / sampler.global_batch
-        dist.all_reduce(gradient)
-        time.sleep(float(pause_s))
-        if "commit" in options:
-            state.weights -= 0.1 * gradient
-            dist.barrier()
-            state.step += 1
-            state.commit()
-            tell(indices)
-            continue
-        with state.update():
-            state.weights -= 0.1 * gradient
-            state.step += 1
-            tell(indices)
+def replay() -> None:
+    sizes = json.loads(Path(f"{directory}/sizes").read_text())
+    dist.init_process_group()
+    rank = dist.get_rank()
+    groups = {each: dist.new_group(range(each)) for each in sorted(set(sizes))}
+    weights, before = numpy.ones(size), dist.get_world_size()
+    for step, ranks in enumerate(sizes):
+        group = groups[ranks]
+        if rank < ranks:
+            if ranks > before:
+                dist.broadcast(weights, 0, group=group)
+            indices = sampler.indices(step, rank, ranks)
+            gradient = gradient_of(step, weights, indices)
+            dist.all_reduce(gradient, group=group)
+            weights -= rate * gradient
+            tell(step + 1, weights, rank, ranks, indices)
+        before = ranks
 
 
-dist.init_process_group()
-group = dist.group.WORLD
-train(state)
-assert dist.group.WORLD is group
-numpy.save(f"{directory}/{os.getpid()}.npy", state.weights)
-os.write(1, f"end {os.getpid()} {dist.get_rank()} {dist.get_world_size()}\n".encode())
+def is_enough() -> bool:
+    """All ranks think the same."""
+    told = numpy.array([Path(f"{directory}/enough").exists()])
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return bool(told[0])
+
+
+def go_on_in_place() -> None:
+    own_weights = numpy.full(size, float(os.getpid()))  # differs: rank 0's are everybody's
+    state = elastic.State(step=0, weights=own_weights)
+    reach: Any = lambda place: None  # noqa: E731
+    if "kills" in options:
+        sys.path.append(str(Path(__file__).parents[2]))
+        from tests.system.kill_points import follow
+
+        reach = follow(Path(directory), state)
+
+    @elastic.run(min_size=int(options.get("min_size", "1")))
+    def train(state: elastic.State) -> None:
+        assert state.weights is own_weights or "commit" in options
+        if not state.step:
+            state.weights[:] = 1.0
+            if "commit" in options:
+                state.commit()
+        while state.step < int(steps) and not ("until" in options and is_enough()):
+            indices = sampler.indices(state.step)
+            gradient = gradient_of(state.step, state.weights, indices)
+            reach("reduce")
+            dist.all_reduce(gradient)
+            time.sleep(float(pause_s))
+            if "commit" in options:
+                state.weights -= rate * gradient
+                dist.barrier()
+                state.step += 1
+                state.commit()
+                tell(state.step, state.weights, dist.get_rank(), dist.get_world_size(), indices)
+                continue
+            with state.update():
+                reach("update")
+                state.weights -= rate * gradient
+                reach("half an update")
+                state.step += 1
+                tell(state.step, state.weights, dist.get_rank(), dist.get_world_size(), indices)
+
+    dist.init_process_group()
+    group = dist.group.WORLD
+    train(state)
+    assert dist.group.WORLD is group
+    numpy.save(f"{directory}/{number}.npy", state.weights)
+    os.write(1, f"end {os.getpid()} {dist.get_rank()} {dist.get_world_size()}\n".encode())
+
+
+replay() if "replay" in options else go_on_in_place()
 dist.destroy_process_group()

@@ -22,6 +22,8 @@ from rallypoint.elastic import Sampler
 
 PROGRAM = str(Path(__file__).with_name("in_place.py"))
 BATCH = 24
+# So many kills, and 20 steps for each, where bits are compared; 100 in `make check-long`.
+KILLS = int(os.environ.get("RALLYPOINT_TEST_IN_PLACE_KILLS", "6"))
 
 
 class Step(NamedTuple):
@@ -30,6 +32,7 @@ class Step(NamedTuple):
     digest: str
     rank: int
     size: int
+    at_s: float  # on CLOCK_MONOTONIC, which all test hosts share
     samples: tuple[int, ...]
 
 
@@ -38,9 +41,10 @@ def steps_of(directory: Path) -> dict[int, list[Step]]:
     found = defaultdict(list)
     for path in directory.glob("*.log"):
         for line in path.read_text().splitlines():
-            number, digest, rank, size, *samples = line.split(" ")
-            indices = tuple(int(each) for each in samples[0].split(",")) if samples[0] else ()
-            step = Step(int(path.stem), int(number), digest, int(rank), int(size), indices)
+            number, digest, rank, size, at_s, samples = line.split(" ")
+            indices = tuple(int(each) for each in samples.split(",")) if samples else ()
+            pid = int(path.stem)
+            step = Step(pid, int(number), digest, int(rank), int(size), float(at_s), indices)
             found[step.number].append(step)
     return found
 
@@ -115,9 +119,9 @@ def begin(
     launch.start(*flags, PROGRAM, *told)
 
 
-def end(launch: Launch, status: int = 0) -> None:
+def end(launch: Launch, status: int = 0, *, within_s: float = 100.0) -> None:
     assert launch.process is not None
-    assert launch.process.wait(100) == status, launch.err
+    assert launch.process.wait(within_s) == status, launch.err
     assert launch.left_over(within_s=SOON_S) == []
 
 
@@ -142,28 +146,74 @@ def test_the_others_go_on(launch: Launch) -> None:
     assert (went_on["lost_pids"], went_on["world_size"]) == ([victim], 3)
 
 
+def bits_of(found: dict[int, list[Step]]) -> list[str]:
+    """After each step."""
+    return [found[number][0].digest for number in sorted(found)]
+
+
+def replayed(found: dict[int, list[Step]], directory: Path, wishes: str = "") -> list[str]:
+    """The bits after each step of a run that nothing disturbs, by as many ranks in each step."""
+    sizes = [found[number][0].size for number in sorted(found)]
+    (directory / "sizes").write_text(json.dumps(sizes))
+    calm, ranks = Launch(directory), str(max(sizes))
+    wishes = f"replay {wishes}"
+    begin(calm, "--nproc-per-node", ranks, steps=len(sizes), pause_s=0.0, wishes=wishes)
+    end(calm)
+    told = steps_of(directory)
+    check_steps(told, len(sizes))
+    assert [told[number][0].size for number in sorted(told)] == sizes
+    return bits_of(told)
+
+
+@pytest.mark.timeout(300 + 3 * KILLS)
 def test_a_spare_continues_with_the_same_bits(
-    launch: Launch, tmp_path_factory: pytest.TempPathFactory
+    launch: Launch, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     """Whatever dies, each step has the bits of a run in which nothing did."""
-    seed = seed_of()
-    draw = random.Random(seed)
-    flags = ("--nproc-per-node", "3", "--spares", "1", "--max-restarts", "20")
-    begin(launch, *flags, steps=400, wishes="min_size=3")
-    for at_step in sorted(draw.sample(range(2, 350), 6)):
+    draw, steps = random.Random(seed), 80 + 20 * KILLS
+    flags = ("--nproc-per-node", "3", "--spares", "1", "--max-restarts", "1000")
+    begin(launch, *flags, steps=steps, wishes="min_size=3")
+    for at_step in sorted(draw.sample(range(2, steps - 50), KILLS)):
         kill_one(launch, draw.randrange(1000), at_step, 3)
         time.sleep(draw.random() * 0.05)
-    end(launch)
+    end(launch, within_s=100.0 + 2 * KILLS)
     found = steps_of(launch.directory)
-    check_steps(found, 400)
+    check_steps(found, steps)
     assert {step.size for told in found.values() for step in told} == {3}
     assert len(ends_of(launch)) == 3
 
     calm = Launch(tmp_path_factory.mktemp("calm"))
-    begin(calm, "--nproc-per-node", "3", steps=400, pause_s=0.0)
+    begin(calm, "--nproc-per-node", "3", steps=steps, pause_s=0.0)
     end(calm)
-    undisturbed = {number: told[0].digest for number, told in steps_of(calm.directory).items()}
-    assert {number: told[0].digest for number, told in found.items()} == undisturbed
+    undisturbed = bits_of(steps_of(calm.directory))
+    assert bits_of(found) == undisturbed
+    # Nor does it matter that the training could go on in place.
+    assert replayed(found, tmp_path_factory.mktemp("replay")) == undisturbed
+
+
+@pytest.mark.timeout(300 + 3 * KILLS)
+def test_the_bits_follow_from_the_number_of_ranks(
+    launch: Launch, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Ranks are lost, and new ones join; as many ranks compute the same where nothing happens."""
+    draw, kills = random.Random(seed), max(3, KILLS // 2)
+    flags = ("--nproc-per-node", "4", "--max-restarts", str(kills - 3))
+    begin(launch, *flags, steps=1_000_000, wishes="until")
+    at_step = 2
+    for _ in range(kills):
+        at_step += draw.randrange(20)
+        among = await_step(launch.directory, at_step, 2)
+        os.kill(draw.choice(sorted(among)), signal.SIGKILL)
+        time.sleep(draw.random() * 0.3)
+    await_step(launch.directory, at_step + 20)
+    (launch.directory / "enough").touch()
+    end(launch)
+    found = steps_of(launch.directory)
+    check_steps(found, len(found))
+    sizes = [found[number][0].size for number in sorted(found)]
+    print("ranks, one after the other:", [size for size, _ in itertools.groupby(sizes)])
+    assert sizes[-1] == 1, "three are not replaced"
+    assert bits_of(found) == replayed(found, tmp_path_factory.mktemp("replay"))
 
 
 def test_a_new_process_joins(launch: Launch) -> None:
