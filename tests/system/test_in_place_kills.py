@@ -1,0 +1,66 @@
+"""Ranks die at named points of updates and recoveries, and the others stay of one state."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+
+import pytest
+from tests.system import kill_points
+from tests.system.conftest import Launch
+from tests.system.test_in_place import (
+    await_step,
+    begin,
+    bits_of,
+    check_steps,
+    end,
+    replayed,
+    steps_of,
+)
+
+pytestmark = pytest.mark.system
+
+CASES = int(os.environ.get("RALLYPOINT_TEST_KILL_POINTS", "20"))
+WEIGHTS = "shape=4096"  # several pieces of state
+
+# Flags; the fewest ranks that go on; and how many of the cases. Two ranks may die in a case, so one
+# of three always has the state.
+SPARES = (["--nproc-per-node", "3", "--spares", "2"], 3, CASES // 2)
+JOINS = (["--nproc-per-node", "4"], 3, CASES - CASES // 2)
+
+
+@pytest.mark.timeout(300 + 5 * CASES)
+@pytest.mark.parametrize(("flags", "least", "cases"), [SPARES, JOINS], ids=["spares", "joins"])
+def test_all_have_one_history(
+    launch: Launch,
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    flags: list[str],
+    least: int,
+    cases: int,
+) -> None:
+    """The bits of each step are those of a run by as many ranks, none of which dies."""
+    plan = kill_points.draw(random.Random(seed), cases, turns=least, gap=5)
+    print(json.dumps(plan))
+    kill_points.write(plan, launch.directory)
+    wishes = f"kills until min_size={least} {WEIGHTS}"
+    begin(launch, *flags, "--max-restarts", "1000", steps=1_000_000, wishes=wishes)
+    all_died = {step: len(deaths) for step, deaths in plan.items()}
+    deadline = time.monotonic() + 60 + 4 * cases
+    while (died := kill_points.deaths(launch.directory)) != all_died:
+        assert launch.process is not None
+        assert launch.process.poll() is None, launch.err
+        assert time.monotonic() < deadline, (died, launch.err)
+        time.sleep(0.05)
+    told = max(steps_of(launch.directory), default=0)
+    await_step(launch.directory, told + 20, least)
+    (launch.directory / "enough").touch()
+    end(launch)
+    print(Counter(death.point for deaths in plan.values() for death in deaths))
+    found = steps_of(launch.directory)
+    check_steps(found, len(found))
+    print("sizes", Counter(told[0].size for told in found.values()))
+    assert bits_of(found) == replayed(found, tmp_path_factory.mktemp("replay"), WEIGHTS)
