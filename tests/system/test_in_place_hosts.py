@@ -1,0 +1,155 @@
+"""Hosts are cut off from the others, or stopped, and come back: there is one history at any time.
+
+The host that is cut off is not the coordinator's: then nobody would keep its memory, as
+docs/guides/in-place-recovery.md says.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.nodes import Agents, alive_on
+from tests.system.test_in_place import PROGRAM, Step, check_steps, steps_of
+
+from rallypoint.testing.hosts import Hosts
+
+pytestmark = pytest.mark.system
+
+# Of each kind; 50 in `make check-long`.
+TIMES = int(os.environ.get("RALLYPOINT_TEST_PARTITIONS", "1"))
+WATCHFUL = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=0.3,keep_alive_max_attempt=5")
+WORKER = f"""
+import os, runpy, sys
+host = os.uname().nodename.removeprefix("host")
+sys.argv = ["{PROGRAM}", os.getcwd(), "1000000", "0.005", "until", "host=" + host]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(needs_hosts: None) -> Iterator[Hosts]:
+    with Hosts(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def agents(hosts: Hosts, tmp_path: Path) -> Iterator[Agents]:
+    with Agents(hosts, tmp_path) as agents:
+        (tmp_path / "worker.py").write_text(WORKER)
+        yield agents
+
+
+class Watch:
+    """What the ranks have told so far: of each file, how much has been read, and its last line."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    def last(self) -> dict[int, list[tuple[int, int]]]:
+        """Step and number of ranks that each process told last, by host."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for path in self._agents.directory.glob("*.log"):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 1000))
+                lines = file.read().splitlines()
+            if lines:
+                number, _, _, size, *_ = lines[-1].split(b" ")
+                told = found.setdefault(int(path.stem) // 10_000_000, [])
+                told.append((int(number), int(size)))
+        return found
+
+    def step(self) -> int:
+        return max(max(told)[0] for told in self.last().values())
+
+    def await_size(self, size: int, hosts: tuple[int, ...]) -> int:
+        """Until these hosts are further than now, as so many ranks; returns the step."""
+        before, deadline = self.step(), time.monotonic() + 60
+        while True:
+            last = self.last()
+            steps = [
+                max((number for number, ranks in last[host] if ranks == size), default=0)
+                for host in hosts
+            ]
+            if min(steps) > before + 5:
+                return min(steps)
+            assert time.monotonic() < deadline, (last, self._agents.story())
+            time.sleep(0.02)
+
+
+def start_three(agents: Agents) -> Watch:
+    for number in (1, 2, 3):
+        agents.start(number, "--nnodes", "2:3", "--max-restarts", "1000", *WATCHFUL)
+    deadline = time.monotonic() + 60
+    watch = Watch(agents)
+    while set(watch.last()) != {1, 2, 3}:
+        assert time.monotonic() < deadline, agents.story()
+        time.sleep(0.02)
+    watch.await_size(3, (1, 2, 3))
+    return watch
+
+
+def check_history(agents: Agents) -> dict[int, list[Step]]:
+    """All end as three; each step was committed once, by all ranks of one round."""
+    (agents.directory / "enough").touch()
+    for number in (1, 2, 3):
+        assert agents.ended(number) == 0, agents.story()
+    found = steps_of(agents.directory)
+    check_steps(found, len(found))
+    for number, told in found.items():
+        assert len({step.rank for step in told}) == len(told) <= told[0].size, (number, told)
+    keeps = {step.pid for step in found[1]} & {step.pid for step in found[len(found)]}
+    assert len({pid // 10_000_000 for pid in keeps}) >= 1
+    return found
+
+
+def test_a_host_is_cut_off(agents: Agents, seed: int) -> None:
+    """The two others go on; it waits, and joins them when the network is whole again."""
+    chance = random.Random(seed)
+    watch = start_three(agents)
+    apart: list[tuple[int, float, float]] = []
+    for _ in range(TIMES):
+        lonely = chance.choice((2, 3))
+        time.sleep(chance.random() * 0.3)
+        others = [number for number in (1, 2, 3) if number != lonely]
+        begin_s = time.monotonic()
+        agents.hosts.partition([lonely], others)
+        watch.await_size(2, tuple(others))
+        time.sleep(chance.random())
+        apart.append((lonely, begin_s, time.monotonic()))
+        agents.hosts.heal()
+        watch.await_size(3, (1, 2, 3))
+    found = check_history(agents)
+    for lonely, begin_s, end_s in apart:
+        told = [step for steps in found.values() for step in steps if begin_s < step.at_s < end_s]
+        alone = [step.number for step in told if step.pid // 10_000_000 == lonely]
+        together = [step.number for step in told if step.size == 2]
+        print(f"host{lonely} apart for {end_s - begin_s:.2f} s: {len(together) // 2} steps")
+        assert max(alone, default=0) < min(together)
+
+
+def test_a_host_is_stopped(agents: Agents, seed: int) -> None:
+    """Agent, guardian and workers, for longer than the others wait; what it does then is lost."""
+    chance = random.Random(seed)
+    watch = start_three(agents)
+    for _ in range(TIMES):
+        stopped = chance.choice((2, 3))
+        time.sleep(chance.random() * 0.3)
+        others = tuple(number for number in (1, 2, 3) if number != stopped)
+        pids = alive_on(agents.hosts[stopped])
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        watch.await_size(2, others)
+        agent = agents.pid(stopped)
+        for pid in chance.sample(pids, len(pids)):
+            if pid == agent:
+                agents.send(stopped, signal.SIGCONT)
+            else:
+                os.kill(pid, signal.SIGCONT)
+        watch.await_size(3, (1, 2, 3))
+    check_history(agents)
