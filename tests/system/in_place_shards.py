@@ -15,15 +15,18 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import rallypoint as dist
 from rallypoint import elastic
-from rallypoint.elastic import transfer
 
 SIZE, SHARDS, SAMPLES, BATCH = 64, 2, 100, 24
+BALLAST = 32_768  # numbers in each shard, beside the weights
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.system.transfer_bytes import TransferBytes  # noqa: E402
 
 
 def problem() -> tuple[np.ndarray, np.ndarray]:
@@ -34,20 +37,13 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     directory, steps = Path(sys.argv[1]), int(sys.argv[2])
     deaths = {(int(step), int(rank)) for step, rank in (each.split(":") for each in sys.argv[3:])}
-    received = 0
-    exchange = transfer._exchange
-
-    def counted(leaves: Any, *others: Any) -> None:
-        nonlocal received
-        received = sum(each.data.size for each in leaves)
-        exchange(leaves, *others)
-
-    transfer._exchange = counted  # type: ignore[assignment]
+    counted = TransferBytes()
     inputs, targets = problem()
     dist.init_process_group()
     replicas = elastic.Replicas(SHARDS)
     log = (directory / f"{os.getpid()}.jsonl").open("a", buffering=1)
-    state = elastic.State(step=0, weights=np.ones(SIZE // SHARDS))
+    ballast = np.full(BALLAST, replicas.shard if replicas.position.replica == 0 else -1)
+    state = elastic.State(step=0, weights=np.ones(SIZE // SHARDS), ballast=ballast)
     sampler = elastic.Sampler(SAMPLES, BATCH)
 
     def tell(**more: object) -> None:
@@ -76,7 +72,9 @@ def main() -> None:
         return "trained"
 
     result = train(state)
-    tell(result=result, received=received, is_idle=replicas.is_idle)
+    assert (ballast == replicas.shard).all() or replicas.is_idle
+    told = {"received": counted.received, "own": counted.own}
+    tell(result=result, is_idle=replicas.is_idle, **told)
 
 
 if __name__ == "__main__":
