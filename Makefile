@@ -22,7 +22,8 @@ help:
 	@echo "make coverage  all tests once more, and which lines of each room they run, in Python and C++;"
 	@echo "             fails below 85 %, or if a test fails (needs clang and llvm; TESTS=... runs some)"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
-	@echo "                 collectives, 2,000 interrupts, 50 runs of what needs bad luck, 20,000"
+	@echo "                 collectives, 2,000 interrupts, 320 kills and 200 stops of ranks that go"
+	@echo "                 on in place, 50 runs of what needs bad luck, 20,000"
 	@echo "                 simulated clusters for each way to agree, half an hour under load,"
 	@echo "                 sanitizers, DeepSpeed, PyTorch's own tests at three world sizes, coverage"
 	@echo "                 (more than four hours; needs torch, scikit-learn, clang, llvm)"
@@ -85,6 +86,12 @@ check-long: $(VENV)/.installed
 	  $(VENV)/bin/python -m rallypoint.testing.sim_story 0 20000 1 $$kind || exit 1; done
 	@RALLYPOINT_TEST_LOAD_S=1800 $(VENV)/bin/python -m pytest -s tests/system/test_load.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
+	@RALLYPOINT_TEST_ORDERS=all $(VENV)/bin/python -m pytest -s tests/unit/elastic/test_agreement.py
+	@RALLYPOINT_TEST_IN_PLACE_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_in_place.py -k bits
+	@RALLYPOINT_TEST_KILL_POINTS=100 $(VENV)/bin/python -m pytest -s tests/system/test_in_place_kills.py
+	@RALLYPOINT_TEST_PARTITIONS=50 $(VENV)/bin/python -m pytest -s tests/system/test_in_place_hosts.py
+	@RALLYPOINT_TEST_STOPS=100 $(VENV)/bin/python -m pytest -s tests/system/test_reforming.py -k stopped
+	@RALLYPOINT_TEST_BUCKET_KILLS=20 $(VENV)/bin/python -m pytest -s tests/system/test_elastic_torch.py -k option
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long

@@ -19,10 +19,9 @@ from tests.system.test_in_place import PROGRAM, Step, check_steps, steps_of
 
 from rallypoint.testing.hosts import Hosts
 
-pytestmark = pytest.mark.system
-
 # Of each kind; 50 in `make check-long`.
 TIMES = int(os.environ.get("RALLYPOINT_TEST_PARTITIONS", "1"))
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + 30 * TIMES)]
 WATCHFUL = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=0.3,keep_alive_max_attempt=5")
 WORKER = f"""
 import os, runpy, sys

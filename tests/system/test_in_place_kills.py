@@ -64,3 +64,22 @@ def test_all_have_one_history(
     check_steps(found, len(found))
     print("sizes", Counter(told[0].size for told in found.values()))
     assert bits_of(found) == replayed(found, tmp_path_factory.mktemp("replay"), WEIGHTS)
+
+
+UNTOLD = pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="newcomers do not know that others had a state"
+)
+
+
+@pytest.mark.parametrize("point", [pytest.param("exchange", marks=UNTOLD), "send", "in send"])
+def test_the_only_one_that_has_the_state_dies(launch: Launch, point: str) -> None:
+    """While two spares meet it, or get the state from it: nobody goes on with half of one."""
+    plan = {20: [kill_points.Death("reduce"), kill_points.Death(point)]}
+    kill_points.write(plan, launch.directory)
+    flags = ("--nproc-per-node", "2", "--spares", "2")
+    begin(launch, *flags, steps=200, wishes=f"kills min_size=2 {WEIGHTS}")
+    end(launch, status=1)
+    assert kill_points.deaths(launch.directory) == {20: 2}
+    assert "StateLostError: all ranks that had the state were lost" in launch.err
+    found = steps_of(launch.directory)
+    assert sorted(found) == list(range(1, 21)), "the training has not begun anew"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -22,6 +23,8 @@ from rallypoint.store.server import StoreServer
 pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("reforming.py")
+# How many ranks are stopped; 100 in `make check-long`.
+STOPS = int(os.environ.get("RALLYPOINT_TEST_STOPS", "2"))
 
 
 class Rank:
@@ -91,10 +94,17 @@ def test_survivors_keep_process_group_and_memory(victim: int, backend: str) -> N
             assert each.process.wait(60) == 0
 
 
-def test_what_a_stopped_rank_does_later_is_not_seen() -> None:
-    victim = random.randrange(4)
-    print(f"victim {victim}")
-    with ranks(4, "stopped", victim) as members:
+@pytest.mark.timeout(300 + 10 * STOPS)
+def test_what_a_stopped_rank_does_later_is_not_seen(seed: int) -> None:
+    """It fills its memory with other numbers, and goes on with calls of the old round."""
+    chance = random.Random(seed)
+    for backend in itertools.islice(itertools.cycle(("shm", "tcp")), STOPS):
+        stop_and_continue(chance.randrange(4), backend)
+
+
+def stop_and_continue(victim: int, backend: str) -> None:
+    print(f"victim {victim}, {backend}")
+    with ranks(4, "stopped", victim, backend=backend) as members:
         stopped = members.pop(victim)
         stopped.process.send_signal(signal.SIGSTOP)
         for each in members:
