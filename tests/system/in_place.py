@@ -37,7 +37,8 @@ log = os.open(f"{directory}/{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEN
 
 def gradient_of(step: int, weights: numpy.ndarray, indices: numpy.ndarray) -> numpy.ndarray:
     error = inputs[indices] @ weights - targets[indices]
-    return error @ inputs[indices] / sampler.global_batch
+    gradient: numpy.ndarray = error @ inputs[indices] / sampler.global_batch
+    return gradient
 
 
 def tell(step: int, weights: numpy.ndarray, rank: int, ranks: int, indices: numpy.ndarray) -> None:

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "try_package"
 def test_the_installed_package_passes() -> None:
     python = Path(sys.executable)
     relative = python.relative_to(python.parents[1])  # as bin/python
-    command = [str(SCRIPT), str(relative)]
+    command: list[str | Path] = [SCRIPT, relative]
     tried = subprocess.run(
         command, cwd=python.parents[1], capture_output=True, text=True, check=False
     )

@@ -23,7 +23,7 @@ class TransferBytes:
         self.own = 0
         self._is_newcomer = False
         self._calls = {name: getattr(transfer, name) for name in ("broadcast", "irecv")}
-        self._synchronize, self._exchange = state.synchronize, transfer._exchange
+        self._synchronize, self._exchange = transfer.synchronize, transfer._exchange
         names: dict[str, Any] = {"broadcast": self._broadcast, "irecv": self._irecv}
         names["_exchange"] = self._measured
         for name, function in names.items():
