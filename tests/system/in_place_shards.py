@@ -37,6 +37,8 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     directory, steps = Path(sys.argv[1]), int(sys.argv[2])
     deaths = {(int(step), int(rank)) for step, rank in (each.split(":") for each in sys.argv[3:])}
+    if deaths and os.environ.get("RALLYPOINT_STANDBY") == "1":
+        time.sleep(float(os.environ.get("TEST_LATE_S", "0")))
     counted = TransferBytes()
     inputs, targets = problem()
     dist.init_process_group()
@@ -49,6 +51,8 @@ def main() -> None:
     def tell(**more: object) -> None:
         told = {"step": state.step, "shard": replicas.shard, "size": replicas.size}
         log.write(json.dumps(told | {"weights": state.weights.tobytes().hex(), **more}) + "\n")
+
+    full = int(os.environ["WORLD_SIZE"]) // SHARDS * SHARDS
 
     @elastic.run
     def train(state: elastic.State) -> str:
@@ -68,7 +72,7 @@ def main() -> None:
                 state.weights -= 0.01 * mine
                 state.step += 1
                 tell()
-            time.sleep(0.002)
+            time.sleep(0.002 if replicas.size == full else 0.02)  # a newcomer finds work to do
         return "trained"
 
     result = train(state)

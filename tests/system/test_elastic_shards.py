@@ -81,8 +81,11 @@ def check_bytes(ends: Told) -> None:
         assert whole / SHARDS <= size <= whole / SHARDS * 1.01, ends
 
 
-def test_the_rest_of_a_replica_waits(launch: Launch, seed: int) -> None:
+def test_the_rest_of_a_replica_waits(
+    launch: Launch, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other replica goes on, and they train again with a new process."""
+    monkeypatch.setenv("TEST_LATE_S", "0.5")
     steps = 400
     victim = random.Random(seed).randrange(4)
     flags = ["--nproc-per-node", "4", "--max-restarts", "3"]
