@@ -1,14 +1,12 @@
 """One rank of three that reconfigures torch's default group; for test_torch_reconfigure.py.
 
-python torch_reconfigure.py CASE: the cases are those of PyTorch's own test of fault tolerance, and
-the same with a rank that is killed. "done" is printed at the end.
+The cases are those of PyTorch's own test of fault tolerance; torch_reconfigure_kills.py has them
+with a rank that is killed. "done" is printed at the end.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -215,24 +213,6 @@ def hooks_and_tools_follow(member: Member) -> None:
     )
 
 
-def killed(member: Member, victim: int) -> None:
-    """A rank is killed in a collective, and the others go on."""
-    handles = member.all(1)
-    tensor = torch.zeros(100_000)
-    try:
-        for count in range(10**9):
-            if member.number == victim and count == 50:
-                os.kill(os.getpid(), signal.SIGKILL)
-            dist.all_reduce(tensor)
-    except rallypoint.PeerLostError as error:
-        assert error.lost == (victim,)
-        del handles[victim]
-    member.reconfigure(2, handles)
-    check_sum()
-    member.reconfigure(3, handles[::-1])
-    check_sum()
-
-
 CASES: list[Case] = [
     *(basic, all_reduce, send_recv, shrink_last, shrink_middle, scale_down_up, single_to_all),
     *(identity, as_a_set, late_join, merge_split, after_abort, after_timeout, rejects),
@@ -241,11 +221,7 @@ CASES: list[Case] = [
 
 if __name__ == "__main__":
     me = Member()
-    if sys.argv[1] == "killed":
-        me.begin("killed")
-        killed(me, int(sys.argv[2]))
-        dist.destroy_process_group()
-    for case in CASES if sys.argv[1] == "all" else ():
+    for case in CASES:
         me.begin(case.__name__)
         case(me)
         me.exchange("done")
