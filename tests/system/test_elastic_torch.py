@@ -5,7 +5,9 @@ What it is compared with is computed here, in one process, without Rallypoint.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +28,19 @@ from tests.system.torch_elastic import (  # noqa: E402
     Network,
     batches,
     bits,
+    bits_of,
     loss_of,
     samples,
 )
+from tests.system.torch_options import MODELS, Training, uses_middle  # noqa: E402
+
+from rallypoint.elastic import Sampler  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("torch_elastic.py")
+OPTIONS = Path(__file__).with_name("torch_options.py")
 STEPS = 40
+# In the middle of buckets; 20 in `make check-long`.
+KILLS = int(os.environ.get("RALLYPOINT_TEST_BUCKET_KILLS", "2"))
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +75,12 @@ def train(launch: Launch, kind: str, deaths: list[str], *flags: str) -> list[dic
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
-def by_step(told: list[dict[str, Any]], name: str) -> list[Any]:
+def by_step(told: list[dict[str, Any]], name: str, steps: int = STEPS) -> list[Any]:
     """A value that all ranks agree on, for each step."""
     values: dict[int, Any] = {}
     for each in told:
         assert values.setdefault(each["step"], each[name]) == each[name], each
-    assert sorted(values) == list(range(1, STEPS + 1))
+    assert sorted(values) == list(range(1, steps + 1))
     return [values[step] for step in sorted(values)]
 
 
@@ -112,6 +121,52 @@ def two_alone() -> list[str]:
     return told
 
 
+@pytest.mark.timeout(600 + 60 * KILLS)
+def test_each_option_has_the_bits_of_a_run_without_kills(launch: Launch, seed: int) -> None:
+    """A rank dies while a model's bucket in the middle is reduced, of each model in turn."""
+    chance = random.Random(seed)
+    victims = list(MODELS)
+    chance.shuffle(victims)
+    deaths, step = list[str](), 0
+    for name in itertools.islice(itertools.cycle(victims), KILLS):
+        step, rank = step + chance.randrange(3, 8), chance.randrange(2)
+        while name == "unused" and not uses_middle(step, rank):
+            step += 1
+        deaths.append(f"{step}:{rank}:{name}")
+    print(deaths)
+    directory, steps = launch.directory, step + 10
+    words = ["--nproc-per-node", "2", "--spares", "2"]
+    words += ["--max-restarts", str(max(0, KILLS - 2))]
+    process = launch.start(*words, str(OPTIONS), str(directory), str(steps), *deaths)
+    assert process.wait(500 + 60 * KILLS) == 0, launch.err
+    assert len(list(directory.glob("died-*"))) == len(deaths), launch.err
+    texts = [path.read_text() for path in directory.glob("*.jsonl")]
+    told = [json.loads(line) for text in texts for line in text.splitlines()]
+    assert by_step(told, "bits", steps) == options_alone(steps)
+    assert {each["size"] for each in told} == {2}
+    assert len({each["pid"] for each in told}) == 2 + KILLS
+
+
+def options_alone(steps: int) -> list[str]:
+    """The bits after each step of two ranks, one after the other in this process."""
+    training, told = Training(), []
+    parameters = [each for n in training.networks.values() for each in n.parameters()]
+    for step in range(steps):
+        sums = [torch.zeros_like(each) for each in parameters]
+        for rank in (0, 1):
+            training.zero_grad()
+            for loss in training.losses(training.networks, step, rank):
+                loss.backward()
+            for each, total in zip(parameters, sums, strict=True):
+                if each.grad is not None:
+                    total.add_(each.grad)
+        for each, total in zip(parameters, sums, strict=True):
+            each.grad = total / 2
+        training.update()
+        told.append(training.bits())
+    return told
+
+
 def test_fewer_ranks_train_with_the_same_batches(launch: Launch, seed: int) -> None:
     deaths = plan(random.Random(seed), [3, 2])
     told = train(launch, "shares", deaths, "--nproc-per-node", "3")
@@ -130,6 +185,58 @@ def test_replicas_in_shards(launch: Launch, seed: int) -> None:
     assert by_step(told, "loss") == pytest.approx(one_alone(), rel=1e-9)
     assert {each["size"] for each in told} == {3, 4}
     assert len({each["pid"] for each in told}) == 4 + 1
+
+
+def test_shards_of_spares_have_the_same_bits(launch: Launch, seed: int) -> None:
+    """A rank is lost, and then both ranks of a replica at one place in one step."""
+    chance = random.Random(seed)
+    one, both = chance.randrange(3, 12), chance.randrange(15, 25)
+    place, replica = chance.choice(PLACES), chance.randrange(2)
+    deaths = [f"{one}:{chance.randrange(4)}:{chance.choice(PLACES)}"]
+    deaths += [f"{both}:{2 * replica + shard}:{place}" for shard in (0, 1)]
+    print(deaths)
+    flags = ("--nproc-per-node", "4", "--spares", "2")
+    told = train(launch, "replaced", deaths, *flags)
+    alone = four_alone()
+    for shard in (0, 1):
+        assert by_step([each for each in told if each["shard"] == shard], "bits") == alone[shard]
+    assert {each["size"] for each in told} == {4}
+    assert len({each["pid"] for each in told}) == 4 + 3
+    # A spare has got the bytes of one shard, and hardly more.
+    own = [max(each["own"] for each in told if each["shard"] == shard) for shard in (0, 1)]
+    first = {each["pid"] for each in told if each["step"] == 1}
+    spares = {each["pid"]: each for each in told if each["pid"] not in first}.values()
+    received = [(each["shard"], size) for each in spares for size in each["received"]]
+    assert len(received) >= 3, received
+    for shard, size in received:
+        assert own[shard] <= size <= sum(own) / 2 * 1.01, (own, received)
+
+
+def four_alone() -> list[list[str]]:
+    """For both shards, the bits after each step of two replicas of two ranks, here, one by one."""
+    torch.manual_seed(0)
+    network = Network("replaced").double()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+    parameters, sampler = list(network.parameters()), Sampler(SAMPLES, BATCH)
+    inputs, labels = samples()
+    told: list[list[str]] = [[], []]
+    for step in range(STEPS):
+        gradients = []
+        for rank in range(4):
+            mine = sampler.indices(step, rank, 4)
+            optimizer.zero_grad()
+            loss_of(network, "replaced", step, rank, (inputs[mine], labels[mine])).backward()
+            gradients.append([each.grad for each in parameters])
+        for each, *parts in zip(parameters, *gradients, strict=True):
+            first, second = parts[0] + parts[1], parts[2] + parts[3]  # in replicas, then over them
+            each.grad = first + second
+        optimizer.step()
+        schedule.step()
+        for shard in (0, 1):
+            tensors = network.state_dict().values()
+            told[shard].append(bits_of(each.chunk(2)[shard] for each in tensors))
+    return told
 
 
 def one_alone() -> list[float]:

@@ -4,8 +4,9 @@
 
 Kinds: "options": BatchNorm, a layer that some ranks do not use in some steps, gradients that are
 views of buckets, and two backward passes for each update; "shares": the options' defaults, and
-shares of the same batch, of different sizes; "sharded": as that, in two shards. Each rank writes,
-after each update, a line of JSON with the step, its process, and the bits of its part of the model.
+shares of the same batch, of different sizes; "sharded": as that, in two shards; "replaced": as
+that, with larger layers, and only by as many ranks as at first. Each rank writes, after each
+update, a line of JSON with the step, its process, and the bits of its part of the model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ import rallypoint as dist
 from rallypoint import elastic
 from rallypoint.pytorch.elastic import DistributedDataParallel, HybridShard, shard_mesh
 
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.system.transfer_bytes import TransferBytes
+
 FEATURES, CLASSES, SAMPLES, BATCH = 8, 3, 50, 23
 PLACES = ("forward", "first bucket", "last bucket", "after backward", "update", "after update")
 
@@ -39,10 +44,11 @@ class Network(nn.Module):  # type: ignore[misc]
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.first = nn.Linear(FEATURES, 32)
-        self.between = nn.BatchNorm1d(32) if kind == "options" else nn.Identity()
-        self.middle = nn.Linear(32, 32)
-        self.last = nn.Linear(32, CLASSES)
+        width = 256 if kind == "replaced" else 32
+        self.first = nn.Linear(FEATURES, width)
+        self.between = nn.BatchNorm1d(width) if kind == "options" else nn.Identity()
+        self.middle = nn.Linear(width, width)
+        self.last = nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor, *, uses_middle: bool = True) -> torch.Tensor:
         x = torch.tanh(self.between(self.first(x)))
@@ -58,14 +64,15 @@ class Deaths:
     def __init__(self, directory: Path, words: list[str]) -> None:
         self._directory = directory
         told = [word.split(":") for word in words]
-        self._places = {int(step): (int(rank), place) for step, rank, place in told}
+        self._places = {(int(step), int(rank), place) for step, rank, place in told}
         self.step = -1
 
     def at(self, place: str) -> None:
-        if self._places.get(self.step) != (dist.get_rank(), place):
+        rank = dist.get_rank()
+        if (self.step, rank, place) not in self._places:
             return
         with contextlib.suppress(FileExistsError):
-            (self._directory / f"died-{self.step}").touch(exist_ok=False)
+            (self._directory / f"died-{self.step}-{rank}").touch(exist_ok=False)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self, network: Network) -> None:
@@ -103,7 +110,10 @@ def loss_of(
 
 def bits(model: Any) -> str:
     """Of this rank's part."""
-    tensors = [getattr(each, "_local_tensor", each) for each in model.state_dict().values()]
+    return bits_of(getattr(each, "_local_tensor", each) for each in model.state_dict().values())
+
+
+def bits_of(tensors: Iterable[torch.Tensor]) -> str:
     return hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)).hexdigest()
 
 
@@ -111,11 +121,12 @@ def main() -> None:
     directory, kind, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     deaths = Deaths(directory, sys.argv[4:])
     torch.set_num_threads(1)
+    counted = TransferBytes()
     dist.init_process_group()
     torch.manual_seed(0)
     network = Network(kind).double()
     has_options = kind == "options"
-    replicas = elastic.Replicas(2) if kind == "sharded" else None
+    replicas = elastic.Replicas(2) if kind in ("sharded", "replaced") else None
     model: Any
     if replicas is not None:
         mesh = shard_mesh(replicas)
@@ -136,8 +147,8 @@ def main() -> None:
     state = elastic.State(step=0, model=model, optimizer=optimizer, schedule=schedule)
     log = (directory / f"{kind}-{os.getpid()}.jsonl").open("a")
 
-    # With fewer ranks than at first, "options" waits for a spare.
-    @elastic.run(min_size=dist.get_world_size() if has_options else 1)
+    # With fewer ranks than at first, these wait for a spare.
+    @elastic.run(min_size={"options": 2, "replaced": 4}.get(kind, 1))
     def train(state: Any) -> None:
         while state.step < steps:
             deaths.step = state.step
@@ -164,6 +175,7 @@ def main() -> None:
             told = {"step": state.step, "bits": bits(network), "loss": total.item()}
             told |= {"pid": os.getpid(), "size": dist.get_world_size()}
             told |= {"shard": 0 if replicas is None else replicas.shard}
+            told |= {"received": counted.received, "own": counted.own}
             log.write(json.dumps(told) + "\n")
             log.flush()
 
