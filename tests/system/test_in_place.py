@@ -199,11 +199,14 @@ def test_the_bits_follow_from_the_number_of_ranks(
     draw, kills = random.Random(seed), max(3, KILLS // 2)
     flags = ("--nproc-per-node", "4", "--max-restarts", str(kills - 3))
     begin(launch, *flags, steps=1_000_000, wishes="until")
-    at_step = 2
+    at_step, killed = 2, set[int]()
     for _ in range(kills):
         at_step += draw.randrange(20)
-        among = await_step(launch.directory, at_step, 2)
-        os.kill(draw.choice(sorted(among)), signal.SIGKILL)
+        while len(among := set(await_step(launch.directory, at_step, 2)) - killed) < 2:
+            time.sleep(0.005)  # one that is killed still has its number for a moment
+        victim = draw.choice(sorted(among))
+        killed.add(victim)
+        os.kill(victim, signal.SIGKILL)
         time.sleep(draw.random() * 0.3)
     await_step(launch.directory, at_step + 20)
     (launch.directory / "enough").touch()
