@@ -3,9 +3,8 @@
     python worker.py SOCKET rallypoint|gloo|ucx|mpi    started N times, by rallypoint run or mpiexec
 
 This script imports only NumPy and the contender's library, because it also runs in the virtual
-environments of contenders, where rallypoint is not installed. Orders and answers are JSON, a line
-each.
-All contenders are timed by the same loop, and checked against NumPy on the same random data.
+environments of contenders, where rallypoint is not installed. Orders and answers are JSON, one to a
+line. All contenders are timed by the same loop, and checked against NumPy on the same random data.
 """
 
 from __future__ import annotations
