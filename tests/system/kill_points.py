@@ -38,7 +38,7 @@ POINTS_OF_RECOVERY = (
     "open",  # the store of the new round
     "form",
     "in form",
-    "exchange",  # of standings
+    "exchange",  # of reports
     "in exchange",
     "after exchange",
     "send",  # the state, as one of its sources

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Standing(NamedTuple):
-    """One rank.
+class RankReport(NamedTuple):
+    """What a rank tells the others when they meet again.
 
     Attributes:
         is_member: it has the state; a newcomer has not, nor has an idle rank of `Replicas`.
@@ -55,14 +55,14 @@ class Settlement:
         return Settlement(self.committed, sources, newcomers, self.saves)
 
 
-def settle(standings: Sequence[Standing]) -> Settlement:
+def settle(reports: Sequence[RankReport]) -> Settlement:
     """The conclusion, the same on all ranks. If nobody has the state, rank 0's is taken."""
-    sources = tuple(rank for rank, each in enumerate(standings) if each.is_member)
+    sources = tuple(rank for rank, each in enumerate(reports) if each.is_member)
     if not sources:
-        return Settlement(0, (0,), tuple(range(1, len(standings))))
-    committed = max(standings[rank].committed for rank in sources)
-    if all(standings[rank].prepared > committed for rank in sources):
+        return Settlement(0, (0,), tuple(range(1, len(reports))))
+    committed = max(reports[rank].committed for rank in sources)
+    if all(reports[rank].prepared > committed for rank in sources):
         committed += 1
-    newcomers = tuple(rank for rank, each in enumerate(standings) if not each.is_member)
-    saves = any(standings[rank].saves for rank in sources)
+    newcomers = tuple(rank for rank, each in enumerate(reports) if not each.is_member)
+    saves = any(reports[rank].saves for rank in sources)
     return Settlement(committed, sources, newcomers, saves)

@@ -22,7 +22,7 @@ from rallypoint.base.errors import (
     StateLostError,
     StoreError,
 )
-from rallypoint.elastic.agreement import Settlement, Standing, settle
+from rallypoint.elastic.agreement import RankReport, Settlement, settle
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
 from rallypoint.process_group.formation.opening import open_round
 from rallypoint.process_group.formation.places import ROUND
@@ -145,7 +145,7 @@ class Membership:
         """Wait until there is."""
         return self._link is not None and self._link.wait(self.round, timeout_s) is not None
 
-    def go_on(self, standing: Standing, because: RallypointError | None) -> Settlement:
+    def go_on(self, report: RankReport, because: RallypointError | None) -> Settlement:
         """Form the group again in the newest round, and agree on where everybody stands.
 
         Raises:
@@ -163,7 +163,7 @@ class Membership:
             tried = place.round
             try:
                 self._form(place.round, place.environ)
-                settlement = self.exchange(standing)
+                settlement = self.exchange(report)
             except StateLostError:
                 raise
             except _NOT_FORMED as error:
@@ -185,13 +185,13 @@ class Membership:
         return error.rank is not None and self._link is not None and self._link.is_elastic
 
     def _report_timeout(self, error: RallypointError | None) -> None:
-        """Have the launcher end the rank that a call has waited for in vain."""
+        """Have the launcher end the rank that a call has waited for until its timeout."""
         if isinstance(error, CollectiveTimeoutError) and self.outlives(error):
             assert self._link is not None and error.rank is not None
             members = () if len(error.members) == self.group.size() else error.members
             self._link.send(CallTimedOut(self.round, error.rank, members))
 
-    def exchange(self, standing: Standing) -> Settlement:
+    def exchange(self, report: RankReport) -> Settlement:
         """Tell each other where everybody stands, and conclude the same from it.
 
         Raises:
@@ -202,20 +202,18 @@ class Membership:
         self.settled = None
         size, replicas = self.group.size(), self.replicas
         shards = (0, 0) if replicas is None else (replicas.shards, replicas.shard)
-        mine = numpy.array((*standing, *shards), numpy.int64)
+        mine = numpy.array((*report, *shards), numpy.int64)
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
         rows = told.tolist()
-        standings = [Standing(bool(row[0]), row[1], row[2], bool(row[3])) for row in rows]
-        if not any(each.is_member for each in standings) and any(
-            each.prepared for each in standings
-        ):
+        reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3])) for row in rows]
+        if not any(each.is_member for each in reports) and any(each.prepared for each in reports):
             raise StateLostError(f"all ranks that had the state were lost, {FROM_CHECKPOINT}")
-        settlement = settle(standings)
-        if not standing.is_member:
+        settlement = settle(reports)
+        if not report.is_member:
             _check_shards([row[4] for row in rows], shards[0])
         if replicas is not None:
-            settlement = replicas.form(settlement, standings, [row[5] for row in rows])
+            settlement = replicas.form(settlement, reports, [row[5] for row in rows])
         self._is_meeting = False
         return settlement
 

@@ -10,7 +10,7 @@ from rallypoint.base.errors import (
     InvalidArgumentError,
     StateLostError,
 )
-from rallypoint.elastic.agreement import Settlement, Standing
+from rallypoint.elastic.agreement import RankReport, Settlement
 from rallypoint.elastic.arrangement import NO_SHARD, Holding, arrange
 from rallypoint.elastic.membership import FROM_CHECKPOINT, LOSSES, membership
 from rallypoint.process_group.formation.subgroups import group_to_be, reform_group
@@ -82,7 +82,7 @@ class Replicas:
         self.group = self._whole = part.group
         part.enroll()
         part.replicas = self
-        newcomer = Standing(is_member=False, committed=0, prepared=0)
+        newcomer = RankReport(is_member=False, committed=0, prepared=0)
         try:
             try:
                 part.settled = part.exchange(newcomer)
@@ -113,7 +113,7 @@ class Replicas:
         return self._whole is group
 
     def form(
-        self, settlement: Settlement, standings: Sequence[Standing], held: Sequence[int]
+        self, settlement: Settlement, reports: Sequence[RankReport], held: Sequence[int]
     ) -> Settlement:
         """For `Membership`: take this rank's place in a new round, all of whose ranks call it.
 
@@ -124,7 +124,7 @@ class Replicas:
             The settlement of the ranks with this one's shard; of nobody, if it is idle.
         """
         holdings = [
-            Holding(shard, each.is_member) for shard, each in zip(held, standings, strict=True)
+            Holding(shard, each.is_member) for shard, each in zip(held, reports, strict=True)
         ]
         arrangement = arrange(holdings, self.shards)
         if arrangement.lost:

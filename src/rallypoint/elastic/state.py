@@ -13,7 +13,7 @@ from rallypoint.base.errors import (
     MembershipChangedError,
     RallypointError,
 )
-from rallypoint.elastic.agreement import Settlement, Standing
+from rallypoint.elastic.agreement import RankReport, Settlement
 from rallypoint.elastic.fixed_sizes import refuse_fixed_size
 from rallypoint.elastic.membership import LOSSES, View, membership
 from rallypoint.elastic.participant import Participant
@@ -131,7 +131,7 @@ class State:
         part = membership()
         settlement = self._settlement or part.settled
         if settlement is None:
-            settlement = self._settlement = part.exchange(self._standing)
+            settlement = self._settlement = part.exchange(self._report)
         if settlement.newcomers:
             if not self._is_member:
                 self._prepared = self._committed + 1  # what arrives is no state until all is here
@@ -176,9 +176,9 @@ class State:
             self._update.say(_NOBODY_WAITS)
 
     @property
-    def _standing(self) -> Standing:
+    def _report(self) -> RankReport:
         saves = self._saved is not None
-        return Standing(self._is_member, self._committed, self._prepared, saves)
+        return RankReport(self._is_member, self._committed, self._prepared, saves)
 
     def _copies(self) -> dict[str, Any]:
         own = self.__dict__
@@ -187,7 +187,7 @@ class State:
     def _go_on(self, because: RallypointError | None) -> bool:
         """Meet the others in the newest round; returns whether to do the prepared update."""
         was_training = self._is_member and self._settlement is None
-        settlement = self._settlement = membership().go_on(self._standing, because)
+        settlement = self._settlement = membership().go_on(self._report, because)
         is_due = self._is_member and settlement.committed > self._committed
         self._committed = self._prepared = settlement.committed
         membership().begins_again |= was_training and because is not None and not is_due

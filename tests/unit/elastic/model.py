@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rallypoint.elastic.agreement import Settlement, Standing, settle
+from rallypoint.elastic.agreement import RankReport, Settlement, settle
 from rallypoint.elastic.arrangement import NO_SHARD, Arrangement, Holding, arrange
 
 IDLE = -1
@@ -54,8 +54,8 @@ class Rank(NamedTuple):
     has_failed: bool = False
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self.is_member, self.committed, self.prepared)
+    def report(self) -> RankReport:
+        return RankReport(self.is_member, self.committed, self.prepared)
 
     @property
     def phase(self) -> int:
@@ -65,12 +65,12 @@ class Rank(NamedTuple):
 class Told(NamedTuple):
     """What a rank tells the others: where it stands, its shard, and its gradient's round."""
 
-    standing: Standing
+    report: RankReport
     shard: int
     gradient: int
 
 
-NOTHING = Told(Standing(False, 0, 0), NO_SHARD, -1)
+NOTHING = Told(RankReport(False, 0, 0), NO_SHARD, -1)
 
 
 class Round(NamedTuple):
@@ -103,7 +103,7 @@ Rule = Callable[[Sequence[Told]], Settlement]
 
 def settled(told: Sequence[Told]) -> Settlement:
     """The product's rule."""
-    return settle([each.standing for each in told])
+    return settle([each.report for each in told])
 
 
 class Model:
@@ -187,7 +187,7 @@ class Model:
         told = tuple(each for each in of.told if each is not None)
         assert len(told) == len(of.members)
         if told not in self._concluded:
-            holdings = [Holding(each.shard, each.standing.is_member) for each in told]
+            holdings = [Holding(each.shard, each.report.is_member) for each in told]
             conclusion = self.rule(told), arrange(holdings, self.shards)
             self._concluded[told] = conclusion
         return self._concluded[told]
@@ -320,7 +320,7 @@ def meeting(world: World, number: int) -> World:
     left, meets = rounds[rank.round], rounds[newest]
     reached, told = list(left.reached), list(meets.told)
     reached[left.members.index(number)] = rank.at
-    told[meets.members.index(number)] = Told(rank.standing, rank.shard, rank.gradient)
+    told[meets.members.index(number)] = Told(rank.report, rank.shard, rank.gradient)
     rounds[rank.round] = left._replace(reached=tuple(reached))
     rounds[newest] = meets._replace(told=tuple(told))
     there = rank._replace(round=newest, at=SETTLE, has_news=False)

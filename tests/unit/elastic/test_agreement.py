@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 from tests.unit.elastic.model import Model, Told, settled
 
-from rallypoint.elastic.agreement import Settlement, Standing, settle
+from rallypoint.elastic.agreement import RankReport, Settlement, settle
 
 IS_LONG = os.environ.get("RALLYPOINT_TEST_ORDERS") == "all"
 
-NEW = Standing(False, 0, 0)
+NEW = RankReport(False, 0, 0)
 
 
-def member(committed: int, prepared: int) -> Standing:
-    return Standing(True, committed, prepared)
+def member(committed: int, prepared: int) -> RankReport:
+    return RankReport(True, committed, prepared)
 
 
 def test_the_first_start_takes_rank_0s_state() -> None:
@@ -28,12 +28,12 @@ def test_a_newcomer_has_no_say() -> None:
 
 
 def test_newcomers_keep_copies_as_the_others_do() -> None:
-    assert settle([NEW, Standing(True, 3, 3, True)]).saves
+    assert settle([NEW, RankReport(True, 3, 3, True)]).saves
     assert not settle([NEW, member(3, 3)]).saves
 
 
 @pytest.mark.parametrize(
-    ("standings", "committed"),
+    ("reports", "committed"),
     [
         ([member(7, 7), member(6, 7)], 7),  # one has committed: the other does, too
         ([member(6, 7), member(6, 7)], 7),  # who is lost may have committed it
@@ -41,8 +41,8 @@ def test_newcomers_keep_copies_as_the_others_do() -> None:
         ([member(6, 6)], 6),
     ],
 )
-def test_rules(standings: list[Standing], committed: int) -> None:
-    for order in itertools.permutations(standings):
+def test_rules(reports: list[RankReport], committed: int) -> None:
+    for order in itertools.permutations(reports):
         assert settle(order).committed == committed
 
 
@@ -72,7 +72,7 @@ def test_the_model_finds_a_wrong_rule() -> None:
 
     def wrong(told: Sequence[Told]) -> Settlement:
         right = settled(told)
-        least = min(told[rank].standing.committed for rank in right.sources)
+        least = min(told[rank].report.committed for rank in right.sources)
         return Settlement(least, right.sources, right.newcomers)
 
     with pytest.raises(AssertionError):
@@ -100,10 +100,10 @@ def test_every_order_with_two_shards(
 
 def one_gradient(told: Sequence[Told]) -> Settlement:
     """As the product's rule, but what ranks have prepared in different rounds does not count."""
-    sources = [each for each in told if each.standing.is_member]
+    sources = [each for each in told if each.report.is_member]
     if len({each.gradient for each in sources}) > 1:
         told = [
-            each._replace(standing=each.standing._replace(prepared=each.standing.committed))
+            each._replace(report=each.report._replace(prepared=each.report.committed))
             for each in told
         ]
     return settled(told)

@@ -9,7 +9,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint import elastic
-from rallypoint.elastic.agreement import Standing
+from rallypoint.elastic.agreement import RankReport
 from rallypoint.elastic.membership import membership
 
 
@@ -58,7 +58,7 @@ def test_who_has_an_old_state_or_half_of_one_is_no_source(alone: None, shards: i
     if shards:
         elastic.Replicas(shards=shards)
     for committed, prepared in ((0, 1), (7, 7)):
-        old = Standing(is_member=False, committed=committed, prepared=prepared)
+        old = RankReport(is_member=False, committed=committed, prepared=prepared)
         with pytest.raises(elastic.StateLostError, match="had the state were lost"):
             membership().exchange(old)
 

@@ -74,7 +74,7 @@ class StuckRanks:
             self._hangs().complains(rank, message.seconds, is_over=message.is_over)
 
     def timed_out(self, rank: int, message: CallTimedOut) -> None:
-        """A worker of this node, which can go on, has waited for another one in vain."""
+        """A worker of this node, which can go on, has waited for another one until its timeout."""
         from rallypoint.launch.inspection.relay import TimedOut
 
         if self._rounds.keeps_survivors:

@@ -38,8 +38,8 @@ class LongWaits(Record):
 
 
 class TimedOut(Record):
-    """A message to the coordinating agent: `rank`, of the sender's node, waited in vain for
-    `culprit` in a call of `ranks` (empty: all).
+    """A message to the coordinating agent: `rank`, of the sender's node, waited for
+    `culprit` in a call of `ranks` (empty: all) until its timeout.
     """
 
     round: int
