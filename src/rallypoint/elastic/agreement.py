@@ -4,9 +4,13 @@ Each rank has *prepared* an update when it enters the agreement on it, and *comm
 has succeeded, which takes every rank. So if anybody, also one that is lost since, has committed an
 update, all ranks have prepared it, and none can have gone further than one:
 
-    some survivor has committed it            the others commit it, too
-    none has, but all have prepared it        they commit it: one that is lost may have
-    a survivor has not prepared it            nobody can have committed it: it is begun again
+    some survivor has committed it              the others commit it, too
+    none has, but all have prepared it          they commit it: one that is lost may have
+    a survivor has not prepared it              nobody can have committed it: it is begun again
+    they have prepared it in different rounds   as before; and it is not the same update
+
+The last can happen where ranks are idle: others may prepare an update in a new round, with other
+gradients, before a rank that is idle there has learned how the round before ended.
 """
 
 from __future__ import annotations
@@ -24,12 +28,14 @@ class RankReport(NamedTuple):
         committed, prepared: the number of the last update that it has. One that has no state has
             prepared an update if others have made any, or it has begun to receive theirs.
         saves: it keeps a copy of the state, to which it returns after a loss.
+        prepared_in: the round in which it prepared the last one.
     """
 
     is_member: bool
     committed: int
     prepared: int
     saves: bool = False
+    prepared_in: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,8 @@ def settle(reports: Sequence[RankReport]) -> Settlement:
     if not sources:
         return Settlement(0, (0,), tuple(range(1, len(reports))))
     committed = max(reports[rank].committed for rank in sources)
-    if all(reports[rank].prepared > committed for rank in sources):
+    have_prepared = all(reports[rank].prepared > committed for rank in sources)
+    if have_prepared and len({reports[rank].prepared_in for rank in sources}) == 1:
         committed += 1
     newcomers = tuple(rank for rank, each in enumerate(reports) if not each.is_member)
     saves = any(reports[rank].saves for rank in sources)

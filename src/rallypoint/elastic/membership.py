@@ -206,14 +206,14 @@ class Membership:
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
         rows = told.tolist()
-        reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3])) for row in rows]
+        reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3]), row[4]) for row in rows]
         if not any(each.is_member for each in reports) and any(each.prepared for each in reports):
             raise StateLostError(f"all ranks that had the state were lost, {FROM_CHECKPOINT}")
         settlement = settle(reports)
         if not report.is_member:
-            _check_shards([row[4] for row in rows], shards[0])
+            _check_shards([row[5] for row in rows], shards[0])
         if replicas is not None:
-            settlement = replicas.form(settlement, reports, [row[5] for row in rows])
+            settlement = replicas.form(settlement, reports, [row[6] for row in rows])
         self._is_meeting = False
         return settlement
 

@@ -64,6 +64,7 @@ class State:
             _participants=[each for each in values.values() if isinstance(each, Participant)],
             _committed=0,
             _prepared=0,
+            _prepared_in=-1,
             _is_member=False,
             _saved=None,
             _callbacks=[],
@@ -178,7 +179,9 @@ class State:
     @property
     def _report(self) -> RankReport:
         saves = self._saved is not None
-        return RankReport(self._is_member, self._committed, self._prepared, saves)
+        return RankReport(
+            self._is_member, self._committed, self._prepared, saves, self._prepared_in
+        )
 
     def _copies(self) -> dict[str, Any]:
         own = self.__dict__
@@ -209,14 +212,15 @@ class _Update:
 
     __slots__ = (
         *("_has_changed", "_has_news", "_held", "_is_inside", "_own"),
-        *("_mine", "_participants", "_present", "_state", "_value", "_word"),
+        *("_mine", "_part", "_participants", "_present", "_state", "_value", "_word"),
     )
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._own = state.__dict__
         self._participants: list[Participant] = self._own["_participants"]
-        self._has_news = membership().has_news
+        self._part = part = membership()
+        self._has_news = part.has_news
         self._mine = _NOBODY_WAITS  # what this rank says, unless it has news
         self._word = numpy.full(1, self._mine, numpy.int64)
         self._value = self._word.data  # read faster than by NumPy
@@ -247,14 +251,14 @@ class _Update:
             raise InvalidArgumentError("an update cannot be within another one of the same state")
         for each in self._participants:
             each.prepare()
-        own["_prepared"] = own["_committed"] + 1
+        own["_prepared"], own["_prepared_in"] = own["_committed"] + 1, self._part.round
         if self._has_news():
             value[0] &= ~_NOBODY_WAITS
         try:
             all_reduce(self._word, ReduceOp.BAND)
         except LOSSES as error:
             value[0] = self._mine
-            if not membership().outlives(error):
+            if not self._part.outlives(error):
                 raise
             error.__traceback__ = None  # it would keep the memory of the caller's variables
             if not self._is_due(error):
@@ -268,7 +272,7 @@ class _Update:
                 self._has_changed = not value[0] & _NOBODY_WAITS
                 value[0] = self._mine
         self._is_inside = True
-        whole = membership().group
+        whole = self._part.group
         self._held = (whole, *whole.world.subgroups)
         for group in self._held:
             group.hold(_ONLY_MEMORY)
@@ -278,7 +282,7 @@ class _Update:
 
         Others may have made it before the loss, and all must change the state in the same way.
         """
-        part = membership()
+        part = self._part
         before = part.view()
         if not self._state._go_on(because):
             return False
@@ -300,7 +304,7 @@ class _Update:
             for each in self._participants:
                 each.commit()
         if self._present is not None:
-            membership().show(self._present)
+            self._part.show(self._present)
             self._present = None
         if kind is None and self._has_changed:
             self._has_changed = False

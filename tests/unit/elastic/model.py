@@ -55,7 +55,7 @@ class Rank(NamedTuple):
 
     @property
     def report(self) -> RankReport:
-        return RankReport(self.is_member, self.committed, self.prepared)
+        return RankReport(self.is_member, self.committed, self.prepared, prepared_in=self.gradient)
 
     @property
     def phase(self) -> int:
