@@ -45,7 +45,7 @@ def agents(hosts: Hosts, tmp_path: Path) -> Iterator[Agents]:
 
 
 class Watch:
-    """What the ranks have told so far: of each file, how much has been read, and its last line."""
+    """What the ranks have told last."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
