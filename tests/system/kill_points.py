@@ -46,6 +46,7 @@ POINTS_OF_RECOVERY = (
     "receive",
     "after transfer",
 )
+MEMBERS = "exchange, with the state"  # for plans by hand: not all who come there have it
 # Only newcomers come here, of which there may be one.
 OF_ONE = ("receive",)
 IN = ("reduce", "in agreement", "in form", "in exchange")  # a moment later
@@ -167,6 +168,7 @@ class _Points:
             before=("exchange", "in exchange"),
             after=("after exchange",),
         )
+        around(membership, "all_gather_into_tensor", self._transfer, before=(MEMBERS,))
         around(transfer, "_exchange", self._transfer, before=("send", "receive"))
         for name in ("isend", "broadcast"):
             around(transfer, name, self._transfer, after=("in send",))

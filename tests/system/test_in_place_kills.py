@@ -71,7 +71,7 @@ UNTOLD = pytest.mark.xfail(
 )
 
 
-@pytest.mark.parametrize("point", [pytest.param("exchange", marks=UNTOLD), "in send"])
+@pytest.mark.parametrize("point", [pytest.param(kill_points.MEMBERS, marks=UNTOLD), "in send"])
 def test_the_only_one_that_has_the_state_dies(launch: Launch, point: str) -> None:
     """While two spares meet it, or get the state from it: nobody goes on with half of one."""
     plan = {20: [kill_points.Death("reduce"), kill_points.Death(point)]}
